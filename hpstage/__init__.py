@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpstage.search.optimize import optimize
     from hpstage.search.results import LoadedState, Soup, StoredPlan, TrainedTrial, open
     from hpstage.search.results.result import Result
+    from hpstage.training.logs import log
     from hpstage.training.pickles import pickled
     from hpstage.training.run import Run
 
@@ -41,6 +42,7 @@ __all__ = [
     "check",
     "errors",
     "local_cluster",
+    "log",
     "open",
     "optimize",
     "pickled",
@@ -64,6 +66,7 @@ _HOMES = {
     "TrainedTrial": "hpstage.search.results",
     "check": "hpstage.checking",
     "local_cluster": "hpstage.cluster",
+    "log": "hpstage.training.logs",
     "open": "hpstage.search.results",
     "optimize": "hpstage.search.optimize",
     "pickled": "hpstage.training.pickles",

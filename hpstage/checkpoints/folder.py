@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints.formatted import FormattedCheckpoints
+from hpstage.checkpoints.formatted import LOGS, FormattedCheckpoints, log_path
 from hpstage.checkpoints.processes import host_identity, is_alive
 from hpstage.checkpoints.state_tree import FlatState
 from hpstage.checkpoints.store import Manifest, Usage, is_key, key_path
@@ -182,6 +182,29 @@ class FolderCheckpoints(FormattedCheckpoints):
             shutil.rmtree(folder, ignore_errors=True)
             removed += 1
         return removed
+
+    def logs(self) -> dict[StateKey, int]:
+        with self._explained(None, "list logs of"):
+            found = [_file_sizes(prefix.path) for prefix in _entries(self.path / LOGS)]
+        return {StateKey(name): size for sizes in found for name, size in sizes.items() if is_key(name)}
+
+    def delete_log(self, key: StateKey) -> None:
+        with self._explained(key, "delete the log beside"):
+            (self.path / log_path(key)).unlink(missing_ok=True)
+
+    def _write_file(self, path: str, content: bytes) -> None:
+        target = self.path / path
+        with self._aside() as aside:
+            self._make(aside)
+            (aside / "file").write_bytes(content)
+            try:
+                (aside / "file").replace(target)
+            except FileNotFoundError:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (aside / "file").replace(target)
+
+    def _read_file(self, path: str) -> bytes:
+        return (self.path / path).read_bytes()
 
     def _now(self) -> float:
         """Return the current time by the clock that sets this place's modification times. Raises ``OSError``."""

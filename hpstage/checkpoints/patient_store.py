@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from hpstage.checkpoints.stage_log import StageLog
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointUnreachable
 from hpstage.plan.facts import Kept, StateKey
@@ -66,6 +67,10 @@ class PatientStore:
         return self._persist(
             lambda: self._checkpoints.save(key, state, step=step, parent=parent), giving_up or self._giving_up
         )
+
+    def save_log(self, key: StateKey, log: StageLog) -> None:
+        """Keep a log, without patience: training does not wait for it."""
+        self._checkpoints.save_log(key, log)
 
     def _persist(self, action: Callable[[], T], giving_up: Callable[[], bool]) -> T:
         pause, longest = _PAUSES

@@ -154,9 +154,10 @@ class Remote:
         with suppress(FileNotFoundError):
             self.attempt(lambda: files.rm_file(full))
 
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of each file below the URL, by path; empty if the bucket or folder does not exist."""
-        files, root = self._open()
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Return the bytes of each file below the URL, or a folder there, by path in it; empty if the bucket or folder
+        does not exist."""
+        files, root = self._at(folder) if folder else self._open()
         try:
             found = self.attempt(lambda: files.find(root, detail=True))
         except FileNotFoundError:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from hpstage.checkpoints.stage_log import StageLog
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
 from hpstage.plan.facts import Kept, StateKey
 
@@ -109,6 +110,21 @@ class CheckpointStore(ABC):
     @abstractmethod
     def keys(self) -> Iterator[StateKey]:
         """Return the keys of all checkpoints, sound or not."""
+
+    def save_log(self, key: StateKey, log: StageLog) -> None:  # noqa: B027  # may be left out
+        """Keep the log of the steps before a state, in the place of an earlier one. A reader sees all of it, the
+        earlier one, or :class:`CheckpointCorrupt`. By default, logs are not kept."""
+
+    def load_log(self, key: StateKey) -> StageLog:
+        """Return the log of the steps before a state. Raises as :meth:`load` does."""
+        raise CheckpointMissing(f"no log of state {key} in {self!r}")
+
+    def logs(self) -> dict[StateKey, int]:
+        """Return the bytes of each log, by key, without reading any."""
+        return {}
+
+    def delete_log(self, key: StateKey) -> None:  # noqa: B027  # may be left out
+        """Delete a log. Deleting a missing one is not an error."""
 
     def sizes(self) -> dict[StateKey, int]:
         """Return the bytes that each checkpoint takes, sound or not, without reading contents.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints.formatted import FormattedCheckpoints
+from hpstage.checkpoints.formatted import LOGS, FormattedCheckpoints, log_path
 from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
 from hpstage.checkpoints.state_tree import FlatState
 from hpstage.checkpoints.store import Manifest, Usage, is_key, key_path
@@ -181,6 +181,22 @@ class UrlCheckpoints(FormattedCheckpoints):
         with self._explained(None, "write"):
             self._remote.write(path, b"hpstage")
             self._remote.remove(path)
+
+    def logs(self) -> dict[StateKey, int]:
+        with self._explained(None, "list logs of"):
+            sizes = self._remote.sizes(LOGS)
+        found = ((path.rpartition("/")[2], size) for path, size in sizes.items())
+        return {StateKey(name): size for name, size in found if is_key(name)}
+
+    def delete_log(self, key: StateKey) -> None:
+        with self._explained(key, "delete the log beside"):
+            self._remote.remove(log_path(key))
+
+    def _write_file(self, path: str, content: bytes) -> None:
+        self._remote.write(path, content)
+
+    def _read_file(self, path: str) -> bytes:
+        return self._remote.read(path)
 
     def _place(self, key: StateKey) -> UrlPlace:
         return UrlPlace(self._remote, key_path(key))

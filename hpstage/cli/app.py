@@ -14,6 +14,7 @@ import typer
 from hpstage.cli.check import check
 from hpstage.cli.export import export
 from hpstage.cli.gc import gc
+from hpstage.cli.logs import logs
 from hpstage.cli.plan import plan
 from hpstage.cli.report import report
 from hpstage.cli.run import run
@@ -56,6 +57,7 @@ app.command()(run)
 app.command()(status)
 app.command()(tree)
 app.command()(report)
+app.command()(logs)
 app.command()(export)
 
 

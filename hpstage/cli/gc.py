@@ -20,6 +20,7 @@ from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
+from hpstage.report.logs import all_log_keys
 from hpstage.store import Leases
 from hpstage.store.opening import open_existing
 from hpstage.text import table
@@ -90,6 +91,8 @@ class Collection:
     foreign: _Heap = field(default_factory=_Heap, init=False)
     damaged: _Heap = field(default_factory=_Heap, init=False)
     stuck: _Heap = field(default_factory=_Heap, init=False)
+    logs: int = field(default=0, init=False)
+    log_bytes: int = field(default=0, init=False)
     leftovers: int = field(default=0, init=False)
     dead_drivers: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
@@ -102,6 +105,7 @@ class Collection:
         self._sizes = self.checkpoints.sizes()
         self._remove_dead_drivers()
         self._remove_orphans()
+        self._remove_logs()
         if budget is not None:
             self._evict(budget)
         if not self.dry_run:
@@ -138,6 +142,26 @@ class Collection:
                 for key, heap in zip(batch, pool.map(self._remove, batch), strict=True):
                     if heap is not None:
                         heap.add(self._sizes[key])
+
+    def _remove_logs(self) -> None:
+        """Remove logs of states that no record names. While a driver is at work, they may be of a running chain."""
+        if self.log.plan.drivers:
+            return
+        named = all_log_keys(self.log.plan)
+        for key, size in self.checkpoints.logs().items():
+            if key in named:
+                continue
+            try:
+                self.checkpoints.load_log(key)
+                if not self.dry_run:
+                    self.checkpoints.delete_log(key)
+            except (CheckpointForeign, CheckpointCorrupt, CheckpointMissing):
+                continue  # of another workload, or of unknown origin
+            except CheckpointError as error:
+                typer.echo(f"hpstage: {error}", err=True)
+                continue
+            self.logs += 1
+            self.log_bytes += size
 
     def _remove(self, key: StateKey) -> _Heap | None:
         """Remove an unnamed checkpoint, if it is of this workload and no driver is at work; where it is counted."""
@@ -197,6 +221,7 @@ class Collection:
         cells = [("", "checkpoints", "bytes"), *((name, f"{count:,}", f"{size:,}") for name, count, size in rows)]
         unpublished = self.before.unpublished if self.dry_run else self.after.unpublished
         notes = [
+            (self.logs, f"{removed}, logs that no record names: {self.logs}, of {self.log_bytes:,} bytes"),
             (self.leftovers, f"leftovers of dead writers removed: {self.leftovers}"),
             (unpublished, f"not published, of writers at work or dead: {unpublished:,} bytes"),
             (self.dead_drivers, f"dead drivers removed from the plan: {self.dead_drivers}"),

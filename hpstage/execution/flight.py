@@ -15,6 +15,7 @@ from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ChainId
 from hpstage.plan.messages import Boundary, Chain, Stage
 from hpstage.schedule import Scalar, varies
+from hpstage.training.logs import Recorder
 
 
 class Values(dict[str, Scalar]):
@@ -81,6 +82,7 @@ class Flight:
         "load_seconds",
         "parent",
         "peak_bytes",
+        "recorder",
         "saves",
         "since",
         "source",
@@ -100,6 +102,7 @@ class Flight:
         self.index = 0
         self.stage = self.course.stages[0]
         self.step = self.since = self.stage.start  # ``since``: the first step not reported yet
+        self.recorder = Recorder(self.step)
         self.kept = self.step  # where a state was last kept, or training started
         self.announced = False  # whether the state at ``step`` was announced to be kept
         self.parent = chain.source  # the last kept state on the path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Literal
@@ -23,6 +24,7 @@ from hpstage.execution import gang
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
+from hpstage.execution.recording import Recording, release_streams
 from hpstage.execution.saving import Save, Saves, Writer
 from hpstage.execution.verifier import Verifier
 from hpstage.plan.facts import StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
@@ -30,6 +32,8 @@ from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Cha
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
+
+logger = logging.getLogger("hpstage")
 
 Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
 
@@ -89,6 +93,7 @@ class ChainRunner:
         self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
         self._verifier = Verifier(trainable, self._train_step)
         self._end_is_verified = False
+        self._lost_a_log = False
 
     def run(self, chain: Chain, control: Control) -> Running:
         """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause, and a
@@ -97,6 +102,7 @@ class ChainRunner:
         try:
             yield from self._run(chain, flight, control)
         finally:
+            release_streams()
             flight.saves.close()
             gang.dismiss(self._trainable, chain, None)  # if it was closed before its end
 
@@ -133,6 +139,7 @@ class ChainRunner:
                 yield from self._end(flight, error)
                 yield self._over(flight, "done")
             else:
+                self._save_last_log(flight)
                 yield self._over(flight, "failed", failure=failure_of(error, __file__))
             return
         try:
@@ -151,6 +158,7 @@ class ChainRunner:
         except Exception as error:
             if flight.at_boundary:
                 flight.step -= 1  # the state cannot be taken, as if the step before it had failed
+            self._save_last_log(flight)
             flight.take_back()
             yield self._over(flight, "failed", failure=failure_of(error, __file__))
         else:
@@ -226,8 +234,10 @@ class ChainRunner:
                 flight.train(took)
                 flight.start_clock()
             ending = None
+            flight.recorder.step = flight.step
             try:
-                self._train_step(flight.step, values, flight.announced)
+                with Recording(flight.recorder):
+                    self._train_step(flight.step, values, flight.announced)
             except Exception as error:
                 if outcome_of(error) is None:
                     raise
@@ -252,8 +262,10 @@ class ChainRunner:
         if outcome == "complete":
             flight.step += 1
             last, save = self._reach(flight, replace(flight.course.own(flight.step), evaluate=True), is_last=True)
-        elif step > flight.since:
-            last, save = self._reach(flight, flight.course.own(step, keep=False))
+        else:
+            if step > flight.since:
+                last, save = self._reach(flight, flight.course.own(step, keep=False))
+            self._save_last_log(flight)
         self._stands_at = None
         if verify:
             self._verify_end(flight, source, begun, step)
@@ -328,7 +340,8 @@ class ChainRunner:
         began = time.perf_counter()
         if chain.numerics and (train_by := getattr(self._trainable, "train_by", None)) is not None:
             self._stands_at = self._stands_at if train_by(chain.numerics) else None
-        flight.source = self._go_to(chain.source, chain.initial)
+        with Recording(flight.recorder if chain.source is None else None, logs=False):
+            flight.source = self._go_to(chain.source, chain.initial)
         flight.load_seconds = time.perf_counter() - began
 
     def _go_to(
@@ -375,7 +388,8 @@ class ChainRunner:
         began = time.perf_counter()
         if boundary.evaluate:
             try:
-                metrics = checked_metrics(self._trainable.evaluate())
+                with Recording(flight.recorder, logs=False):
+                    metrics = checked_metrics(self._trainable.evaluate())
             except StateError:
                 raise  # training cannot continue from the resulting state
             except Exception as error:
@@ -388,6 +402,7 @@ class ChainRunner:
             if boundary.key != flight.parent:
                 state = self._trainable.state_dict()
                 save = flight.saves.save(boundary.key, state, step=boundary.step, parent=flight.parent)
+        self._save_log(flight, boundary.key, boundary.step)
         saved = time.perf_counter()
         reached = StateReached(
             chain=flight.chain.id,
@@ -413,6 +428,23 @@ class ChainRunner:
         if save is not None:
             flight.parent = boundary.key
         return BoundaryReached(reached, failure), save
+
+    def _save_log(self, flight: Flight, key: StateKey, stop: int) -> None:
+        """Keep what steps before ``stop`` have logged and printed. Where that is not possible, nothing else is lost."""
+        log = flight.recorder.take(stop)
+        if log is None:
+            return
+        try:
+            self._checkpoints.save_log(key, log)
+        except CheckpointError as error:
+            if not self._lost_a_log:
+                self._lost_a_log = True
+                logger.warning("A training log is lost: %s. Training goes on; further ones are not told.", error)
+
+    def _save_last_log(self, flight: Flight) -> None:
+        """Keep what a step that has not come to its end has logged and printed, under the state it would have made."""
+        if flight.step < flight.course.stages[-1].stop:
+            self._save_log(flight, flight.course.own(flight.step + 1).key, flight.step + 1)
 
     def _over(
         self,

@@ -15,16 +15,16 @@ class Endings:
     """
 
     def __init__(self) -> None:
-        self._ended: dict[NodeId, TrainingEnded] = {}
+        self.ended: dict[NodeId, TrainingEnded] = {}
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
 
     def end(self, fact: TrainingEnded, last: State | None) -> None:
         """Add an end of training, whose last state is ``last``."""
         if fact.outcome == "complete" and (last is None or last.metrics is None):
             raise InternalError(f"training was completed at step {fact.last} of node {fact.node}, which has no metrics")
-        known = self._ended.get(fact.node)
+        known = self.ended.get(fact.node)
         if known is None or fact.step < known.step:
-            self._ended[fact.node] = fact
+            self.ended[fact.node] = fact
 
     def fail(self, fact: StageFailed) -> None:
         known = self._failed.get(fact.node)
@@ -35,10 +35,10 @@ class Endings:
 
     def ending(self, trial: PlannedTrial, step: int) -> TrainingEnded | None:
         """Return what ended ``trial`` before it was trained to ``step``, if anything did."""
-        if not self._ended:
+        if not self.ended:
             return None
         for node, _, stop in trial.path_to(step):
-            ended = self._ended.get(node.id)
+            ended = self.ended.get(node.id)
             if ended is not None and stop > ended.step and step > ended.last:
                 return ended
         return None

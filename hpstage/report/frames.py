@@ -42,15 +42,15 @@ def frames(source: Journal | str | os.PathLike[str]) -> Frames:
         UsageError: pandas is not installed, or the URL names no plan.
         StoreError: the plan does not exist or cannot be read.
     """
-    pandas = _pandas()
+    _pandas()
     facts: list[Fact] = []
     book = open_book(source, seen=facts.append)
     return Frames(
-        trials=_frame(pandas, tables.trials(book)),
-        stages=_frame(pandas, tables.stages(book)),
-        states=_frame(pandas, tables.states(book)),
-        workers=_frame(pandas, tables.workers(book)),
-        events=_frame(pandas, tables.events(facts)),
+        trials=frame_of(tables.trials(book)),
+        stages=frame_of(tables.stages(book)),
+        states=frame_of(tables.states(book)),
+        workers=frame_of(tables.workers(book)),
+        events=frame_of(tables.events(facts)),
     )
 
 
@@ -62,7 +62,9 @@ def _pandas() -> Any:
     return pandas
 
 
-def _frame(pandas: Any, table: Table) -> pd.DataFrame:
+def frame_of(table: Table) -> pd.DataFrame:
+    """Return a table as a data frame. Raises :class:`UsageError` without pandas."""
+    pandas = _pandas()
     return pandas.DataFrame(
         {name: pandas.Series(values, dtype=table.types.get(name)) for name, values in table.columns.items()}
     )

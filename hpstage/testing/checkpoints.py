@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from hpstage.checkpoints.stage_log import Series, StageLog
 from hpstage.checkpoints.state_tree import digest, summary
 from hpstage.checkpoints.store import CheckpointStore, Usage
 from hpstage.errors import CheckpointMissing, StateError
@@ -152,6 +153,29 @@ class CheckpointContract:
         assert store.usage() == Usage(checkpoints=2, bytes=sum(sizes.values()))
         store.delete(OTHER)
         assert store.usage() == Usage(checkpoints=1, bytes=sizes[KEY])
+
+    def test_a_log_outlives_its_checkpoint_and_is_none_of_the_checkpoints(self, store: CheckpointStore) -> None:
+        log = StageLog(2, 3, {"loss": Series([2], [math.inf])}, "printed\n", 7)
+        with pytest.raises(CheckpointMissing, match=KEY):
+            store.load_log(KEY)
+        store.save(KEY, [1], step=3, parent=None)
+        store.save_log(KEY, log)
+        assert store.load_log(KEY) == log
+        assert set(store.logs()) == set(store.keys()) == {KEY}
+        store.delete(KEY)
+        assert (list(store.keys()), store.usage().bytes, store.sweep()) == ([], 0, 0)
+        assert store.load_log(KEY) == log
+        store.delete_log(KEY)
+        store.delete_log(KEY)
+        assert store.logs() == {}
+
+    def test_a_log_that_is_saved_again_is_replaced(self, store: CheckpointStore) -> None:
+        store.save_log(OTHER, StageLog(0, 1, output="first"))
+        store.save_log(KEY, StageLog(0, 2, output="second"))
+        store.save_log(KEY, StageLog(1, 2, output="third"))
+        assert store.load_log(KEY) == StageLog(1, 2, output="third")
+        assert store.load_log(OTHER) == StageLog(0, 1, output="first")
+        assert store.logs().keys() == {KEY, OTHER}
 
     def test_sweep_and_check_leave_checkpoints_alone(self, store: CheckpointStore) -> None:
         store.check()

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.follow import group_values
+from hpstage.training.logs import log
 
 
 class TorchTrainable(ABC):
@@ -160,6 +161,18 @@ class TorchTrainable(ABC):
         By default, fields named like a hyper-parameter have its value (``betas`` those of ``beta1`` and ``beta2``).
         """
         return group_values(group, hp)
+
+    def log(self, name: str, value: Any) -> None:
+        """Log a number, or a tensor of one element, in the step that is being trained; see :func:`hpstage.log`.
+
+        ::
+
+            def loss(self, model, batch):
+                loss = ...
+                self.log("train_loss", loss)
+                return loss
+        """
+        log(name, value)
 
     def extra_state(self) -> Any:
         """Return what else training changes and hpstage cannot capture (the position of a reader). See

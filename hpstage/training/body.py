@@ -23,6 +23,9 @@ from hpstage.training.run import Run, Steps
 
 _T = TypeVar("_T")
 
+THREAD = "hpstage-function"
+"""The name of such a thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
@@ -41,7 +44,7 @@ class Body:
         self._function = function
         self._error: BaseException | None = None
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._main,), name="hpstage-function", daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._main,), name=THREAD, daemon=True)
         self._thread.start()
 
     def _main(self) -> None:

@@ -12,6 +12,7 @@ from hpstage.schedule import Scalar
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.world import World
 from hpstage.training.handover import Baton
+from hpstage.training.logs import log
 from hpstage.training.randomness import seed_of
 from hpstage.training.sample_order import SampleOrder
 
@@ -148,6 +149,10 @@ class Run:
             self._metrics = checked_metrics(metrics, "run.report()")
         else:
             self._unwanted = metrics
+
+    def log(self, name: str, value: Any) -> None:
+        """Log a number, or a tensor of one element, in this step; see :func:`hpstage.log`."""
+        log(name, value)
 
     def stop(self) -> NoReturn:
         """End training with this step: its trials are complete. Report metrics before, whatever ``wants_report`` says.

@@ -13,6 +13,7 @@ from hpstage.errors import UsageError
 from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
+from hpstage.report.logs import TrialLog
 from hpstage.schedule import Schedule
 from hpstage.search.results.loading import LoadedState
 from hpstage.search.results.soup import Soup, soup_of
@@ -87,6 +88,10 @@ class Result:
             return trial_of(self.plan, self.checkpoints, TrialId(trial))
         number = index(trial) if isinstance(trial, SupportsIndex) else trial.number
         return trial_of(self.plan, self.checkpoints, self.trial_id(number))
+
+    def log(self, trial: FrozenTrial | int | str) -> TrialLog:
+        """Return what a trial has logged and printed; see :meth:`TrainedTrial.log`."""
+        return self.trial(trial).log()
 
     def load(self, trial: FrozenTrial | int | str, step: Step = None, *, retrain: bool = False) -> LoadedState:
         """Load the model, optimizer and whatever else a trial has trained; see :meth:`TrainedTrial.load`.

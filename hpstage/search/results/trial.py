@@ -17,6 +17,7 @@ from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial, State
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.files import replacing
+from hpstage.report.logs import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
 from hpstage.search.results.loading import LoadedState, load
 from hpstage.search.results.weights import weights_of, write_weights
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger("hpstage")
+
+_IN_TEMPORARY_FOLDER = (
+    "the checkpoints of this search were in a temporary folder, which is gone: give optimize() a folder or URL with "
+    "store= or checkpoints="
+)
 
 Step = int | Literal["best"] | None
 """Which state of a trial: that after so many steps; the one with the best value of the study's metric; or, with
@@ -123,6 +129,16 @@ class TrainedTrial:
                 f"trains it again from an earlier one"
             ) from error
 
+    def log(self) -> TrialLog:
+        """Return what it has logged and printed: the logs of its stages, end to end.
+
+        Raises:
+            CheckpointMissing: the checkpoints, and the logs beside them, were in a temporary folder.
+        """
+        if self.checkpoints is None:
+            raise CheckpointMissing(_IN_TEMPORARY_FOLDER)
+        return log_of(self.plan, self.checkpoints, self.planned)
+
     def weights(self, step: Step = None, *, part: str | None = None) -> dict[str, Tensor]:
         """Return the tensors of a model by their names in its ``state_dict()``, without the code that trained it.
 
@@ -197,10 +213,7 @@ class TrainedTrial:
 
     def _find(self, step: int) -> tuple[CheckpointStore, State]:
         if self.checkpoints is None:
-            raise CheckpointMissing(
-                "the checkpoints of this search were in a temporary folder, which is gone: give optimize() a folder or "
-                "URL with store= or checkpoints="
-            )
+            raise CheckpointMissing(_IN_TEMPORARY_FOLDER)
         state = self._states().get(step)
         if state is None or state.kept is None:
             kept = self.kept

@@ -19,9 +19,11 @@ from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends import formulas
 from hpstage.torch.backends.backend import StepBackend
+from hpstage.torch.backends.logged import LoggedInTensors, traced
 from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.capture.settings import compile_by_arguments_alone
+from hpstage.training.logs import log, recording
 
 logger = logging.getLogger("hpstage")
 
@@ -97,6 +99,8 @@ class CompiledBackend(StepBackend):
         self._hopeless: set[tuple[tuple[str, Scalar], ...]] = set()
         self._reasons: set[str] = set()
         self._runs = False
+        self._logged = LoggedInTensors(device)
+        self._names: tuple[str, ...] = ()  # that the code has logged that ran last
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
@@ -189,10 +193,15 @@ class CompiledBackend(StepBackend):
         user = self.subject
         present = user.hp
         object.__setattr__(user, "hp", self._in_tensors(present))
+        self._names = ()
+        traced()
         try:
-            with _settings(), warnings.catch_warnings():
+            with _settings(), warnings.catch_warnings(), recording(self._logged):
                 warnings.simplefilter("ignore")
-                return True, self._function(function)(user, *args)
+                result = self._function(function)(user, *args)
+            for name, value in self._logged.take(self._names):
+                log(name, value)
+            return True, result
         except UsageError:
             raise
         except Exception as error:
@@ -223,9 +232,10 @@ class CompiledBackend(StepBackend):
             )
         made = self.lower(graph, inputs)  # torch may interrupt it, and begin again with fewer constants
         self.compiled += 1
+        names = traced()
 
         def run(*args: Any) -> Any:
-            self._runs = True
+            self._runs, self._names = True, names
             result = made(*args)
             self._runs = False
             return result

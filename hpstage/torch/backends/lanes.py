@@ -30,6 +30,7 @@ from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, MODULES
 from hpstage.training.capture.reach import OF_CODE
 from hpstage.training.capture.survey import Record
+from hpstage.training.logs import Noted, recording
 from hpstage.training.randomness import rekey
 
 logger = logging.getLogger("hpstage")
@@ -66,6 +67,7 @@ class StackedLoop(TorchLoop):
         self.member: Member | None = None
         self.bundle: Bundle | None = None
         self.outcomes: list[Exception | None] = []  # of a step that was trained before it is asked for
+        self.noted = Noted()  # what that step has logged
         self.width = 1  # with how many it was trained as one in its last step, itself included
         self._behind = False
         self._step: Iterator[tuple[Any, int]] = iter(())
@@ -141,6 +143,7 @@ class StackedLoop(TorchLoop):
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         self.outcomes.clear()  # of a step that nobody has asked for, since its chain was ended
+        self.noted = Noted()
         self.detach()
         super().setup(hp)
 
@@ -150,6 +153,7 @@ class StackedLoop(TorchLoop):
             return
         if not self.outcomes:
             self.stack.train({self: (step, hp)})
+        self.noted.pass_on()
         error = self.outcomes.pop()
         if error is not None:
             raise error
@@ -275,7 +279,8 @@ class StackedLoop(TorchLoop):
         generator_of(self.device).set_state(self.stream)
         self._stacking().as_it_is = True
         try:
-            self._train_on(chain([(batch, self._samples) for batch in present], self._step), self.step)
+            with recording(self.noted):
+                self._train_on(chain([(batch, self._samples) for batch in present], self._step), self.step)
         except Exception as error:
             return error
         return None
@@ -435,6 +440,9 @@ class Stack:
             return
         for lane in lanes:
             lane.width = len(lanes)
+        for name, values in bundle.logged:
+            for lane, value in zip(lanes, values, strict=True):
+                lane.noted.log(name, value)
         for lane, loss in zip(lanes, [None] * len(lanes) if losses is None else losses.tolist(), strict=True):
             if (ending := lane.stepped(loss)) is not None:
                 yield lane, ending

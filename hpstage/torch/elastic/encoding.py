@@ -20,20 +20,21 @@ def encode(share: Share) -> tuple[bytes, list[Tensor]]:
     # Nearly always all are dense: then a thousand parameters take no text.
     forms = None if all(code == _DENSE for code in codes) else codes
     data = [_bytes(tensor) for tensor in (*_tensors(share.gradients), *share.buffers)]
-    return json.dumps([share.loss, sorted(share.unequal), forms]).encode(), data
+    return json.dumps([share.loss, sorted(share.unequal), forms, share.logged]).encode(), data
 
 
 def decode(text: bytes, data: Tensor, own: Share, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Share:
     """Return a share that is to be combined with ``own``, on the devices of the parameters and buffers that it belongs
     to. Its tensors are parts of ``data``, except gradients that ``own`` does not have: combined, those stay."""
-    loss, unequal, forms = json.loads(text)
+    loss, unequal, forms, logged = json.loads(text)
     reader = _Reader(data)
     codes = [_DENSE] * len(parameters) if forms is None else forms
     gradients = [
         _gradient(code, like, reader, stays=mine is None)
         for code, like, mine in zip(codes, parameters, own.gradients, strict=True)
     ]
-    return Share(loss, gradients, [reader.take(like.shape, like) for like in buffers], frozenset(unequal))
+    shared = [reader.take(like.shape, like) for like in buffers]
+    return Share(loss, gradients, shared, frozenset(unequal), {name: tuple(sums) for name, sums in logged.items()})
 
 
 def _code(gradient: Gradient) -> Any:

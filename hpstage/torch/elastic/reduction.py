@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -33,12 +33,14 @@ class Share:
         gradients: one for each parameter: the sum of dense ones; of sparse ones all rows, in the order of the nodes.
         buffers: one for each buffer: the mean of floats; whole numbers as they all have them.
         unequal: indices of buffers of whole numbers in which nodes differ.
+        logged: by name, the sum and the number of the values that they have logged.
     """
 
     loss: float
     gradients: list[Gradient]
     buffers: list[Tensor]
     unequal: frozenset[int] = frozenset()
+    logged: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
 def combine(left: Share, right: Share, *, into_right: bool = False) -> Share:
@@ -54,7 +56,11 @@ def combine(left: Share, right: Share, *, into_right: bool = False) -> Share:
         buffers.append(other if into_right else one)
         if not torch.equal(one, other):
             unequal.add(index)
-    return Share(left.loss + right.loss, gradients, buffers, frozenset(unequal))
+    logged = left.logged | right.logged
+    for name in left.logged.keys() & right.logged.keys():
+        (one_sum, one_count), (other_sum, other_count) = left.logged[name], right.logged[name]
+        logged[name] = one_sum + other_sum, one_count + other_count
+    return Share(left.loss + right.loss, gradients, buffers, frozenset(unequal), logged)
 
 
 def _sum(one: Gradient, other: Gradient, into_other: bool) -> Gradient:

@@ -14,6 +14,7 @@ from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.elastic.micro_batches import cut
 from hpstage.torch.elastic.reduction import Gradient, Rows, Share, Tree, mean
 from hpstage.torch.trainable import TorchTrainable, see_scalar
+from hpstage.training.logs import Noted, log, recording
 from hpstage.training.randomness import Purpose, mix, rekey
 
 Failed = tuple[int, Exception]
@@ -105,6 +106,8 @@ class VirtualNodes(StepBackend):
         optimizer.step()
         for parameter in parameters:
             parameter.grad = None
+        for name, (total, count) in share.logged.items():
+            log(name, total / count)
         return share.loss / self.nodes
 
     def _own(
@@ -127,7 +130,9 @@ class VirtualNodes(StepBackend):
             _begin(parameters, slots)
         rekey(self._key, stream, Purpose.NODE)
         versions = [parameter._version for parameter in parameters]
-        loss = see_scalar(self.subject.loss(model, part), self.subject)
+        noted = Noted()
+        with recording(noted):
+            loss = see_scalar(self.subject.loss(model, part), self.subject)
         loss.backward()  # type: ignore[no-untyped-call]
         for (parameter, name), version in zip(parameters.items(), versions, strict=True):
             if parameter._version != version:
@@ -136,7 +141,7 @@ class VirtualNodes(StepBackend):
                     f"would do for itself: parameters are changed by the optimizer alone"
                 )
         gradients = [_gradient(parameter, name) for parameter, name in parameters.items()]
-        return Share(float(loss.detach()), gradients, [slot.read() for slot in slots])
+        return Share(float(loss.detach()), gradients, [slot.read() for slot in slots], logged=noted.sums())
 
 
 def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str]]:

@@ -100,6 +100,6 @@ def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Stre
     for index, column in enumerate(zip(*members, strict=True)):
         stacked = made.kept_stacked[index - first] if first <= index < last else index < last + len(trace.values)
         inputs.append(torch.stack(column) if stacked else list(column))
-    losses, gradients, kept = made.run(inputs, streams)
-    results = [*([] if losses is None else [losses]), *gradients, *kept]
+    losses, gradients, kept, logged = made.run(inputs, streams)
+    results = [*([] if losses is None else [losses]), *gradients, *kept, *logged]
     return [list(value.unbind() if isinstance(value, Tensor) else value) for value in results]

@@ -38,6 +38,8 @@ class Bundle:
         self._program: Program | None = None
         self._prepared: object = None
         self._numbers: dict[int, tuple[list[list[float]], Tensor]] = {}
+        self.logged: list[tuple[str, list[float]]] = []
+        """What the last step has logged: names, and the value of each member."""
 
     def join(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Member:
         """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
@@ -104,11 +106,16 @@ class Bundle:
         streams = Streams(self._builder.device, [member.stream for member in self.members])
         with torch.inference_mode():
             columns = [list(column) for column in zip(*map(tensors_of, batches), strict=True)]
-            losses, gradients, self._kept = program.run([*weights, *kept, *values, *columns], streams)
+            losses, gradients, self._kept, logged = program.run([*weights, *kept, *values, *columns], streams)
             first = 0
             for index, group in self._groups.items():
                 group.step(gradients[first : first + len(group.places)], self._numbers_of(index))
                 first += len(group.places)
+        values_logged = iter(logged)
+        self.logged = [
+            (name, next(values_logged).tolist() if number is None else [number] * len(self.members))
+            for name, number in trace.logged
+        ]
         for member, state in zip(self.members, streams.states, strict=True):
             member.stream = state
             member.count_step()

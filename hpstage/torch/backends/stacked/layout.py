@@ -30,7 +30,7 @@ class Layout:
                 self._given[node] = index < first or last <= index < last + len(trace.values)
         outputs = list(trace.graph.output_node().args[0])  # type: ignore[arg-type]
         self._wanted = {node for node in outputs[: 1 + first] if isinstance(node, Node)}
-        self._kept = dict(zip(inputs[first:last], outputs[1 + first :], strict=True))
+        self._kept = dict(zip(inputs[first:last], outputs[1 + first : 1 + last], strict=True))
         self._new = {new: old for old, new in self._kept.items() if isinstance(new, Node)}
         self._leader = {node: _leader(node) for node in trace.graph.nodes}
         self.stacked: dict[Node, bool] = {}

@@ -14,11 +14,12 @@ from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.refusal import NeedsPython
 from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
 from hpstage.torch.trainable import TorchTrainable
+from hpstage.training.logs import checked_name, recording, snapshot
 
 
 class OneStep:
-    """Calls ``subject.update()`` and returns the loss, the gradients it would step with, and all other tensors of the
-    model's. The model, the optimizer and the batch stay as they are.
+    """Calls ``subject.update()`` and returns the loss, the gradients it would step with, all other tensors of the
+    model's, and the tensors that it logs. The model, the optimizer and the batch stay as they are.
 
     Raises:
         NeedsPython: the optimizer trains what the model does not have, or gradients are seen by hooks.
@@ -61,6 +62,8 @@ class OneStep:
         self.read = StandInValues(hp)
         self.stepped: list[str] = []
         """Parameters that had gradients in the last call, by name."""
+        self.logged: list[tuple[str, float | None]] = []
+        """What the last call has logged: names, and numbers that are no tensors."""
 
     def __call__(
         self,
@@ -87,12 +90,13 @@ class OneStep:
         batch = pytree.tree_unflatten(filled, self._spec)
 
         def update(model: nn.Module) -> Any:
-            with Recorded(self.who, optimizer, (*members.values(), *batch_tensors)) as recorded:
+            with recording(logged), Recorded(self.who, optimizer, (*members.values(), *batch_tensors)) as recorded:
                 loss = self._subject.update(model, optimizer, batch)  # type: ignore[arg-type]
             recorded.check()
             members.update(self._after(model, members))
             return loss
 
+        logged = _Logged()
         hp = self._subject.hp
         object.__setattr__(self._subject, "hp", self.read)
         try:
@@ -108,7 +112,9 @@ class OneStep:
         self.stepped = [name for name, gradient in optimizer.gradients.items() if gradient is not None]
         gradients = [optimizer.gradients[name] for name in self.stepped]
         kept = [members[name].detach() for name in members if name not in self.stepped]
-        return [None if loss is None else loss.detach().reshape(()), *gradients, *kept]
+        self.logged = [(name, None if isinstance(value, Tensor) else value) for name, value in logged.values]
+        tensors_logged = [value for _, value in logged.values if isinstance(value, Tensor)]
+        return [None if loss is None else loss.detach().reshape(()), *gradients, *kept, *tensors_logged]
 
     def _after(self, model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the buffers that the model has replaced by other tensors."""
@@ -120,6 +126,19 @@ class OneStep:
             if (tensor.shape, tensor.dtype) != (before[name].shape, before[name].dtype):
                 raise NeedsPython(f"{self.who} replaces the buffer {name} by one of another shape")
         return replaced
+
+
+class _Logged:
+    """Takes what is logged as it is: tensors are part of the recording."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[str, Tensor | float]] = []
+
+    def log(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+            self.values.append((checked_name(name), value.detach().reshape(())))
+        else:
+            self.values.append((checked_name(name), snapshot(name, value)))
 
 
 class _Holder(nn.Module):

@@ -24,15 +24,15 @@ Value = Tensor | list[Tensor]
 
 @dataclass(frozen=True)
 class Program:
-    """A function ``run(inputs, streams) -> (loss, gradients, kept)`` for a number of members.
+    """A function ``run(inputs, streams) -> (loss, gradients, kept, logged)`` for a number of members.
 
     ``inputs`` are those of the trace but for its constants. Parameters and hyper-parameters are stacked; tensors of the
-    batch are lists; ``kept`` are what ``kept_stacked`` says. The losses, of shape (members,), and the gradients are
-    stacked.
+    batch are lists; ``kept`` are what ``kept_stacked`` says. The losses and logged values, of shape (members,), and the
+    gradients are stacked.
     """
 
     width: int
-    run: Callable[..., tuple[Tensor | None, list[Tensor], list[Value]]]
+    run: Callable[..., tuple[Tensor | None, list[Tensor], list[Value], list[Tensor]]]
     kept_stacked: tuple[bool, ...]
     source: str
 
@@ -74,8 +74,10 @@ class _Writer:
         loss, *gradients = [self._value(node, True) for node in outputs[:first]]
         kept_inputs = inputs[len(trace.trained) : len(trace.trained) + len(trace.kept)]
         kept_stacked = tuple(layout.is_stacked(node) for node in kept_inputs)
-        kept = [self._kept(node, form) for node, form in zip(outputs[first:], kept_stacked, strict=True)]
-        self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}]")
+        last = first + len(trace.kept)
+        kept = [self._kept(node, form) for node, form in zip(outputs[first:last], kept_stacked, strict=True)]
+        logged = [f"{self._value(node, True)}.clone()" for node in outputs[last:]]  # perhaps a parameter's memory
+        self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}], [{', '.join(logged)}]")
         source = "\n    ".join(["def run(inputs, streams):", *self._lines]) + "\n"
         exec(compile(source, f"<step of {plan.width}>", "exec"), self._names)
         return Program(plan.width, self._names["run"], kept_stacked, source)

@@ -1,0 +1,78 @@
+"""What a stretch of training has logged, as a small file: columns of steps and values by name, and what was printed.
+
+A file is msgpack with a checksum, never pickle. It is kept under the key of the state at its end, and outlives the
+checkpoint of that.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from hpstage.errors import CheckpointCorrupt, CheckpointForeign
+from hpstage.plan.facts import StateKey
+
+FORMAT = 1
+
+
+class Series(msgspec.Struct, frozen=True):
+    """What was logged under one name: ``values[i]`` in step ``steps[i]``, counted from 0, ascending."""
+
+    steps: list[int]
+    values: list[float]
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.values):
+            raise ValueError(f"{len(self.steps)} steps and {len(self.values)} values")
+
+
+class StageLog(msgspec.Struct, frozen=True):
+    """What steps ``[start, stop)`` of a line have logged and printed.
+
+    ``output`` is the end of what was printed, standard output and standard error in their order; ``left_out``: the
+    number of characters before it.
+    """
+
+    start: int
+    stop: int
+    series: dict[str, Series] = {}
+    output: str = ""
+    left_out: int = 0
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    """The content of a file: ``log`` is an encoded :class:`StageLog`, ``xxh3_128`` its checksum."""
+
+    format: int
+    key: StateKey
+    workload: str
+    xxh3_128: str
+    log: bytes
+
+
+def encode(log: StageLog, key: StateKey, workload: str) -> bytes:
+    content = msgspec.msgpack.encode(log)
+    return msgspec.msgpack.encode(_Sealed(FORMAT, key, workload, xxhash.xxh3_128_hexdigest(content), content))
+
+
+def decode(content: bytes, key: StateKey, workload: str, where: str) -> StageLog:
+    """Decode a file.
+
+    Raises:
+        CheckpointCorrupt: it is damaged, or of another state.
+        CheckpointForeign: it is of another workload.
+    """
+    try:
+        sealed = msgspec.msgpack.decode(content, type=_Sealed)
+        if sealed.format != FORMAT:
+            raise CheckpointCorrupt(f"{where} has format {sealed.format}; this hpstage reads format {FORMAT}")
+        if xxhash.xxh3_128_hexdigest(sealed.log) != sealed.xxh3_128:
+            raise CheckpointCorrupt(f"{where} does not match its checksum")
+        log = msgspec.msgpack.decode(sealed.log, type=StageLog)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{where} is no log of a stage: {error}") from error
+    if sealed.key != key:
+        raise CheckpointCorrupt(f"{where} holds the log of another state, {sealed.key}")
+    if sealed.workload != workload:
+        raise CheckpointForeign(f"{where} is of workload {sealed.workload}, not {workload}")
+    return log

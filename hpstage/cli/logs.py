@@ -1,0 +1,92 @@
+"""``hpstage logs``: what a trial has logged and printed."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import Annotated
+
+import typer
+
+from hpstage.cli.terminal import echo
+from hpstage.errors import UsageError
+from hpstage.report.logs import TrialLog
+from hpstage.search.results import open as open_store
+from hpstage.text import clean, count_of, table
+
+
+def logs(
+    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    trial: Annotated[
+        str | None,
+        typer.Option(help="Whose log: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
+    ] = None,
+    study: Annotated[str | None, typer.Option(help="The study that the number is of, if there are several.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Print what was logged under this name, by step; may be repeated.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV: all names, or those of --name.")] = False,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
+    ] = None,
+) -> None:
+    """Show what a trial has printed while it was trained, and what it has logged.
+
+    A trial's log is that of its stages, end to end, whichever trial they were trained for. Of each stage, the end of
+    what it printed is kept. The plan is not changed.
+
+    Examples:
+
+    \\b
+    hpstage logs .hpstage/Digits-1f2e3d4c5b6a --trial 6
+    hpstage logs STORE --trial digits/6 --name train_loss
+    hpstage logs STORE --trial 6 --csv > trial-6.csv
+    """
+    plan = open_store(store, checkpoints=checkpoints)
+    found = plan.best_trial(study) if trial is None else plan.trial(trial, study)
+    log = found.log()
+    chosen = _chosen(log, name, found.id)
+    if as_csv:
+        rows = chosen.table()
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(rows.columns)
+        writer.writerows(zip(*rows.columns.values(), strict=True))
+    elif name:
+        _show(chosen)
+    else:
+        _show_all(log, found.id)
+
+
+def _chosen(log: TrialLog, names: list[str] | None, trial: str) -> TrialLog:
+    if not names:
+        return log
+    for name in names:
+        if name not in log.values:
+            there = ", ".join(map(clean, log.values)) or "nothing"
+            raise UsageError(f"trial {clean(trial)} has logged nothing as {clean(name)!r}; there is: {there}")
+    return TrialLog({name: log.values[name] for name in names}, log.output)
+
+
+def _show(log: TrialLog) -> None:
+    columns = log.table().columns
+    rows = [["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else f"{cell:,}" for cell in row]
+            for row in zip(*columns.values(), strict=True)]  # fmt: skip
+    echo(table([[clean(column) for column in columns], *rows], left=0))
+
+
+def _show_all(log: TrialLog, trial: str) -> None:
+    if log.output:
+        echo("\n".join(map(_shown, log.output.splitlines())))
+    for name, values in log.values.items():
+        steps = list(values)
+        echo(
+            f"{clean(name)}: {count_of(len(steps), 'value')} of steps {steps[0]:,} to {steps[-1]:,}, from "
+            f"{values[steps[0]]:.6g} to {values[steps[-1]]:.6g}; --name {clean(name)} prints them"
+        )
+    if not (log.output or log.values):
+        echo(f"Trial {clean(trial)} has printed and logged nothing.")
+
+
+def _shown(line: str) -> str:
+    """A line with its control characters escaped: what a program prints could steer this terminal."""
+    return "\t".join(map(clean, line.split("\t")))

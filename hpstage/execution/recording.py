@@ -1,0 +1,93 @@
+"""Recording what the user's code logs and prints, while it runs and not longer.
+
+What is printed is still printed. The streams stay the objects that they are, since handlers of ``logging`` and the
+user's objects hold them: their ``write`` is replaced, by one that also tells the recorder.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from hpstage.training.body import THREAD
+from hpstage.training.logs import Recorder, Sink, exchanged
+
+_recorder: Recorder | None = None
+_thread = 0  # that which trains
+_streams: list[Any] = []  # those whose write is replaced: standard output, standard error
+
+
+class Recording:
+    """While it is entered, what the training thread prints goes to ``recorder`` too and, with ``logs``, what it logs.
+
+    Threads and processes that the user's code has started are not listened to: the driver's are not told from them.
+    """
+
+    __slots__ = ("_before", "_logs", "_recorder")
+
+    def __init__(self, recorder: Recorder | None, *, logs: bool = True) -> None:
+        self._recorder = recorder
+        self._logs = logs
+
+    def __enter__(self) -> Self:
+        global _recorder, _thread
+        if sys.stdout not in _streams or sys.stderr not in _streams:
+            _listen()
+        self._before: tuple[Sink | None, Recorder | None] = (
+            exchanged(self._recorder if self._logs else None),
+            _recorder,
+        )
+        _recorder, _thread = self._recorder, threading.get_ident()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _recorder
+        sink, _recorder = self._before
+        exchanged(sink)
+
+
+def _listen() -> None:
+    release_streams()
+    for stream in (sys.stdout, sys.stderr):
+        _streams.append(stream)
+        own = getattr(stream, "__dict__", None)
+        if own is not None and not isinstance(own.get("write"), _Write):
+            stream.write = _Write(stream.write, "write" in own)  # type: ignore[method-assign]
+
+
+def release_streams() -> None:
+    """Let the streams write as before."""
+    for stream in _streams:
+        write = getattr(stream, "__dict__", {}).get("write")
+        if isinstance(write, _Write):
+            if write.was_own:
+                stream.write = write.write
+            else:
+                del stream.write
+    _streams.clear()
+
+
+class _Write:
+    """Writes, and tells the recorder.
+
+    Args:
+        write: of the stream.
+        was_own: whether that was an attribute of the stream, not of its class.
+    """
+
+    def __init__(self, write: Any, was_own: bool) -> None:
+        self.write, self.was_own = write, was_own
+
+    def __call__(self, text: str) -> Any:
+        recorder = _recorder
+        if recorder is not None and isinstance(text, str) and _is_training():
+            recorder.write(text)
+        return self.write(text)
+
+
+def _is_training() -> bool:
+    return threading.get_ident() == _thread or threading.current_thread().name == THREAD

@@ -1,0 +1,106 @@
+"""The log of a trial: the logs of its stages, end to end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpstage.checkpoints.stage_log import StageLog
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import CheckpointCorrupt, CheckpointMissing
+from hpstage.plan.facts import NodeId, StateKey
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
+from hpstage.report.tables import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+logger = logging.getLogger("hpstage")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLog:
+    """What a trial has logged and printed, whichever trial its stages were trained for.
+
+    ``values[name][step]`` is what was logged under a name in a step, counted from 0. ``output`` is what was printed, of
+    each stage the end.
+    """
+
+    values: Mapping[str, Mapping[int, float]]
+    output: str
+
+    def table(self) -> Table:
+        """Return a table with a row per step in which something was logged: ``step``, and a column for each name."""
+        steps = sorted({step for values in self.values.values() for step in values})
+        columns = {name: [values.get(step) for step in steps] for name, values in self.values.items()}
+        return Table({"step": steps, **columns}, {"step": "int64", **dict.fromkeys(columns, "float64")})
+
+    def frame(self) -> pd.DataFrame:
+        """Return :meth:`table` as a data frame, by step. Needs pandas."""
+        from hpstage.report.frames import frame_of
+
+        return frame_of(self.table()).set_index("step")
+
+
+def log_of(plan: SearchPlan, checkpoints: CheckpointStore, trial: PlannedTrial) -> TrialLog:
+    """Return the log of a trial. A log that is damaged is left out, with a warning."""
+    logs = []
+    for key in log_keys(plan, trial):
+        try:
+            logs.append(checkpoints.load_log(key))
+        except CheckpointMissing:
+            continue  # nothing was logged, or by a version that kept none
+        except CheckpointCorrupt as error:
+            logger.warning("A log of trial %s cannot be read and is left out: %s", trial.id, error)
+    return joined(logs, trial)
+
+
+def joined(logs: list[StageLog], trial: PlannedTrial) -> TrialLog:
+    """Join the logs of stages on a trial's line. Steps that several of them have are equal in all, or thinned."""
+    values: dict[str, dict[int, float]] = {}
+    printed: list[str] = []
+    done = 0
+    for log in sorted(logs, key=lambda log: (log.start, -log.stop)):
+        for name, series in log.series.items():
+            values.setdefault(name, {}).update(zip(series.steps, series.values, strict=True))
+        if log.stop > done and log.output:
+            left_out = f"[{log.left_out:,} characters are left out]\n" if log.left_out else ""
+            printed.append(left_out + log.output + ("" if log.output.endswith("\n") else "\n"))
+        done = max(done, log.stop)
+    in_order = {name: dict(sorted(found.items())) for name, found in sorted(values.items())}
+    return TrialLog(in_order, "".join(printed))
+
+
+def log_keys(plan: SearchPlan, trial: PlannedTrial) -> Iterator[StateKey]:
+    """Yield the keys under which logs of a trial's stages can be: of the states on its line, and of those that steps
+    would have made that have failed or have ended training."""
+    broken_off = _broken_off(plan)
+    for node, start, stop in trial.path_to(trial.asked + 1):
+        steps = {step for step in node.states if start < step <= min(stop, trial.asked)}
+        steps |= {step + 1 for step in broken_off.get(node.id, ()) if start <= step < stop}
+        yield from (plan.key(node, step) for step in sorted(steps))
+
+
+def all_log_keys(plan: SearchPlan) -> set[StateKey]:
+    """Return the keys under which logs of a plan can be."""
+    broken_off = _broken_off(plan)
+    return {
+        plan.key(node, step)
+        for node in plan.nodes
+        for step in {*node.states, *(step + 1 for step in broken_off.get(node.id, ()))}
+    }
+
+
+def _broken_off(plan: SearchPlan) -> dict[NodeId, set[int]]:
+    """Return the steps, by node, that have failed or have ended training without coming to their end."""
+    found: dict[NodeId, set[int]] = {}
+    for failed in plan.failures:
+        if not failed.evaluating:
+            found.setdefault(failed.node, set()).add(failed.step)
+    for ended in plan.endings.ended.values():
+        if ended.outcome == "pruned":
+            found.setdefault(ended.node, set()).add(ended.step)
+    return found

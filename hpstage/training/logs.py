@@ -1,0 +1,281 @@
+"""What training logs: scalars by step, and what is printed meanwhile.
+
+The user's code calls :func:`log`, and whoever trains a chain states where that goes (:func:`recording`). Nothing of it
+is reached from the trainable, so no log is part of a state. No random number is drawn, no gradient kept.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from hpstage.checkpoints.stage_log import Series, StageLog
+from hpstage.errors import UsageError
+
+POINTS = 1000
+"""Of each name, the most points of a stretch. Of more, every second is left out, again and again; those stay that begin
+a run of NaN or infinite values."""
+
+OUTPUT = 1 << 16
+"""Characters of a stretch's output; the last ones stay."""
+
+_DRAWN_OVER = re.compile(r"[^\n]*\r(?!\n)")
+_NAMES = 1000  # of a stretch; more are a mistake, such as a name with the step in it
+_LONGEST = 200  # characters of a name
+_PENDING = 256  # values that are looked at together: one wait for the device
+
+
+class Sink(Protocol):
+    """Where logged values go."""
+
+    def log(self, name: str, value: Any) -> None: ...
+
+
+_sink: Sink | None = None
+
+
+def log(name: str, value: Any) -> None:
+    """Log a number, or a tensor of one element, under a name, in the step that is being trained.
+
+    A tensor is not waited for: it is copied, and read later. Several values of a name in one step are averaged. It does
+    nothing where no chain is trained: in ``evaluate``, whose metrics are kept anyway, and in a rehearsal or a
+    verification, which train a step once more.
+
+    Raises:
+        UsageError: this is no name, or no number.
+    """
+    if _sink is not None:
+        _sink.log(name, value)
+
+
+def exchanged(sink: Sink | None) -> Sink | None:
+    """Let logged values go elsewhere, ``None`` for nowhere; return where they went before."""
+    global _sink
+    before, _sink = _sink, sink
+    return before
+
+
+@contextmanager
+def recording(sink: Sink | None) -> Iterator[None]:
+    """Let logged values go elsewhere meanwhile."""
+    before = exchanged(sink)
+    try:
+        yield
+    finally:
+        exchanged(before)
+
+
+class Noted:
+    """Notes what is logged, to be logged elsewhere."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[str, Any]] = []
+
+    def log(self, name: str, value: Any) -> None:
+        self.values.append((checked_name(name), snapshot(name, value)))
+
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """Return, by name, the sum and the number of the values."""
+        found: dict[str, tuple[float, int]] = {}
+        for name, value in self.values:
+            total, count = found.get(name, (0.0, 0))
+            found[name] = total + float(value), count + 1
+        return found
+
+    def pass_on(self) -> None:
+        """Log what was noted, and forget it."""
+        values, self.values = self.values, []
+        for name, value in values:
+            log(name, value)
+
+
+class Recorder:
+    """Records what a chain logs and prints, from one boundary to the next.
+
+    Attributes:
+        step: the step that is being trained.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.step = self._start = start
+        self._names: set[str] = set()
+        self._pending: list[tuple[int, str, Any]] = []
+        self._columns: dict[str, _Column] = {}
+        self._output: deque[tuple[int, str]] = deque()
+        self._length = self._left_out = 0
+
+    def log(self, name: str, value: Any) -> None:
+        if value.__class__ is not float:
+            value = snapshot(name, value)
+        if name not in self._names:
+            if len(self._names) == _NAMES:
+                raise UsageError(
+                    f"more than {_NAMES} names are logged, {name!r} for one: log under names that stay the same, a "
+                    f"value in each step"
+                )
+            self._names.add(checked_name(name))
+        self._pending.append((self.step, name, value))
+        if len(self._pending) == _PENDING:
+            self._read()
+
+    def write(self, text: str) -> None:
+        """Record what was printed."""
+        if text.startswith("\r") and self._output and self._output[-1][1].startswith("\r"):
+            self._length -= len(self._output.pop()[1])  # a progress bar, which is drawn over
+        self._output.append((self.step, text[-OUTPUT:]))
+        self._left_out += max(0, len(text) - OUTPUT)
+        self._length += len(self._output[-1][1])
+        while self._length > OUTPUT:
+            step, first = self._output.popleft()
+            rest = first[self._length - OUTPUT :]
+            self._length -= len(first) - len(rest)
+            self._left_out += len(first) - len(rest)
+            if rest:
+                self._output.appendleft((step, rest))
+
+    def take(self, stop: int) -> StageLog | None:
+        """Return what the steps before ``stop`` have logged and printed, and forget it; ``None`` if nothing."""
+        self._read()
+        start, self._start = self._start, stop
+        columns, self._columns = self._columns, {}
+        series = {}
+        for name, column in columns.items():
+            if column.step >= stop:  # logged in a step that did not come to its end
+                self._columns[name] = column.last()
+            if (found := column.series()).steps:
+                series[name] = found
+        printed = []
+        while self._output and self._output[0][0] < stop:
+            printed.append(self._output.popleft()[1])
+        output = "".join(printed)
+        self._length -= len(output)
+        output = _DRAWN_OVER.sub("", output)
+        left_out, self._left_out = self._left_out, 0
+        if not (series or output):
+            return None
+        return StageLog(start, stop, series, output, left_out)
+
+    def _read(self) -> None:
+        """Read the values that were copied."""
+        pending, self._pending = self._pending, []
+        for (step, name, _), value in zip(pending, _numbers([value for _, _, value in pending]), strict=True):
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _Column()
+            column.add(step, value)
+
+
+class _Column:
+    """The values of one name, thinned as they come: which stay depends on nothing but them."""
+
+    __slots__ = ("_count", "_firsts", "_index", "_points", "_stride", "_total", "_was_finite", "step")
+
+    def __init__(self) -> None:
+        self.step = -1  # that of the last value
+        self._total = 0.0
+        self._count = 0  # of its values
+        self._index = 0  # its place among all points
+        self._points: list[tuple[int, int, float, bool]] = []  # index, step, value, whether it stays in any case
+        self._stride = 1
+        self._firsts = 0
+        self._was_finite = True
+
+    def add(self, step: int, value: float) -> None:
+        if step != self.step:
+            self._close()
+            self.step, self._total, self._count = step, value, 1
+        else:
+            self._total += value
+            self._count += 1
+
+    def last(self) -> _Column:
+        """Take the last step's values out, into a column of their own."""
+        other = _Column()
+        other.step, other._total, other._count = self.step, self._total, self._count
+        self._count = 0
+        return other
+
+    def series(self) -> Series:
+        self._close()
+        while sum(not stays for _, _, _, stays in self._points) > POINTS:
+            self._thin()
+        return Series([step for _, step, _, _ in self._points], [value for _, _, value, _ in self._points])
+
+    def _close(self) -> None:
+        if not self._count:
+            return
+        value, index = self._total / self._count, self._index
+        finite = math.isfinite(value)
+        stays = self._was_finite and not finite and self._firsts < POINTS
+        self._firsts += stays
+        if stays or index % self._stride == 0:
+            self._points.append((index, self.step, value, stays))
+        self._was_finite, self._index, self._count = finite, index + 1, 0
+        if len(self._points) > 4 * POINTS:
+            self._thin()
+
+    def _thin(self) -> None:
+        self._stride *= 2
+        self._points = [point for point in self._points if point[3] or point[0] % self._stride == 0]
+
+
+def checked_name(name: object) -> str:
+    """Return what can be the name of logged values. Raises :class:`UsageError`."""
+    if not isinstance(name, str) or not name or len(name) > _LONGEST:
+        raise UsageError(f"log({name!r:.300}, ...): the name must be a string of 1 to {_LONGEST} characters")
+    return str(name)
+
+
+def snapshot(name: str, value: Any) -> Any:
+    """Return a value that no later change reaches, as a float or as what ``float`` takes later without an error.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise UsageError(
+                f"log({name!r}, ...): a tensor of shape {tuple(value.shape)} and {value.dtype} is no number"
+            )
+        value = value.detach()
+        if value.device.type == "cpu" and type(value) is torch.Tensor:
+            return float(value.item())
+        return value.clone().reshape(())
+    jax: Any = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.Array) and value.size == 1 and value.dtype.kind != "c":
+        return value.reshape(())  # it never changes
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray) and value.size == 1:
+        value = value.item()
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise UsageError(f"log({name!r}, ...): {type(value).__name__} is no number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"log({name!r}, ...): {type(value).__name__} is no number: {error}") from None
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    """Return the values as numbers, waiting once for each device and type."""
+    found = list(values)
+    waiting: dict[object, list[int]] = {}
+    for index, value in enumerate(values):
+        if value.__class__ is not float:
+            waiting.setdefault((value.device, value.dtype) if _is_torch(value) else None, []).append(index)
+    for kind, places in waiting.items():
+        chosen = [values[index] for index in places]
+        read = chosen if kind is None else sys.modules["torch"].stack(chosen).tolist()
+        for index, number in zip(places, read, strict=True):
+            found[index] = float(number)
+    return found
+
+
+def _is_torch(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
