@@ -147,9 +147,7 @@ class PlanView(Observer):
         while below:
             line, passed = below.pop()
             self._changed.add(line.id)
-            for start, children in line.children.items():
-                if start > passed:
-                    below += [(child, child.start) for child in children.values()]
+            below += [(child, child.start) for child in line.children if child.start > passed]
 
     def apply(self, fact: Fact) -> Charge | Waste | None:
         plan = self.plan
@@ -211,7 +209,7 @@ class PlanView(Observer):
         if study is None or planned is None:
             super().apply(fact)
             return
-        new, told, asked = fact.step not in planned.targets, planned.targets.get(fact.step), planned.asked
+        new, asked = fact.step not in planned.targets, planned.asked
         super().apply(fact)
         self._driven[fact.driver] = study.name
         if new:
@@ -219,21 +217,20 @@ class PlanView(Observer):
                 self._lanes.setdefault(lane.node.id, []).append(lane)
             self._changed.update(node.id for node, _, stop in planned.path_to(fact.step) if stop > asked)
         state = self.plan.target(fact.trial, fact.step)
-        if state.metrics is not None and not told:
+        if state.metrics is not None and new:
             study.tell(planned, fact.step, state.metrics)
 
     def _told(self, fact: StateReached) -> Charge | Waste | None:
         plan, id = self.plan, fact.node
         node = plan.nodes[id]
-        state = node.states.get(fact.step)
+        state = node.state(fact.step)
         answered = [] if fact.metrics is None or state is None else list(state.unanswered or ())
         front, fails_at = self.front(id), self.fails_at(id)
         paid = super().apply(fact)
         assert paid is not None
         self._changed.add(id)
-        for start, children in node.children.items():
-            if front < start <= self.front(id):
-                self._changed.update(child.id for child in children.values())
+        reached = self.front(id)
+        self._changed.update(child.id for child in node.children if front < child.start <= reached)
         if fails_at is not None and self.fails_at(id) != fails_at:
             self._touch_below(id, fails_at)
         study = self._study_of(paid.trial)
@@ -264,8 +261,8 @@ def cut(view: PlanView, study: str, lane: StudyLane, running: int | None) -> Ite
     """
     node, reach = lane.node, lane.reach
     front = view.front(node.id)
-    askers = view.plan.payments.askers(node.id, node.start, min(front, reach))
-    for mine, steps in groupby(askers, lambda asker: view.plan.study_of(asker[2]) == study):
+    askers = view.plan.payments.askers(node, node.start, min(front, reach))
+    for mine, steps in groupby(askers, lambda asker: asker[2].study == study):
         pieces = list(steps)
         yield pieces[0][0], pieces[-1][1], "done" if mine else "reused"
     if front < reach and running is not None and running > front:

@@ -151,7 +151,7 @@ class Driver:
             known is not None
             and known.steps >= trial.steps
             and known.keep_at == trial.keep_at
-            and dict(known.schedules) == dict(trial.schedules)
+            and known.has(trial.schedules, trial.steps)
         )
 
     def ask(self, trial: TrialId, step: int) -> None:

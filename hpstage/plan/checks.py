@@ -52,15 +52,16 @@ def _created(plan: SearchPlan, fact: PlanCreated) -> None:
 def _added(plan: SearchPlan, fact: TrialAdded) -> None:
     """Check that an added trial does not change the past of a known one."""
     known = plan.trials.get(fact.trial)
-    if known is None or not known.asked or (known.steps >= fact.steps and known.schedules == fact.schedules):
+    if known is None or not known.asked or (known.steps >= fact.steps and known.has(fact.schedules, fact.steps)):
         return
-    if fact.steps < known.asked or fact.schedules.keys() != known.schedules.keys():
+    before = known.schedules
+    if fact.steps < known.asked or fact.schedules.keys() != before.keys():
         raise UsageError(
-            f"trial {fact.trial} was trained to step {known.asked} with {', '.join(sorted(known.schedules))}; it "
+            f"trial {fact.trial} was trained to step {known.asked} with {', '.join(before)}; it "
             f"cannot become one of {fact.steps} steps with {', '.join(sorted(fact.schedules))}"
         )
     for name, schedule in sorted(fact.schedules.items()):
-        if schedule.until(known.asked) != known.schedules[name].until(known.asked):
+        if schedule.until(known.asked) != before[name].until(known.asked):
             raise UsageError(
                 f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
                 f"trial's past is fixed: keep the space's schedules as they were up to there"

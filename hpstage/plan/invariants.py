@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hpstage.plan.nodes import distinct
 from hpstage.plan.plan import SearchPlan
 
@@ -14,13 +16,14 @@ def validate(plan: SearchPlan) -> None:
         if node.parent is not None:
             assert node.parent.id < node.id and node.parent.start < node.start, "children come after, and later"
             assert node.parent.names == node.names
-        for step, siblings in node.children.items():
-            assert step > node.start
-            own = tuple(distinct(value) for value in node.values(step))
-            for values, child in siblings.items():
-                assert child.parent is node and child.start == step
-                assert tuple(distinct(v) for v in child.values(step)) == values != own, "a child parts at once"
-                assert child.first == values
+        begun = [(child.start, child.first) for child in node.children]
+        assert len(set(begun)) == len(begun) and list(node.children) == sorted(
+            node.children, key=lambda child: child.start
+        )
+        for child in node.children:
+            assert child.parent is node and child.start > node.start
+            own = tuple(distinct(value) for value in node.values(child.start))
+            assert tuple(distinct(v) for v in child.values(child.start)) == child.first != own, "a child parts at once"
         for step, state in node.states.items():
             assert state.step == step > node.start and state.node is node
             if state.kept is not None:
@@ -29,18 +32,23 @@ def validate(plan: SearchPlan) -> None:
     assert all(state.kept is not None and state.kept.key == key for key, state in plan.kept.items())
     assert plan.kept_bytes == sum(state.kept.bytes for state in plan.kept.values() if state.kept is not None)
     unique: dict[int, int] = {}
+    first: dict[tuple[str, int, int], int] = {}  # by trial, node and step: steps that it asked for first
     for trial in plan.trials.values():
-        assert trial.stops[-1] == trial.steps and list(trial.stops) == sorted(set(trial.stops))
+        assert list(trial.targets) == sorted(set(trial.targets)) and trial.last.start < trial.steps
         for node, start, stop in trial.path_to(trial.asked):
             assert node.start == start < stop
             unique[node.id] = max(unique.get(node.id, 0), stop - start)
-        fresh = trial.fresh.values()
-        assert all(steps >= 0 for steps in fresh)
+            for begin, end, asker in plan.payments.askers(node, node.start, node.reach):
+                first[asker.id, node.id, begin] = end - begin
         ending = plan.ending_on(trial.id, trial.steps)
         if ending is None:
             assert trial.asked == max(trial.targets, default=0)
         else:
             assert max(trial.targets, default=0) <= trial.asked <= ending.last
-    assert plan.steps_unique == sum(sum(trial.fresh.values()) for trial in plan.trials.values())
+    fresh: Counter[str] = Counter()
+    for (id, _, _), steps in first.items():
+        fresh[id] += steps
+    assert all(trial.fresh == fresh[id] for id, trial in plan.trials.items())
+    assert plan.steps_unique == fresh.total()
     assert plan.steps_asked == sum(trial.asked for trial in plan.trials.values())
     assert plan.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in plan.nodes)

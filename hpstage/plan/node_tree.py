@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from hpstage.plan.facts import NodeId, StateKey, TrialAdded
+from collections.abc import Mapping
+
+from hpstage.plan.facts import NodeId, StateKey, TrialId
 from hpstage.plan.keys import History
-from hpstage.plan.nodes import Node, distinct
+from hpstage.plan.nodes import Node, PlannedTrial, distinct
 from hpstage.plan.ordered import Ordered
-from hpstage.schedule import agreement
+from hpstage.schedule import Schedule, agreement
 from hpstage.schedule.forms import Constant, Form
 from hpstage.schedule.scalars import same
 from hpstage.schedule.trial import pieces
@@ -24,66 +26,69 @@ class NodeTree:
         self.nodes: list[Node] = []
         self.milestones: Ordered[int] = Ordered()  # steps at which trials part anywhere in the tree
         self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
-        self._roots: dict[tuple[object, ...], Node] = {}
+        # By the values with which they begin, as for look-ups: roots by (salt, names, values), others by (parent, step,
+        # values).
+        self._begun: dict[tuple[object, ...], Node] = {}
 
-    def walk(self, fact: TrialAdded) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-        """Return the trial's path and stops, adding nodes where its values part from all existing ones. O(segments)."""
-        names = tuple(sorted(fact.schedules))
-        salt = "" if self.sharing else fact.trial
+    def add(self, id: TrialId, schedules: Mapping[str, Schedule], steps: int) -> PlannedTrial:
+        """Return a new trial, adding nodes where its values part from all existing ones. O(segments)."""
+        trial = PlannedTrial(id, steps)
+        trial.last = self.walk(trial, schedules, steps)
+        return trial
+
+    def walk(self, trial: PlannedTrial, schedules: Mapping[str, Schedule], steps: int) -> Node:
+        """Return the last node on the path of a trial, adding nodes where its values part from all existing ones.
+        O(segments)."""
+        names = tuple(sorted(schedules))
         node: Node | None = None
-        path: list[Node] = []
-        stops: list[int] = []
-        for start, stop, forms in pieces([fact.schedules[name] for name in names], fact.steps):
+        for start, stop, forms in pieces([schedules[name] for name in names], steps):
             step, fixed = start, _fixed(forms)
             while step < stop:
-                if node is not None and fixed is not None and not node.varying:
+                if node is not None and fixed is not None and node.is_constant:
                     if fixed == node.first:
                         break
                 elif node is not None:
-                    if forms is node.forms or (agreed := _agreement(forms, node.forms, step, stop)) == stop:
+                    agreed = _agreement(forms, node.forms, step, stop)
+                    if agreed == stop:
                         break
                     if agreed > step:
                         step = agreed
                         continue
                 first = tuple([distinct(form.value(step)) for form in forms]) if fixed is None else fixed
-                siblings, values = self._roots, first
+                varying = forms if fixed is None else None
                 if node is None:
-                    values = (salt, names, first)
+                    node = self._root(names, first, varying, trial)
                 else:
-                    path.append(node)
-                    stops.append(step)
-                    siblings = node.children_at(step)
-                child = siblings.get(values)
-                if child is None:
-                    child = siblings[values] = self._grow(node, step, names, forms, first)
-                    if node is None:
-                        child.begin(History.new(self.workload, names, salt=salt))
-                node = child
+                    node = self._child(node, step, first, varying, trial)
         assert node is not None
-        path.append(node)
-        stops.append(fact.steps)
-        return tuple(path), tuple(stops)
+        return node
 
-    def _grow(
-        self,
-        parent: Node | None,
-        step: int,
-        names: tuple[str, ...],
-        forms: tuple[Form, ...],
-        first: tuple[object, ...],
+    def _root(
+        self, names: tuple[str, ...], first: tuple[object, ...], forms: tuple[Form, ...] | None, maker: PlannedTrial
     ) -> Node:
-        if parent is not None:
-            names = (
-                parent.names
-            )  # equal ones: a copy for each trial would take as much memory again as the node's forms
-        node = Node(NodeId(len(self.nodes)), parent, step, names, forms, first)
-        self.nodes.append(node)
-        if parent is not None:
+        salt = "" if self.sharing else maker.id
+        root = self._begun.get((salt, names, first))
+        if root is None:
+            root = self._begun[salt, names, first] = Node(NodeId(len(self.nodes)), None, 0, names, first, forms, maker)
+            root.begin(History.new(self.workload, names, salt=salt))
+            self.nodes.append(root)
+        return root
+
+    def _child(
+        self, parent: Node, step: int, first: tuple[object, ...], forms: tuple[Form, ...] | None, maker: PlannedTrial
+    ) -> Node:
+        key = parent.id, step, first
+        child = self._begun.get(key)
+        if child is None:
+            # The names are the parent's own: equal ones of each trial would take as much memory again as the values.
+            child = self._begun[key] = Node(NodeId(len(self.nodes)), parent, step, parent.names, first, forms, maker)
+            self.nodes.append(child)
+            parent.attach(child)
             others = self.partings.get(step, 0)
             if not others:
                 self.milestones.add(step)
             self.partings[step] = others + 1
-        return node
+        return child
 
 
 def _fixed(forms: tuple[Form, ...]) -> tuple[object, ...] | None:

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
-from hpstage.plan.facts import DriverId, Kept, NodeId, StateReached, StateRef, TrialId
+from hpstage.plan.facts import Kept, NodeId, StateReached, StateRef, TrialId
 from hpstage.plan.keys import History
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
-from hpstage.schedule import Constant, Form, Plateau, Scalar, Schedule
+from hpstage.schedule import Constant, Form, Plateau, Scalar, Schedule, Segment
 from hpstage.schedule.scalars import same
 
-# Shared by the many nodes and states that have none, and never changed.
+# A plan has many nodes, states and trials, and few of them have all that they may have: a collection is made by the
+# method that first adds to it. Until then these stand in its place, and are never changed.
 _NONE: Ordered[int] = Ordered()
-_NO_CHILDREN: dict[int, dict[tuple[object, ...], Node]] = {}
-_NOBODY: dict[TrialId, DriverId] = {}
+_NO_CHILDREN: Sequence[Node] = ()
+_NO_STATES: dict[int, State] = {}
+_NO_PLATEAUS: Mapping[str, Plateau] = {}
 _TRUE, _FALSE = object(), object()  # stand in for booleans in look-ups, since True == 1 in Python
 
 
 def distinct(value: Scalar) -> object:
+    """Return a value as for look-ups, in which all that are not the same must differ."""
     return value if value.__class__ is not bool else (_TRUE if value else _FALSE)
+
+
+def _plain(value: object) -> Scalar:
+    """Undo :func:`distinct`."""
+    return True if value is _TRUE else False if value is _FALSE else value  # type: ignore[return-value]
 
 
 class State:
     """The state of a node's line after ``step`` steps: its metrics, its checkpoint, and the trials that wait for it."""
 
-    __slots__ = ("bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used", "waiting")
+    __slots__ = ("bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used")
 
     def __init__(self, node: Node, step: int) -> None:
         self.node = node
@@ -40,22 +49,11 @@ class State:
         self.peak_bytes: int | None = None  # device memory of the steps before it: see StateReached
         self.used = 0.0  # when it was last kept or trained on from
         # Trials that asked for the metrics and have no answer yet, in order; also those whose driver is gone.
-        self.unanswered: dict[TrialId, None] | None = None
-        self.waiting = _NOBODY  # trials that wait for the metrics, in order, and their drivers
+        self.unanswered: list[TrialId] | None = None
 
     @property
     def ref(self) -> StateRef:
         return StateRef(self.node.id, self.step)
-
-    def wait(self, trial: TrialId, driver: DriverId) -> None:
-        """Let a trial wait for the metrics."""
-        if self.waiting is _NOBODY:
-            self.waiting = {}
-        self.waiting[trial] = driver
-
-    def release(self) -> None:
-        """Let no trial wait for the metrics."""
-        self.waiting = _NOBODY
 
     def reach(self, fact: StateReached) -> None:
         """Take over what stays known of it whatever becomes of its checkpoint."""
@@ -67,24 +65,32 @@ class State:
 
 
 class Node:
-    """Training from step ``start`` on with one set of forms, continuing ``parent``'s line."""
+    """Training from step ``start`` on with one set of forms, continuing ``parent``'s line.
+
+    Args:
+        names: of the hyper-parameters, sorted.
+        first: their values at its start, as for look-ups.
+        forms: theirs, in the order of names; ``None`` if none varies.
+        maker: the trial with which it began.
+    """
 
     __slots__ = (
+        "_forms",
         "_history",
+        "_states",
         "_trail",
+        "answered",
         "children",
         "first",
-        "forms",
         "id",
         "keep_at",
+        "maker",
         "names",
         "parent",
         "reach",
         "seconds",
         "start",
-        "states",
         "trained",
-        "varying",
     )
 
     def __init__(
@@ -93,27 +99,48 @@ class Node:
         parent: Node | None,
         start: int,
         names: tuple[str, ...],
-        forms: tuple[Form, ...],
         first: tuple[object, ...],
-    ):
+        forms: tuple[Form, ...] | None,
+        maker: PlannedTrial,
+    ) -> None:
         self.id = id
         self.parent = parent
         self.start = start
-        self.names = names  # sorted
-        self.forms = forms  # in the order of names
-        self.first = first  # their values at its start, as for look-ups
-        self.varying = tuple([i for i, form in enumerate(forms) if form.__class__ is not Constant])
-        self.children = _NO_CHILDREN  # by the step at which they begin, and their values there
-        self.states: dict[int, State] = {}
+        self.names = names
+        self.first = first
+        self._forms = forms
+        self.maker = maker
+        self.children = _NO_CHILDREN  # in the order of their starts
+        self._states: State | dict[int, State] = _NO_STATES  # most have one
         self.keep_at: Ordered[int] = _NONE  # steps at which trials state that they will be forked
         self.reach = start  # the farthest step that any trial asked for
+        self.answered = 0  # steps up to their last results of the trials of the maker's study, summed
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
         self._history: History | None = None  # up to and including the values at its start
         self._trail: Trail | None = None  # from there on, if it varies
 
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms of the hyper-parameters, in the order of their names."""
+        return tuple([Constant(_plain(value)) for value in self.first]) if self._forms is None else self._forms
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The indices of the hyper-parameters whose values vary."""
+        if self._forms is None:
+            return ()
+        return tuple([i for i, form in enumerate(self._forms) if form.__class__ is not Constant])
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no value varies."""
+        return self._forms is None
+
     def values(self, step: int) -> tuple[Scalar, ...]:
-        return tuple(form.value(step) for form in self.forms)
+        if self._forms is None:
+            return tuple([_plain(value) for value in self.first])
+        return tuple([form.value(step) for form in self._forms])
 
     def hyperparameters(self, step: int) -> dict[str, Scalar]:
         return dict(zip(self.names, self.values(step), strict=True))
@@ -139,11 +166,46 @@ class Node:
             node = node.parent
         return None if node is None else node.seconds / node.trained
 
-    def children_at(self, step: int) -> dict[tuple[object, ...], Node]:
-        """Return the children that begin at a step, by their values there, for others to be added."""
-        if self.children is _NO_CHILDREN:
-            self.children = {}
-        return self.children.setdefault(step, {})
+    def children_at(self, step: int) -> Sequence[Node]:
+        """Return the children that begin at a step."""
+        children = self.children
+        return children[bisect_left(children, step, key=_start) : bisect_right(children, step, key=_start)]
+
+    def parts_at(self, step: int) -> bool:
+        """Whether a child begins at a step."""
+        at = bisect_left(self.children, step, key=_start)
+        return at < len(self.children) and self.children[at].start == step
+
+    def attach(self, child: Node) -> None:
+        if isinstance(self.children, list):
+            insort(self.children, child, key=_start)
+        else:
+            self.children = [child]
+
+    @property
+    def states(self) -> Mapping[int, State]:
+        """The states of its line by their steps, in the order in which they came up."""
+        states = self._states
+        return {states.step: states} if isinstance(states, State) else states
+
+    def state(self, step: int) -> State | None:
+        """Return the state at a step, if it has come up."""
+        states = self._states
+        if isinstance(states, State):
+            return states if states.step == step else None
+        return states.get(step)
+
+    def ensure_state(self, step: int) -> State:
+        """Return the state at a step, which comes up now if it has not yet."""
+        state = self.state(step)
+        if state is None:
+            state = State(self, step)
+            if self._states is _NO_STATES:
+                self._states = state
+            else:
+                self._states = {**self.states, step: state} if isinstance(self._states, State) else self._states
+                self._states[step] = state
+        return state
 
     def begin(self, nothing: History) -> None:
         """Start a root's line with an empty history."""
@@ -162,11 +224,14 @@ class Node:
                 if not same(now, then)
             ]
             self._history = history.changed(self.start, changed) if changed else history
-        if not self.varying:
+        if self._forms is None:
             return self._history
         if self._trail is None:
-            self._trail = Trail(self._history, self.start, dict(zip(self.names, self.forms, strict=True)))
+            self._trail = Trail(self._history, self.start, dict(zip(self.names, self._forms, strict=True)))
         return self._trail.before(step)
+
+
+_start = attrgetter("start")
 
 
 def lines_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]:
@@ -176,41 +241,53 @@ def lines_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]
     while below:
         line, step, last = below.pop()
         yield line, last
-        for at, children in line.children.items():
-            if at > step:
-                below += [(child, child.start, child.start) for child in children.values()]
+        below += [(child, child.start, child.start) for child in line.children if child.start > step]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PlannedTrial:
-    """A trial's path through the tree: node ``path[i]`` up to step ``stops[i]``."""
+    """A trial's path through the tree: that of its last node's line, up to its last step."""
 
     id: TrialId
     steps: int
-    path: tuple[Node, ...]
-    stops: tuple[int, ...]
-    schedules: Mapping[str, Schedule]
+    last: Node = field(init=False)
+    study: str = ""  # empty until anything is asked of it
     keep_at: tuple[int, ...] = ()
-    plateaus: Mapping[str, Plateau] = field(default_factory=dict)
-    targets: dict[int, bool] = field(default_factory=dict)  # steps asked for, and whether their answer is counted
+    plateaus: Mapping[str, Plateau] = field(default_factory=lambda: _NO_PLATEAUS)
+    targets: tuple[int, ...] = ()  # steps asked for, ascending
     asked: int = 0  # the farthest target
-    answered: int = 0  # the farthest target whose answer is counted
-    fresh: dict[NodeId, int] = field(default_factory=dict)  # steps per node that this trial was first to ask for
+    answered: int = 0  # the farthest target with a result
+    fresh: int = 0  # steps that it was the first trial to ask for
+    paid_seconds: float = 0.0  # of workers, rounded
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """Its schedules up to its last step, from the values on its path."""
+        path = [(node.forms, stop - start) for node, start, stop in self.path_to(self.steps)]
+        return {
+            name: Schedule(tuple([Segment(forms[i], length) for forms, length in path]))
+            for i, name in enumerate(self.last.names)
+        }
+
+    def has(self, schedules: Mapping[str, Schedule], steps: int) -> bool:
+        """Whether these are its schedules up to step ``steps``, not beyond its last."""
+        own = self.schedules
+        return schedules.keys() == own.keys() and all(
+            schedule.until(steps) == own[name].until(steps) for name, schedule in schedules.items()
+        )
 
     @property
     def shared(self) -> int:
         """Number of its steps that another trial had asked for before."""
-        return self.asked - sum(self.fresh.values())
-
-    def shared_until(self, step: int) -> Iterator[tuple[Node, int]]:
-        """Yield, for each node, the number of steps up to ``step`` that another trial had asked for before."""
-        for node, start, stop in self.path_to(self.asked):
-            # A node's fresh steps are its last ones.
-            yield node, max(0, min(stop - self.fresh.get(node.id, 0), step) - start)
+        return self.asked - self.fresh
 
     def node_at(self, step: int) -> Node:
-        """Return the node that holds the state after ``step`` steps (1 <= step <= steps)."""
-        return self.path[bisect_left(self.stops, step)]
+        """Return the node that holds the state after ``step`` steps (1 <= step <= steps). O(segments after it)."""
+        node = self.last
+        while node.start >= step:
+            assert node.parent is not None, f"step {step} is before the first"
+            node = node.parent
+        return node
 
     def keep(self, steps: tuple[int, ...]) -> None:
         """Set the steps at which states on its path are to be kept."""
@@ -225,13 +302,18 @@ class PlannedTrial:
     def states(self) -> Iterator[State]:
         """Yield the states on its path, as far as they are in the plan, in the order of their steps."""
         for node, start, stop in self.path_to(self.steps):
-            yield from (node.states[step] for step in sorted(node.states) if start < step <= stop)
+            states = node.states
+            yield from (states[step] for step in sorted(states) if start < step <= stop)
 
-    def path_to(self, stop: int) -> Iterator[tuple[Node, int, int]]:
-        """Yield ``(node, start, stop)`` along the path to step ``stop``."""
-        start = 0
-        for node, end in zip(self.path, self.stops, strict=True):
-            if start >= stop:
-                return
-            yield node, start, end if end < stop else stop
-            start = end
+    def path_to(self, stop: int) -> list[tuple[Node, int, int]]:
+        """Return ``(node, start, stop)`` along the path to step ``stop``. O(segments)."""
+        path = []
+        end = min(stop, self.steps)
+        node: Node | None = self.last
+        while node is not None:
+            if node.start < end:
+                path.append((node, node.start, end))
+                end = node.start
+            node = node.parent
+        path.reverse()
+        return path

@@ -14,6 +14,7 @@ from operator import itemgetter
 import msgspec
 
 from hpstage.plan.facts import ChainLost, NodeId, StateReached, TrialId
+from hpstage.plan.nodes import Node, PlannedTrial
 
 # 2**-20 s is about a microsecond.
 _PARTS = 2.0**20
@@ -57,53 +58,57 @@ class Waste(msgspec.Struct, frozen=True):
 
 
 class Payments:
-    """The trials that asked first for each step, and the seconds that each trial has paid."""
+    """The trials that asked first for each step, which pay for it."""
 
     def __init__(self) -> None:
-        self.used: dict[TrialId, float] = {}  # rounded seconds of workers
-        self._makers: list[TrialId] = []  # the trial that created each node
-        # For each node, the ascending stops up to which it was asked for first, and the trials that asked.
-        self._asked: dict[NodeId, list[tuple[int, TrialId]]] = {}
+        # For each node, the ascending stops up to which it was asked for first, and the trials that asked. A node that
+        # was asked for by its maker alone, as most are, has none.
+        self._asked: dict[NodeId, list[tuple[int, PlannedTrial]]] = {}
 
-    def made(self, trial: TrialId, nodes: int) -> None:
-        """Record that the plan has ``nodes`` nodes now that ``trial`` is added."""
-        self._makers += [trial] * (nodes - len(self._makers))
+    def ask(self, trial: PlannedTrial, node: Node, stop: int) -> None:
+        """Record that the trial is the first to ask for the node beyond its reach so far, up to ``stop``."""
+        asked = self._asked.get(node.id)
+        if asked is None:
+            if trial is node.maker:
+                return
+            asked = self._asked[node.id] = [(node.reach, node.maker)] if node.reach > node.start else []
+        if asked and asked[-1][1] is trial:
+            asked.pop()
+        asked.append((stop, trial))
 
-    def ask(self, trial: TrialId, node: NodeId, stop: int) -> None:
-        """Record that the trial is the first to ask for the node up to ``stop``."""
-        self._asked.setdefault(node, []).append((stop, trial))
-
-    def charge(self, fact: StateReached, waiting: TrialId | None) -> Charge:
+    def charge(self, fact: StateReached, node: Node, waiting: PlannedTrial | None) -> Charge:
         """Charge a reached state to a trial.
 
         Args:
-            waiting: the first trial that waits for the state's evaluation.
+            waiting: the first trial that waits for the state's evaluation, if nothing was trained.
         """
-        payer = waiting if waiting is not None and fact.start == fact.step else self._payer(fact.node, fact.step)
-        charge = charged(fact, payer)
-        self.used[payer] = self.used.get(payer, 0.0) + charge.seconds
+        payer = self._payer(node, fact.step) if waiting is None else waiting
+        charge = charged(fact, payer.id)
+        payer.paid_seconds += charge.seconds
         return charge
 
-    def waste(self, fact: ChainLost) -> Waste:
+    def waste(self, fact: ChainLost, node: Node) -> Waste:
         """Charge discarded training to a trial."""
-        waste = Waste(fact, self._payer(fact.node, fact.step + 1))
-        self.used[waste.trial] = self.used.get(waste.trial, 0.0) + waste.seconds
+        payer = self._payer(node, fact.step + 1)
+        waste = Waste(fact, payer.id)
+        payer.paid_seconds += waste.seconds
         return waste
 
-    def _payer(self, node: NodeId, step: int) -> TrialId:
-        """Return the trial that asked first for the step that leads to ``step``, or else the node's creator."""
-        asked = self._asked.get(node, ())
+    def _payer(self, node: Node, step: int) -> PlannedTrial:
+        """Return the trial that asked first for the step that leads to ``step``, or else the node's maker."""
+        asked = self._asked.get(node.id, ())
         at = bisect_left(asked, step, key=_stop)
-        return asked[at][1] if at < len(asked) else self._makers[node]
+        return asked[at][1] if at < len(asked) else node.maker
 
-    def askers(self, node: NodeId, start: int, stop: int) -> Sequence[tuple[int, int, TrialId]]:
+    def askers(self, node: Node, start: int, stop: int) -> Sequence[tuple[int, int, PlannedTrial]]:
         """Return ``(start, stop, trial)`` for the steps ``[start, stop)`` of a node: who asked for them first, in the
         order of the steps. Steps that no trial asked for are left out."""
-        asked = self._asked.get(node)
-        if asked is None or start >= stop:
+        stop = min(stop, node.reach)
+        if start >= stop:
             return ()
-        if stop <= asked[0][0]:
-            return ((start, stop, asked[0][1]),)
+        asked = self._asked.get(node.id)
+        if asked is None:
+            return ((start, stop, node.maker),)
         found = []
         for index in range(bisect_right(asked, start, key=_stop), len(asked)):
             last, trial = asked[index]

@@ -75,11 +75,12 @@ class SearchPlan:
         self.totals = Totals()
         self.tallies: dict[str, Tally] = {}  # by study
         self.winners = Winners()
-        self._tally_of: dict[TrialId, Tally] = {}
         self.payments = Payments()
         self.failures: list[StageFailed] = []
         self.endings = Endings()
-        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets by driver, until they are answered
+        # Targets by the driver that asked for them last, until they are answered.
+        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}
+        self._targets: dict[tuple[int, ...], tuple[int, ...]] = {}  # of all trials
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
@@ -122,45 +123,44 @@ class SearchPlan:
 
     def _end(self, fact: TrainingEnded) -> None:
         """Take back what trials on the line asked for beyond its end: alone, they would have ended there, too."""
-        self.endings.end(fact, self.nodes[fact.node].states.get(fact.last))
+        self.endings.end(fact, self.nodes[fact.node].state(fact.last))
         ended: dict[TrialId, None] = {}
         for state in self.beyond(fact):
-            ended |= state.unanswered or {}
+            ended |= dict.fromkeys(state.unanswered or ())
             self._release(state)
             state.unanswered = None
         for node, last in lines_beyond(self.nodes[fact.node], fact.step, fact.last):
-            for start, stop, trial in self.payments.askers(node.id, last, node.reach):
-                self.trials[trial].fresh[node.id] -= stop - start
-                self.tally_of(trial).totals.steps_first -= stop - start
+            for start, stop, asker in self.payments.askers(node, last, node.reach):
+                asker.fresh -= stop - start
+                self._tally_of(asker).totals.steps_first -= stop - start
+            maker = self._tally_of(node.maker)
             for tally in self.tallies.values():
-                tally.retract(node, last)
+                tally.retract(node, last, maker)
             self.totals.steps_unique -= max(0, node.reach - last)
             node.reach = min(node.reach, last)
         for trial in ended:
             planned = self.trials[trial]
             self._count(planned, fact.last - planned.asked)
-            planned.targets = {step: known for step, known in planned.targets.items() if step <= fact.last}
-            if fact.outcome == "complete" and not planned.targets.setdefault(fact.last, False):
+            planned.targets = tuple([step for step in planned.targets if step <= fact.last])
+            if fact.outcome == "complete" and fact.last not in planned.targets:
+                planned.targets += (fact.last,)
                 self._answer(planned, fact.last)
 
     def _release(self, state: State) -> None:
         """Let no trial wait for a state any more."""
-        for trial, driver in state.waiting.items():
-            open = self._open.get(driver)
-            if open is not None and open.get((trial, state.step)) is state:
-                del open[trial, state.step]
-        state.release()
+        for trial, driver in self.waiting(state).items():
+            del self._open[driver][trial, state.step]
 
     def _count(self, planned: PlannedTrial, steps: int) -> None:
         """Count more steps as asked of a trial, or fewer."""
         self.totals.steps_asked += steps
-        self.tally_of(planned.id).totals.steps_asked += steps
+        self._tally_of(planned).totals.steps_asked += steps
         planned.asked += steps
 
     def _waste(self, fact: ChainLost) -> Waste:
-        waste = self.payments.waste(fact)
+        waste = self.payments.waste(fact, self.nodes[fact.node])
         self.totals.waste(fact)
-        totals = self.tally_of(waste.trial).totals
+        totals = self._tally_of(self.trials[waste.trial]).totals
         totals.waste(fact)
         totals.paid_seconds += waste.seconds
         if fact.blames:
@@ -203,30 +203,32 @@ class SearchPlan:
         self.ended[fact.trial] = fact
         planned = self.trials.get(fact.trial)
         if planned is not None:
-            self.winners.end(fact, planned.node_at(planned.answered).states.get(planned.answered))
+            self.winners.end(fact, self.result_of(planned))
 
     def _reached(self, fact: StateReached) -> Charge:
         node = self.nodes[fact.node]
-        state = self.ensure_state(node, fact.step)
-        charge = self.payments.charge(fact, next(iter(state.waiting), None))
+        state = node.ensure_state(fact.step)
+        waiting = self.waiting(state) if fact.start == fact.step else ()  # for its evaluation alone
+        charge = self.payments.charge(fact, node, next((self.trials[trial] for trial in waiting), None))
         if self.losses:
             self.losses.pop(StateRef(node.id, fact.start), None)
         if node.trained:
+            maker = self._tally_of(node.maker)
             for tally in self.tallies.values():
-                tally.repace(node, fact)
+                tally.repace(node, fact, maker)
         node.trained += fact.step - fact.start
         node.seconds += fact.own_seconds
         self.totals.reach(fact)
-        totals = self.tally_of(charge.trial).totals
+        totals = self._tally_of(self.trials[charge.trial]).totals
         totals.reach(fact)
         totals.paid_seconds += charge.seconds
         if fact.metrics is not None:
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
+            self._release(state)
             for trial in state.unanswered or ():
                 self._answer(self.trials[trial], fact.step)
             state.unanswered = None
-            self._release(state)
         state.reach(fact)
         if fact.kept is not None:
             self._keep(state, fact.kept)
@@ -253,34 +255,42 @@ class SearchPlan:
     def _add(self, fact: TrialAdded) -> None:
         known = self.trials.get(fact.trial)
         if known is None:
-            path, stops = self._tree.walk(fact)
-            known = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
-            self.trials[fact.trial] = known
-        elif known.steps < fact.steps or dict(known.schedules) != dict(fact.schedules):
+            self.trials[fact.trial] = known = self._tree.add(fact.trial, fact.schedules, fact.steps)
+        elif known.steps < fact.steps or not known.has(fact.schedules, fact.steps):
             # Added again with more or other steps. The steps already asked for are unchanged.
-            known.path, known.stops = self._tree.walk(fact)
-            known.steps, known.schedules = fact.steps, fact.schedules
-        known.keep(fact.keep_at)
-        known.plateaus = fact.plateaus
-        self.payments.made(fact.trial, len(self.nodes))
+            known.last, known.steps = self._tree.walk(known, fact.schedules, fact.steps), fact.steps
+        if fact.keep_at or known.keep_at:
+            known.keep(fact.keep_at)
+        if fact.plateaus or known.plateaus:
+            known.plateaus = fact.plateaus
 
     def forget(self, driver: DriverId) -> None:
         """Drop the chains and targets of a driver that is gone."""
         self.chains = {id: chain for id, chain in self.chains.items() if chain.driver != driver}
-        for (trial, _), state in self._open.pop(driver, {}).items():
-            if state.waiting.get(trial) == driver:
-                del state.waiting[trial]
+        self._open.pop(driver, None)
+
+    def waiting(self, state: State) -> dict[TrialId, DriverId]:
+        """Return the trials that wait for a state's metrics, in the order in which they first asked, and their
+        drivers."""
+        step = state.step
+        return {
+            trial: driver
+            for trial in state.unanswered or ()
+            for driver, open in self._open.items()
+            if (trial, step) in open
+        }
+
+    def waits(self, fact: TargetAsked) -> bool:
+        """Whether the driver waits for the target that it has asked for."""
+        return (fact.trial, fact.step) in self._open.get(fact.driver, ())
 
     def wanted_by(self, driver: DriverId) -> list[State]:
         """Return the states that the driver waits for."""
-        open = self._open.get(driver, {}).items()
-        return list({id(state): state for (trial, _), state in open if state.waiting.get(trial) == driver}.values())
+        return list(dict.fromkeys(self._open.get(driver, {}).values()))
 
     def wanted(self) -> Iterator[State]:
-        """Yield the states that any driver waits for. Amortised O(their number)."""
-        for driver, open in self._open.items():
-            for target in [target for target, state in open.items() if state.waiting.get(target[0]) != driver]:
-                del open[target]
+        """Yield the states that any driver waits for."""
+        for open in self._open.values():
             yield from open.values()
 
     def open_trials(self) -> Iterator[PlannedTrial]:
@@ -294,8 +304,8 @@ class SearchPlan:
         first = chain.spans[0]
         node = self.nodes[first.node]
         if first.start > node.start:
-            return node.states.get(first.start)
-        return None if node.parent is None else node.parent.states.get(first.start)
+            return node.state(first.start)
+        return None if node.parent is None else node.parent.state(first.start)
 
     def will_keep(self, ref: StateRef) -> bool:
         """Whether a running chain will pass this state, and so may keep it (again)."""
@@ -306,13 +316,14 @@ class SearchPlan:
         evaluated state."""
         node = self.nodes[fact.node]
         if isinstance(fact, StageFailed) and fact.evaluating:
-            state = node.states.get(fact.step)
+            state = node.state(fact.step)
             if state is not None:
                 yield state
             return
         last = fact.last if isinstance(fact, TrainingEnded) else fact.step
         for line, passed in lines_beyond(node, fact.step, last):
-            yield from (line.states[at] for at in sorted(line.states) if at > passed)
+            states = line.states
+            yield from (states[at] for at in sorted(states) if at > passed)
 
     def failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
         """Return the failure that currently prevents training ``trial`` to ``step``, if any."""
@@ -324,16 +335,9 @@ class SearchPlan:
 
     # --- asking -------------------------------------------------------------------------------------------
 
-    def ensure_state(self, node: Node, step: int) -> State:
-        """Return the state at ``step`` of ``node``, creating it if needed."""
-        state = node.states.get(step)
-        if state is None:
-            state = node.states[step] = State(node, step)
-        return state
-
     def target(self, trial: TrialId, step: int) -> State:
-        """Return the state of ``trial`` trained to ``step``, creating it if needed. O(log segments)."""
-        return self.ensure_state(self._planned(trial, step).node_at(step), step)
+        """Return the state of ``trial`` trained to ``step``, creating it if needed. O(segments)."""
+        return self._planned(trial, step).node_at(step).ensure_state(step)
 
     def _planned(self, trial: TrialId, step: int) -> PlannedTrial:
         planned = self.trials.get(trial)
@@ -345,7 +349,7 @@ class SearchPlan:
 
     def known(self, trial: TrialId, step: int) -> State | None:
         """Return the state of ``trial`` trained to ``step``, if the plan has it."""
-        return self._planned(trial, step).node_at(step).states.get(step)
+        return self._planned(trial, step).node_at(step).state(step)
 
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. The first trial to ask for a step of a node pays for it. O(segments)."""
@@ -356,38 +360,46 @@ class SearchPlan:
             self._ask_first(planned, step)
         if ending is not None and ending.outcome == "pruned":
             return  # it has no value there
-        state = self.target(fact.trial, step)
-        if state.metrics is None and self.failure_on(fact.trial, step) is None:
-            state.wait(fact.trial, fact.driver)
-            self._open.setdefault(fact.driver, {})[fact.trial, step] = state
-        if planned.targets.setdefault(step, False):
-            return  # a resumed call asks again
+        state = planned.node_at(step).ensure_state(step)
+        known = step in planned.targets  # a resumed call asks again
+        if not known:
+            planned.targets = self._steps_of(planned.targets, step)
         if state.metrics is not None:
-            self._answer(planned, step)
-        elif state.unanswered is None:
-            state.unanswered = {fact.trial: None}
-        else:
-            state.unanswered[fact.trial] = None
+            if not known:
+                self._answer(planned, step)
+            return
+        if not known:
+            if state.unanswered is None:
+                state.unanswered = [planned.id]
+            else:
+                state.unanswered.append(planned.id)
+        if self.endings.failure(planned, step) is None:
+            for open in self._open.values():
+                open.pop((planned.id, step), None)
+            self._open.setdefault(fact.driver, {})[planned.id, step] = state
+
+    def _steps_of(self, before: tuple[int, ...], step: int) -> tuple[int, ...]:
+        """Return the steps with a further one: of trials with equal steps, one and the same tuple."""
+        steps = (*before, step) if not before or before[-1] < step else tuple(sorted((*before, step)))
+        return self._targets.setdefault(steps, steps)
 
     def _ask_first(self, planned: PlannedTrial, step: int) -> None:
         """Account for steps that were not asked of the trial before."""
-        tally = self.tally_of(planned.id)
-        path = list(planned.path_to(step))
-        tally.ask(path)
+        tally = self._tally_of(planned)
         self._count(planned, step - planned.asked)
-        for node, _, stop in path:
+        for node, _, stop in planned.path_to(step):
+            tally.ask(node, stop, tally if node.maker is planned else self._tally_of(node.maker))
             if stop > node.reach:
                 fresh = stop - node.reach
-                planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
+                planned.fresh += fresh
                 self.totals.steps_unique += fresh
                 tally.totals.steps_first += fresh
+                self.payments.ask(planned, node, stop)
                 node.reach = stop
-                self.payments.ask(planned.id, node.id, stop)
 
     def _answer(self, planned: PlannedTrial, step: int) -> None:
-        self.tally_of(planned.id).answer(planned, step, self.step_seconds)
-        self.winners.answer(self.study_of(planned.id), planned.node_at(step).states[step])
-        planned.targets[step] = True
+        self._tally_of(planned).answer(planned, step, self.step_seconds)
+        self.winners.answer(planned.study, planned.node_at(step).ensure_state(step))
         planned.answered = max(planned.answered, step)
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -414,12 +426,22 @@ class SearchPlan:
     def tally(self, study: str) -> Tally:
         return self.tallies.setdefault(study, Tally())
 
-    def tally_of(self, trial: TrialId) -> Tally:
+    def _tally_of(self, trial: PlannedTrial) -> Tally:
         """Return the tally of the trial's study. A trial is proposed before anything is asked of it."""
-        tally = self._tally_of.get(trial)
-        if tally is None:
-            tally = self._tally_of[trial] = self.tally(self.study_of(trial))
-        return tally
+        if not trial.study:
+            trial.study = self.study_of(trial.id)
+        return self.tally(trial.study)
+
+    def shared_until(self, trial: PlannedTrial, step: int) -> Iterator[tuple[Node, int]]:
+        """Yield, for each node on the trial's path, the number of steps up to ``step`` that another trial had asked for
+        first."""
+        for node, start, stop in trial.path_to(min(step, trial.asked)):
+            askers = self.payments.askers(node, start, stop)
+            yield node, sum([end - begin for begin, end, asker in askers if asker is not trial])
+
+    def result_of(self, trial: PlannedTrial) -> State | None:
+        """Return the state of the trial's last result, if it has any."""
+        return trial.node_at(trial.answered).state(trial.answered) if trial.answered else None
 
     def step_seconds(self, node: Node) -> float:
         """Return a node's seconds per step: measured, or its nearest measured ancestor's, or else the average."""

@@ -129,7 +129,7 @@ def answered_steps(planned: PlannedTrial) -> list[int]:
     """Return the trial's targets that have a result, in order."""
     found = []
     for step in sorted(planned.targets):
-        state = planned.node_at(step).states.get(step)
+        state = planned.node_at(step).state(step)
         if state is not None and state.metrics is not None:
             found.append(step)
     return found

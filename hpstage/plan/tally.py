@@ -35,26 +35,37 @@ class StudyTotals(Totals):
 
 @dataclass(slots=True)
 class Tally:
-    """A study's totals, with the state needed to update them."""
+    """A study's totals, with the state needed to update them.
+
+    Most nodes are used by one study alone. What is to be known of them is kept on the node for the study of the trial
+    that made it, and here for other studies.
+    """
 
     totals: StudyTotals = field(default_factory=StudyTotals)
     _reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step asked for
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
-    def ask(self, path: list[tuple[Node, int, int]]) -> None:
-        """Count the distinct steps of a target on ``path``. O(segments)."""
-        for node, start, stop in path:
-            fresh = stop - self._reach.get(node.id, start)
-            if fresh > 0:
-                self.totals.steps_unique += fresh
-                self._reach[node.id] = stop
+    def ask(self, node: Node, stop: int, maker: Tally) -> None:
+        """Count the distinct steps of a target on a node, before its reach is extended.
 
-    def retract(self, node: Node, last: int) -> None:
-        """Take back the steps of a node beyond ``last``: its training has ended there."""
-        beyond = self._reach.get(node.id, last) - last
+        Args:
+            maker: the tally of the study whose trial made the node.
+        """
+        fresh = stop - self._reach.get(node.id, node.reach if maker is self else node.start)
+        if fresh > 0:
+            self.totals.steps_unique += fresh
+            if maker is not self or node.id in self._reach:
+                self._reach[node.id] = stop
+            if maker is not self and stop > node.reach:
+                maker._reach.setdefault(node.id, node.reach)  # from now on, they differ
+
+    def retract(self, node: Node, last: int, maker: Tally) -> None:
+        """Take back the steps of a node beyond ``last``, where its training has ended, before its reach is."""
+        beyond = self._reach.get(node.id, node.reach if maker is self else last) - last
         if beyond > 0:
             self.totals.steps_unique -= beyond
-            self._reach[node.id] = last
+            if node.id in self._reach:
+                self._reach[node.id] = last
 
     def answer(self, trial: PlannedTrial, step: int, pace: Callable[[Node], float]) -> None:
         """Count an answered target, once per target. O(segments).
@@ -69,12 +80,15 @@ class Tally:
         for node, start, stop in trial.path_to(step):
             if stop > before:
                 steps = stop - max(start, before)
-                self._answered[node.id] = self._answered.get(node.id, 0) + steps
+                if node.maker.study == trial.study:
+                    node.answered += steps
+                else:
+                    self._answered[node.id] = self._answered.get(node.id, 0) + steps
                 self.totals.alone_train_seconds += steps * pace(node)
 
-    def repace(self, node: Node, fact: StateReached) -> None:
+    def repace(self, node: Node, fact: StateReached, maker: Tally) -> None:
         """Update estimates before folding ``fact``, which changes the seconds per step of a node trained before."""
-        steps = self._answered.get(node.id)
+        steps = node.answered if maker is self else self._answered.get(node.id)
         if steps:
             after = (node.seconds + fact.own_seconds) / (node.trained + fact.step - fact.start)
             self.totals.alone_train_seconds += steps * (after - node.seconds / node.trained)

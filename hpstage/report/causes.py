@@ -116,7 +116,7 @@ def causes_of(book: Book) -> Causes:
 
     spent = book.spent
     load, save, wasted = spent.load, spent.save, spent.wasted
-    used = sum((account.plan.payments.used.get(id, 0.0) for id in book.trials), 0.0)
+    used = sum((account.plan.trials[id].paid_seconds for id in book.trials), 0.0)
     live = _live(book)
     again, again_steps, unanswered = _beyond(book)
     changed = spent.exchange - spent.fused
@@ -159,29 +159,27 @@ def _shared(
 ) -> tuple[float, int, float, int]:
     """Return the seconds and steps that another trial was asked for first, of the same study and of other studies."""
     plan = account.plan
-    mine, fresh = trial.id, trial.fresh
+    mine = trial.id
     study = study_of[mine]
     same = others = 0.0
     same_steps = others_steps = 0
     for node, start, stop in trial.path_to(answered[-1]):
-        if fresh.get(node.id, 0) == node.reach - node.start:
-            continue  # everything ever asked of the node was asked of this trial first
         cost = plan.step_seconds(node)
-        for begin, end, asker in account.plan.payments.askers(node.id, start, stop):
-            if asker == mine:
+        for begin, end, asker in plan.payments.askers(node, start, stop):
+            if asker is trial:
                 continue
-            if study_of[asker] == study:
+            if study_of[asker.id] == study:
                 same += (end - begin) * cost
                 same_steps += end - begin
             else:
                 others += (end - begin) * cost
                 others_steps += end - begin
     for step in answered:
-        asker = account.targeted[trial.node_at(step).id, step]
-        if asker == mine:
+        first = account.targeted[trial.node_at(step).id, step]
+        if first == mine:
             continue
         evaluation = plan.totals.average_evaluate_seconds
-        if study_of[asker] == study:
+        if study_of[first] == study:
             same += evaluation
         else:
             others += evaluation
@@ -204,9 +202,16 @@ def _beyond(book: Book) -> tuple[float, int, float]:
     again = unanswered = 0.0
     again_steps = 0
     account, answered = book.account, book.answered
+    plan = account.plan
     last = {id: results[-1] if results else 0 for id, results in answered.items()}
     # On all other nodes, every step has a result at or after it for the trial that was asked for it first.
-    behind = {node for id, trial in account.plan.trials.items() if last[id] < trial.asked for node in trial.fresh}
+    behind = {
+        node.id
+        for id, trial in plan.trials.items()
+        if last[id] < trial.asked
+        for node, start, stop in trial.path_to(trial.asked)
+        if any(asker is trial for _, _, asker in plan.payments.askers(node, start, stop))
+    }
     trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
     for charge in account.charges:
         fact = charge.fact
@@ -232,9 +237,9 @@ def _beyond(book: Book) -> tuple[float, int, float]:
             again += rounded(fact.own_seconds * repeated / (stop - start))
         if id in behind:
             vain = sum(
-                end - max(begin, min(end, last[asker]))
+                end - max(begin, min(end, last[asker.id]))
                 for part in fresh
-                for begin, end, asker in account.plan.payments.askers(id, *part)
+                for begin, end, asker in plan.payments.askers(plan.nodes[id], *part)
             )
             unanswered += rounded(fact.own_seconds * vain / (stop - start))
     return again, again_steps, unanswered

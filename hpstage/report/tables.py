@@ -90,7 +90,7 @@ def trials(book: Book) -> Table:
             if proposed.fork is not None:
                 donor, forked_at = proposed.fork.donor, proposed.fork.step
             params.put(row, proposed.params)
-        alone, used = book.alone[id], account.plan.payments.used.get(id, 0.0)
+        alone, used = book.alone[id], account.plan.trials[id].paid_seconds
         rows.append(
             (
                 account.plan.study_of(id),
@@ -191,7 +191,7 @@ def states(book: Book) -> Table:
                     node.id,
                     step,
                     account.plan.key(node, step) if state.kept is None else state.kept.key,
-                    len(state.waiting),
+                    len(account.plan.waiting(state)),
                     None if state.kept is None else state.kept.bytes,
                     None if lost is None else lost.reason if not lost.message else f"{lost.reason}: {lost.message}",
                 )

@@ -171,7 +171,7 @@ class ChainBuilder:
                 ahead += 1
             if marks[ahead] == step:
                 continue
-            parts_here = step in line.node.children
+            parts_here = line.node.parts_at(step)
             chance = 0.5 if parts_here else self._plan.partings[step] / len(self._plan.nodes)
             if (step - last) * line.cost * chance > price:
                 found.append(step)

@@ -79,7 +79,7 @@ class Reports:
 
     def differs(self, reached: StateReached) -> bool:
         """Whether the state was kept before with different content."""
-        state = self._plan.nodes[reached.node].states.get(reached.step)
+        state = self._plan.nodes[reached.node].state(reached.step)
         known = None if state is None else state.digest
         return known is not None and reached.kept is not None and known != reached.kept.digest
 

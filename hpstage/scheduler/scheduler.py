@@ -297,17 +297,16 @@ class Scheduler:
 
     def _ask(self, fact: TargetAsked) -> list[Answer]:
         self._plan.apply(fact)
-        state = self._plan.known(fact.trial, fact.step)
-        if state is not None and fact.trial in state.waiting:
-            self._tree.want(state.node, fact.step)
+        if self._plan.waits(fact):
+            self._tree.want(self._plan.trials[fact.trial].node_at(fact.step), fact.step)
             return []
         known = self.known(fact.trial, fact.step) if fact.driver == self.driver else None
         return [] if known is None else [known]
 
     def _reached(self, fact: StateReached) -> list[Answer]:
         node = self._plan.nodes[fact.node]
-        state = self._plan.ensure_state(node, fact.step)
-        waiting = dict(state.waiting)
+        state = node.ensure_state(fact.step)
+        waiting = self._plan.waiting(state)
         self._plan.apply(fact)
         if fact.kept is not None:
             self._tree.kept(node, fact.step)
@@ -345,9 +344,14 @@ class Scheduler:
         mine = (trial for trial, driver in waiting.items() if driver == self.driver)
         return [Answer(trial, state.step, metrics, failure) for trial in mine]
 
+    def _waiting_beyond(self, fact: StageFailed | TrainingEnded) -> list[tuple[State, dict[TrialId, DriverId]]]:
+        """Return the states that are out of reach now and that trials wait for, each with these."""
+        beyond = ((state, self._plan.waiting(state)) for state in self._plan.beyond(fact))
+        return [(state, waiting) for state, waiting in beyond if waiting]
+
     def _fail(self, fact: StageFailed) -> list[Answer]:
         """Fold a failure of the user's code. If it was in training, every state beyond is out of reach."""
-        out_of_reach = [(state, dict(state.waiting)) for state in self._plan.beyond(fact) if state.waiting]
+        out_of_reach = self._waiting_beyond(fact)
         self._plan.apply(fact)
         return [
             answer for state, waiting in out_of_reach for answer in self._answer(state, waiting, None, fact.failure)
@@ -355,7 +359,7 @@ class Scheduler:
 
     def _end(self, fact: TrainingEnded) -> list[Answer]:
         """Fold an end of training: every state beyond is out of reach."""
-        out_of_reach = [(state, dict(state.waiting)) for state in self._plan.beyond(fact) if state.waiting]
+        out_of_reach = self._waiting_beyond(fact)
         self._plan.apply(fact)
         answers: list[Answer] = []
         for state, waiting in out_of_reach:
@@ -398,7 +402,7 @@ class Scheduler:
         wanted = self._plan.wanted_by(fact.driver)
         self._plan.apply(fact)
         for state in wanted:
-            if not state.waiting:
+            if not self._plan.waiting(state):
                 self._tree.unwant(state.node, state.step)
 
     # --- carrying out -------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ class StageTree:
         line = self.line(node)
         line.sources.discard(step)
         self._drop_head(line, step)
-        for child in node.children.get(step, {}).values():
+        for child in node.children_at(step):
             below = self.line(child)
             self._drop_head(below, step)
             if below.needy:
@@ -427,7 +427,7 @@ class StageTree:
                 assert step > node.start
                 assert wanted.evaluate or wanted.children
                 if wanted.evaluate:
-                    assert node.states[step].waiting
+                    assert self._plan.waiting(node.states[step])
                 for id, child in wanted.children.items():
                     assert child.needy and child.node.id == id and child.node.start == step
                     assert step not in line.sources

@@ -389,7 +389,7 @@ class Session:
                 steps = ending.last  # training has ended itself, after the last value told or with it
             if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
                 state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
-            shared = list(planned.shared_until(steps))
+            shared = list(self._driver.plan.shared_until(planned, steps))
             saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
             attrs = {
                 "hpstage:steps": steps,

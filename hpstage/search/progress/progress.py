@@ -198,7 +198,7 @@ def _growth(trials: Sequence[SessionTrial], plan: SearchPlan) -> float:
         trial = trials[(2 * index + 1) * len(trials) // (2 * count)]
         planned = plan.trials.get(trial.id)
         if planned is not None and (trial.finished or planned.asked == planned.steps):
-            halves[2 * index >= count].append(sum(planned.fresh.values()))
+            halves[2 * index >= count].append(planned.fresh)
     return growth(*halves)
 
 

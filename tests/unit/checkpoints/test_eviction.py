@@ -454,7 +454,7 @@ def test_a_budget_that_cannot_be_kept_is_looked_at_once_in_as_many_facts_as_ther
         plan.apply(TrialAdded(id, {"a": s.constant(number)}, 2))
         plan.apply(proposed(id))
         plan.apply(TargetAsked(id, 1))
-        node = plan.trials[id].path[0]
+        node = plan.trials[id].last.ancestry()[0]
         kept = Kept(plan.key(node, 1), 1, "")
         plan.apply(
             StateReached(ChainId("c"), WorkerId("w"), node.id, 0, 1, 0.0, 1.0, metrics={"value": 0.0}, kept=kept)

@@ -87,7 +87,7 @@ class Oracle:
             for step in range(1, planned.steps + 1):
                 node = planned.node_at(step)
                 state = node.states.get(step)
-                if state is not None and state.waiting:
+                if state is not None and self.plan.waiting(state):
                     found.add(self.nearest(self.prefix(planned, step)))
                 below[node.id] = max(below.get(node.id, ()), self.prefix(planned, step), key=len)
         for chain in self.plan.chains.values():
@@ -213,7 +213,7 @@ def test_what_a_chain_starts_from_is_needed_until_the_chain_tells_of_something()
 def test_a_state_that_a_chain_is_on_its_way_to_is_needed() -> None:
     search = plan_of_two()
     search.driver.log.write([ended("study/0"), ended("study/1")])
-    node = search.plan.trials[TrialId("study/0")].path[0]
+    node = search.plan.trials[TrialId("study/0")].last.ancestry()[0]
     begun = ChainStarted(ChainId("other-1"), DriverId("other"), WorkerId("w"), (Span(node.id, 0, 4),), 0.0)
     search.driver.log.write([begun])
     assert needed_steps(search) == [4]

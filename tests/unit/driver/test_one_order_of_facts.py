@@ -60,9 +60,9 @@ def fields(value: Any, but: set[str] = _DERIVED) -> list[tuple[str, Any]]:
 
 
 def reference(name: str, value: Any) -> Any:
-    """Nodes and states within others, by their names."""
-    if name == "path":
-        return [node.id for node in value]
+    """Nodes, states and trials within others, by their names."""
+    if name in ("last", "maker"):
+        return value.id
     if name == "reached":
         return None if value is None else value.ref
     if name == "kept" and isinstance(value, dict):
@@ -205,4 +205,4 @@ def test_what_is_asked_is_folded_when_it_is_written() -> None:
     assert portrait(study.plan) == portrait(open_plan(study.driver.log.journal, WORKLOAD, {}))
     assert not study.plan.trials[added.trial].targets
     study.driver.log.write([DriverLeft(DriverId("nobody"), 0.0, "gone")])
-    assert study.plan.trials[added.trial].targets == {8: False}
+    assert study.plan.trials[added.trial].targets == (8,)

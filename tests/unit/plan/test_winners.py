@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage.plan.facts import NodeId, SearchStarted, TrialEnded, TrialId
-from hpstage.plan.nodes import Node, State
+from hpstage.plan.nodes import Node, PlannedTrial, State
 from hpstage.plan.winners import Winners
 
-NODE = Node(NodeId(0), None, 0, (), (), ())
+NODE = Node(NodeId(0), None, 0, (), (), None, PlannedTrial(TrialId("study/0"), 1))
 Direction = Literal["minimize", "maximize"]
 
 

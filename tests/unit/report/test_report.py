@@ -384,7 +384,7 @@ def test_failures_are_shown_with_their_trials_and_their_traceback(tmp_path: Path
     run.driver.add([trial(i, {"a": s.piecewise({0: 1, 4: i}), "b": s.constant(i // 2)}, 8) for i in range(4)])
     for i in range(4):
         run.driver.log.write([TargetAsked(TrialId(f"study/{i}"), 8)])
-    path = run.plan.trials[TrialId("study/1")].path
+    path = run.plan.trials[TrialId("study/1")].last.ancestry()
     long = "first line\n" + "x" * 30_000 + HOSTILE
     raised = [
         StageFailed(path[0].id, 2, False, UserFailure(f"ValueError: {HOSTILE}", long)),
@@ -418,7 +418,7 @@ def test_failures_of_another_study_are_not_a_studys(tmp_path: Path) -> None:
     search(journal, name="one", n_trials=3)
     book = open_book(journal)
     ended = book.account.plan.trials[TrialId("one/0")]
-    write(journal, StageFailed(ended.path[-1].id, 33, False, UserFailure("ValueError: beyond", "")))
+    write(journal, StageFailed(ended.last.id, 33, False, UserFailure("ValueError: beyond", "")))
     search(journal, name="two", n_trials=3)
     assert failures_of(open_book(journal, "two")) == []
     assert len(failures_of(open_book(journal))) == 1

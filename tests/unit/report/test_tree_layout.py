@@ -38,7 +38,7 @@ def test_descendants_follow_a_branch_and_every_trials_path_is_connected(values: 
         parent = branch.lane.node.parent
         assert branch.parent == (ROOT if parent is None else layout.place[parent.id])
     for id, leaf in layout.leaves.items():
-        path = [layout.place[node.id] for node in layout.book.trials[id].path]
+        path = [layout.place[node.id] for node in layout.book.trials[id].last.ancestry()]
         assert path[-1] == leaf and [branches[i].parent for i in path] == [ROOT, *path[:-1]]
 
 

@@ -249,7 +249,7 @@ def test_a_state_that_was_kept_as_another_is_refused_and_nothing_is_folded() -> 
     search = Search(SimulatedExecutor(1))
     search.driver.add([trial(0, {"a": s.constant(1)}, 8), trial(1, {"a": s.constant(2)}, 8)])
     plan = search.driver.plan
-    one, other = plan.trials[TrialId("study/0")].path[0], plan.trials[TrialId("study/1")].path[0]
+    one, other = plan.trials[TrialId("study/0")].last.ancestry()[0], plan.trials[TrialId("study/1")].last.ancestry()[0]
     for key in (plan.key(other, 4), plan.key(one, 5)):
         with pytest.raises(InternalError, match=f"was kept as {key}"):
             check(plan, StateReached(ChainId("c"), WorkerId("w"), one.id, 0, 4, 1.0, 1.0, kept=Kept(key, 1, "")))
