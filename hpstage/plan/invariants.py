@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hpstage.plan.nodes import distinct
 from hpstage.plan.plan import SearchPlan
+from hpstage.schedule.scalars import distinct
 
 
 def validate(plan: SearchPlan) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hpstage.plan.facts import NodeId, StateKey, TrialId
 from hpstage.plan.keys import History
-from hpstage.plan.nodes import Node, PlannedTrial, distinct
+from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.ordered import Ordered
 from hpstage.schedule import Schedule, agreement
 from hpstage.schedule.forms import Constant, Form
-from hpstage.schedule.scalars import same
+from hpstage.schedule.scalars import distinct, same
 from hpstage.schedule.trial import pieces
 
 
@@ -41,25 +41,26 @@ class NodeTree:
         O(segments)."""
         names = tuple(sorted(schedules))
         node: Node | None = None
-        for start, stop, forms in pieces([schedules[name] for name in names], steps):
-            step, fixed = start, _fixed(forms)
+        for step, stop, forms, first in pieces([schedules[name] for name in names], steps):
+            constant = first is not None
             while step < stop:
-                if node is not None and fixed is not None and node.is_constant:
-                    if fixed == node.first:
-                        break
-                elif node is not None:
-                    agreed = _agreement(forms, node.forms, step, stop)
-                    if agreed == stop:
-                        break
-                    if agreed > step:
+                if node is not None:
+                    if constant and node.curves is None:
+                        if first == node.first:
+                            break
+                    elif (agreed := _agreement(forms, node.forms, step, stop)) > step:
                         step = agreed
                         continue
-                first = tuple([distinct(form.value(step)) for form in forms]) if fixed is None else fixed
-                varying = forms if fixed is None else None
+                if not constant:
+                    first = tuple([distinct(form.value(step)) for form in forms])
+                assert first is not None
                 if node is None:
-                    node = self._root(names, first, varying, trial)
+                    node = self._root(names, first, None if constant else tuple(forms), trial)
                 else:
-                    node = self._child(node, step, first, varying, trial)
+                    child = self._begun.get((node.id, step, first))
+                    node = child or self._child(node, step, first, None if constant else tuple(forms), trial)
+                if constant and node.curves is None:
+                    break  # they agree to the end
         assert node is not None
         return node
 
@@ -77,32 +78,19 @@ class NodeTree:
     def _child(
         self, parent: Node, step: int, first: tuple[object, ...], forms: tuple[Form, ...] | None, maker: PlannedTrial
     ) -> Node:
-        key = parent.id, step, first
-        child = self._begun.get(key)
-        if child is None:
-            # The names are the parent's own: equal ones of each trial would take as much memory again as the values.
-            child = self._begun[key] = Node(NodeId(len(self.nodes)), parent, step, parent.names, first, forms, maker)
-            self.nodes.append(child)
-            parent.attach(child)
-            others = self.partings.get(step, 0)
-            if not others:
-                self.milestones.add(step)
-            self.partings[step] = others + 1
+        # The names are the parent's own: equal ones of each trial would take as much memory again as the values.
+        child = Node(NodeId(len(self.nodes)), parent, step, parent.names, first, forms, maker)
+        self._begun[parent.id, step, first] = child
+        self.nodes.append(child)
+        parent.attach(child)
+        others = self.partings.get(step, 0)
+        if not others:
+            self.milestones.add(step)
+        self.partings[step] = others + 1
         return child
 
 
-def _fixed(forms: tuple[Form, ...]) -> tuple[object, ...] | None:
-    """Return the values of forms of which none varies, as for look-ups; ``None`` if one does."""
-    values: list[object] = []
-    for form in forms:
-        if form.__class__ is not Constant:
-            return None
-        value = form.scalar
-        values.append(distinct(value) if value.__class__ is bool else value)
-    return tuple(values)
-
-
-def _agreement(forms: tuple[Form, ...], others: tuple[Form, ...], start: int, stop: int) -> int:
+def _agreement(forms: Iterable[Form], others: Iterable[Form], start: int, stop: int) -> int:
     """Return the first step in ``[start, stop)`` at which the values of any pair differ, or ``stop`` if none does."""
     for mine, other in zip(forms, others, strict=True):
         if mine is other:

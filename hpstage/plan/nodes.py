@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 
 from hpstage.plan.facts import Kept, NodeId, StateReached, StateRef, TrialId
@@ -13,7 +12,7 @@ from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
 from hpstage.schedule import Constant, Form, Plateau, Scalar, Schedule, Segment
-from hpstage.schedule.scalars import same
+from hpstage.schedule.scalars import plain, same
 
 # A plan has many nodes, states and trials, and few of them have all that they may have: a collection is made by the
 # method that first adds to it. Until then these stand in its place, and are never changed.
@@ -21,17 +20,6 @@ _NONE: Ordered[int] = Ordered()
 _NO_CHILDREN: Sequence[Node] = ()
 _NO_STATES: dict[int, State] = {}
 _NO_PLATEAUS: Mapping[str, Plateau] = {}
-_TRUE, _FALSE = object(), object()  # stand in for booleans in look-ups, since True == 1 in Python
-
-
-def distinct(value: Scalar) -> object:
-    """Return a value as for look-ups, in which all that are not the same must differ."""
-    return value if value.__class__ is not bool else (_TRUE if value else _FALSE)
-
-
-def _plain(value: object) -> Scalar:
-    """Undo :func:`distinct`."""
-    return True if value is _TRUE else False if value is _FALSE else value  # type: ignore[return-value]
 
 
 class State:
@@ -70,17 +58,17 @@ class Node:
     Args:
         names: of the hyper-parameters, sorted.
         first: their values at its start, as for look-ups.
-        forms: theirs, in the order of names; ``None`` if none varies.
+        curves: their forms, in the order of names, if any varies.
         maker: the trial with which it began.
     """
 
     __slots__ = (
-        "_forms",
         "_history",
         "_states",
         "_trail",
         "answered",
         "children",
+        "curves",
         "first",
         "id",
         "keep_at",
@@ -100,7 +88,7 @@ class Node:
         start: int,
         names: tuple[str, ...],
         first: tuple[object, ...],
-        forms: tuple[Form, ...] | None,
+        curves: tuple[Form, ...] | None,
         maker: PlannedTrial,
     ) -> None:
         self.id = id
@@ -108,7 +96,7 @@ class Node:
         self.start = start
         self.names = names
         self.first = first
-        self._forms = forms
+        self.curves = curves
         self.maker = maker
         self.children = _NO_CHILDREN  # in the order of their starts
         self._states: State | dict[int, State] = _NO_STATES  # most have one
@@ -123,24 +111,19 @@ class Node:
     @property
     def forms(self) -> tuple[Form, ...]:
         """The forms of the hyper-parameters, in the order of their names."""
-        return tuple([Constant(_plain(value)) for value in self.first]) if self._forms is None else self._forms
+        return tuple([Constant(plain(value)) for value in self.first]) if self.curves is None else self.curves
 
     @property
     def varying(self) -> tuple[int, ...]:
         """The indices of the hyper-parameters whose values vary."""
-        if self._forms is None:
+        if self.curves is None:
             return ()
-        return tuple([i for i, form in enumerate(self._forms) if form.__class__ is not Constant])
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether no value varies."""
-        return self._forms is None
+        return tuple([i for i, form in enumerate(self.curves) if form.__class__ is not Constant])
 
     def values(self, step: int) -> tuple[Scalar, ...]:
-        if self._forms is None:
-            return tuple([_plain(value) for value in self.first])
-        return tuple([form.value(step) for form in self._forms])
+        if self.curves is None:
+            return tuple([plain(value) for value in self.first])
+        return tuple([form.value(step) for form in self.curves])
 
     def hyperparameters(self, step: int) -> dict[str, Scalar]:
         return dict(zip(self.names, self.values(step), strict=True))
@@ -224,10 +207,10 @@ class Node:
                 if not same(now, then)
             ]
             self._history = history.changed(self.start, changed) if changed else history
-        if self._forms is None:
+        if self.curves is None:
             return self._history
         if self._trail is None:
-            self._trail = Trail(self._history, self.start, dict(zip(self.names, self._forms, strict=True)))
+            self._trail = Trail(self._history, self.start, dict(zip(self.names, self.curves, strict=True)))
         return self._trail.before(step)
 
 
@@ -244,21 +227,35 @@ def lines_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]
         below += [(child, child.start, child.start) for child in line.children if child.start > step]
 
 
-@dataclass(slots=True, eq=False)
 class PlannedTrial:
     """A trial's path through the tree: that of its last node's line, up to its last step."""
 
-    id: TrialId
-    steps: int
-    last: Node = field(init=False)
-    study: str = ""  # empty until anything is asked of it
-    keep_at: tuple[int, ...] = ()
-    plateaus: Mapping[str, Plateau] = field(default_factory=lambda: _NO_PLATEAUS)
-    targets: tuple[int, ...] = ()  # steps asked for, ascending
-    asked: int = 0  # the farthest target
-    answered: int = 0  # the farthest target with a result
-    fresh: int = 0  # steps that it was the first trial to ask for
-    paid_seconds: float = 0.0  # of workers, rounded
+    __slots__ = (
+        "answered",
+        "asked",
+        "fresh",
+        "id",
+        "keep_at",
+        "last",
+        "paid_seconds",
+        "plateaus",
+        "steps",
+        "study",
+        "targets",
+    )
+
+    def __init__(self, id: TrialId, steps: int) -> None:
+        self.id = id
+        self.steps = steps
+        self.last: Node  # set as it is added to the tree
+        self.study = ""  # empty until anything is asked of it
+        self.keep_at: tuple[int, ...] = ()
+        self.plateaus = _NO_PLATEAUS
+        self.targets: tuple[int, ...] = ()  # steps asked for, ascending
+        self.asked = 0  # the farthest target
+        self.answered = 0  # the farthest target with a result
+        self.fresh = 0  # steps that it was the first trial to ask for
+        self.paid_seconds = 0.0  # of workers, rounded
 
     @property
     def schedules(self) -> dict[str, Schedule]:

@@ -388,7 +388,8 @@ class SearchPlan:
         tally = self._tally_of(planned)
         self._count(planned, step - planned.asked)
         for node, _, stop in planned.path_to(step):
-            tally.ask(node, stop, tally if node.maker is planned else self._tally_of(node.maker))
+            if stop > node.reach or node.maker.study != planned.study or tally.reach:
+                tally.ask(node, stop, self._tally_of(node.maker))
             if stop > node.reach:
                 fresh = stop - node.reach
                 planned.fresh += fresh
@@ -424,7 +425,10 @@ class SearchPlan:
         return proposed.study if proposed is not None else trial.rpartition("/")[0]
 
     def tally(self, study: str) -> Tally:
-        return self.tallies.setdefault(study, Tally())
+        tally = self.tallies.get(study)
+        if tally is None:
+            tally = self.tallies[study] = Tally()
+        return tally
 
     def _tally_of(self, trial: PlannedTrial) -> Tally:
         """Return the tally of the trial's study. A trial is proposed before anything is asked of it."""

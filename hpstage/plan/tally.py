@@ -42,7 +42,7 @@ class Tally:
     """
 
     totals: StudyTotals = field(default_factory=StudyTotals)
-    _reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step asked for
+    reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step asked for, unless it is the node's
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
     def ask(self, node: Node, stop: int, maker: Tally) -> None:
@@ -51,21 +51,21 @@ class Tally:
         Args:
             maker: the tally of the study whose trial made the node.
         """
-        fresh = stop - self._reach.get(node.id, node.reach if maker is self else node.start)
+        fresh = stop - self.reach.get(node.id, node.reach if maker is self else node.start)
         if fresh > 0:
             self.totals.steps_unique += fresh
-            if maker is not self or node.id in self._reach:
-                self._reach[node.id] = stop
+            if maker is not self or node.id in self.reach:
+                self.reach[node.id] = stop
             if maker is not self and stop > node.reach:
-                maker._reach.setdefault(node.id, node.reach)  # from now on, they differ
+                maker.reach.setdefault(node.id, node.reach)  # from now on, they differ
 
     def retract(self, node: Node, last: int, maker: Tally) -> None:
         """Take back the steps of a node beyond ``last``, where its training has ended, before its reach is."""
-        beyond = self._reach.get(node.id, node.reach if maker is self else last) - last
+        beyond = self.reach.get(node.id, node.reach if maker is self else last) - last
         if beyond > 0:
             self.totals.steps_unique -= beyond
-            if node.id in self._reach:
-                self._reach[node.id] = last
+            if node.id in self.reach:
+                self.reach[node.id] = last
 
     def answer(self, trial: PlannedTrial, step: int, pace: Callable[[Node], float]) -> None:
         """Count an answered target, once per target. O(segments).

@@ -65,6 +65,19 @@ def same(a: Scalar, b: Scalar) -> bool:
     return a == b and (a.__class__ is bool) is (b.__class__ is bool)
 
 
+_TRUE, _FALSE = object(), object()
+
+
+def distinct(value: Scalar) -> object:
+    """Return a value as for look-ups: values that are not the same differ. (Python holds that ``True == 1``.)"""
+    return value if value.__class__ is not bool else _TRUE if value else _FALSE
+
+
+def plain(value: object) -> Scalar:
+    """Undo :func:`distinct`."""
+    return True if value is _TRUE else False if value is _FALSE else value  # type: ignore[return-value]
+
+
 def finite(value: float) -> int | float:
     """Return a float in canonical form; ScheduleError for NaN and infinities."""
     if value.is_integer():

@@ -6,24 +6,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from hpstage.errors import ScheduleError
-from hpstage.schedule import Form, Schedule
+from hpstage.schedule import Constant, Form, Schedule
+from hpstage.schedule.scalars import distinct
 
 
-def pieces(schedules: Sequence[Schedule], steps: int) -> Iterator[tuple[int, int, tuple[Form, ...]]]:
-    """Yield ``(start, stop, forms)`` for each range within ``[0, steps)`` on which no schedule changes its form."""
-    forms = [schedule.segments[0].form for schedule in schedules]
+def pieces(
+    schedules: Sequence[Schedule], steps: int
+) -> Iterator[tuple[int, int, list[Form], tuple[object, ...] | None]]:
+    """Yield ``(start, stop, forms, values)`` for each range in ``[0, steps)`` on which no schedule changes its form.
+
+    It is one list of forms, which changes from range to range. ``values``: their values, as for look-ups, if none of
+    them varies.
+    """
+    forms: list[Form] = [schedule.segments[0].form for schedule in schedules]
     joints: list[tuple[int, int, Form]] = []  # (step, index of the schedule, its form from there on)
     for index, schedule in enumerate(schedules):
-        if len(schedule.segments) > 1:
-            joints += [(begin, index, form) for begin, _, form in schedule.pieces()[1:] if begin < steps]
+        begin = 0
+        for segment in schedule.segments:
+            if 0 < begin < steps:
+                joints.append((begin, index, segment.form))
+            begin += segment.length or 0
     joints.sort(key=_step)
+    values: list[object] = [distinct(form.scalar) if form.__class__ is Constant else None for form in forms]
+    varying = sum([form.__class__ is not Constant for form in forms])
     start = 0
     for step, index, form in joints:
         if step > start:
-            yield start, step, tuple(forms)
+            yield start, step, forms, None if varying else tuple(values)
             start = step
+        if form.__class__ is Constant:
+            scalar = form.scalar
+            values[index] = scalar if scalar.__class__ is not bool else distinct(scalar)
+            varying -= forms[index].__class__ is not Constant
+        else:
+            varying += forms[index].__class__ is Constant
         forms[index] = form
-    yield start, steps, tuple(forms)
+    yield start, steps, forms, None if varying else tuple(values)
 
 
 _step = itemgetter(0)
