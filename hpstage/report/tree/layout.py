@@ -78,7 +78,7 @@ class Layout:
         book, trial = self.book, self.book.trials[id]
         if id in book.values:
             return book.values[id][0]
-        state = trial.node_at(trial.answered).states.get(trial.answered) if trial.answered else None
+        state = self.book.account.plan.result_of(trial)
         value = None if state is None or state.metrics is None else state.metrics.get(book.metric or "")
         return None if value is None or not math.isfinite(value) else value
 
