@@ -37,7 +37,7 @@ _STEPS = 120
 _WORKERS = 12
 _FAILS = 61  # one of so many branches cannot be evaluated at its end
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_COLOURS = 128  # of a picture that is kept: text and lines look the same, in a third of the bytes
+_COLOURS = 255  # of a picture that is kept: text and lines look the same, in a third of the bytes
 _TIMEOUT = 120_000  # milliseconds that a page may take on a busy machine
 
 

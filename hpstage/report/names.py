@@ -1,12 +1,18 @@
-"""Names typed by users, as shown in pictures."""
+"""Names as pictures and tables show them: those typed by users, of trials and of workers."""
 
 from __future__ import annotations
 
-from hpstage.plan.facts import TrialId
+import re
+from collections.abc import Iterable
+
+from hpstage.plan.facts import TrialId, WorkerId
+from hpstage.plan.messages import host_of
+from hpstage.report.account import Account
 from hpstage.report.book import Book
 from hpstage.text import clean
 
 _MOST = 60  # maximum number of characters of a name
+_ADDRESS = re.compile(r"\w+://(?P<host>\[[^\]]*\]|[^:/\[]+):\d+")
 
 
 def plain(name: object, most: int = _MOST) -> str:
@@ -19,3 +25,26 @@ def trial_name(book: Book, trial: TrialId) -> str:
     """Return the trial's number in its study, or the end of its id if it has no number."""
     number = book.number(trial)
     return plain(trial.rpartition("/")[2], 12) if number is None else str(number)
+
+
+def workers_in_order(account: Account) -> list[WorkerId]:
+    """Return the workers of a plan in the order in which they started to train: one may occur several times."""
+    return [host_of(chain.worker) for chain in account.chains.values()]
+
+
+def worker_names(workers: Iterable[WorkerId]) -> dict[WorkerId, str]:
+    """Return names for workers: of those named by their address, host and number (``10.0.0.3 #2``), since a port tells
+    nobody anything. They are numbered in the order given."""
+    found: dict[WorkerId, str] = {}
+    on: dict[str, int] = {}
+    for worker in workers:
+        if worker in found:
+            continue
+        address = _ADDRESS.fullmatch(worker)
+        if address is None:
+            found[worker] = clean(worker)
+        else:
+            host = clean(address["host"])
+            on[host] = on.get(host, 0) + 1
+            found[worker] = f"{host} #{on[host]}"
+    return found

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpstage.driver.differences import explain
-from hpstage.plan.facts import SearchStarted, TrialId
+from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
+from hpstage.report.failures import Cause, by_cause, failed_otherwise
 from hpstage.report.pictures import Picture
 from hpstage.report.studies import study_rows
 from hpstage.report.sums import failures_of
@@ -24,13 +26,14 @@ _PIECES = 12  # number of pieces of a schedule shown
 _TEXT = 300  # number of characters of a value or a summary
 
 
-def page(book: Book, saved: Savings, pictures: Iterable[tuple[Picture, bytes]], *, tables: bool) -> str:
+def page(book: Book, saved: Savings, pictures: Mapping[Picture, tuple[bytes, bytes]], *, tables: bool) -> str:
     """Return the whole page. All text from the user is escaped, and no external resource is loaded.
 
     Args:
-        pictures: pictures with the content of their PNG files.
+        pictures: their SVG files, each for wide and for narrow windows.
         tables: whether the tables lie beside the page as CSV files.
     """
+    causes = by_cause(failures_of(book))
     return (
         _environment()
         .get_template("page.html")
@@ -39,8 +42,10 @@ def page(book: Book, saved: Savings, pictures: Iterable[tuple[Picture, bytes]], 
             books=[Book(book.account, study) for study in book.studies],
             saved=saved,
             rows=study_rows(book, lambda study: False),
-            failures=failures_of(book),
-            pictures=[(picture, base64.b64encode(png).decode("ascii")) for picture, png in pictures],
+            causes=causes,
+            failed_otherwise=failed_otherwise(book, causes),
+            # As images, in which no script would run.
+            pictures={picture.name: (picture, *map(_as_url, files)) for picture, files in pictures.items()},
             tables=tables,
             tree=frame(book) if book.lanes else None,
         )
@@ -64,7 +69,7 @@ def _environment() -> Environment:
         "short": _short,
         "thousands": "{:,}".format,
     }
-    helpers = (best_first, explain, named, names_of, number_of, objectives_of, params_of, pieces_of)
+    helpers = (best_first, explain, named, names_of, number_of, objectives_of, params_of, pieces_of, where)
     found.globals |= {helper.__name__: helper for helper in helpers}
     return found
 
@@ -77,9 +82,14 @@ def objectives_of(started: SearchStarted) -> str:
     return ", ".join(map("".join, zip(started.metric, directions, strict=True)))
 
 
-def best_first(book: Book) -> list[TrialId]:
+def best_first(book: Book) -> list[list[TrialId]]:
+    """Return the completed trials, the best first, those together that are one training under several numbers."""
     sign = -1.0 if book.maximize else 1.0
-    return sorted(book.values, key=lambda id: sign * book.values[id][0])
+    found: dict[tuple[NodeId, int], list[TrialId]] = {}
+    for id in sorted(book.values, key=lambda id: sign * book.values[id][0]):
+        asked = book.trials[id].asked
+        found.setdefault((book.trials[id].node_at(asked).id, asked), []).append(id)
+    return list(found.values())
 
 
 def pieces_of(schedule: Schedule, steps: int) -> list[str]:
@@ -112,13 +122,26 @@ def number_of(book: Book, id: TrialId) -> str:
     return id if number is None else str(number)
 
 
-def named(book: Book, trials: list[TrialId]) -> str:
-    """Return the trials that a failure has failed, in parentheses."""
-    if not trials:
-        return ""
-    names = ", ".join(number_of(book, id) for id in trials[:_NAMES])
+def named(book: Book, trials: Collection[TrialId]) -> str:
+    """Return the numbers of trials in words."""
+    names = ", ".join(number_of(book, id) for id in islice(trials, _NAMES))
     more = f" and {len(trials) - _NAMES:,} more" if len(trials) > _NAMES else ""
-    return f" (trial{'' if len(trials) == 1 else 's'} {names}{more})"
+    return f"trial{'' if len(trials) == 1 else 's'} {names}{more}"
+
+
+def where(cause: Cause) -> str:
+    """Return where the exceptions of a cause were raised."""
+    first = cause.failures[0]
+    doing = "evaluating" if first.evaluating else "training"
+    if len(cause.failures) == 1:
+        return f"{doing}, node {first.node}, step {first.step:,}"
+    low, high = cause.steps
+    steps = f"step {low:,}" if low == high else f"steps {low:,} to {high:,}"
+    return f"{doing}, {count_of(len(cause.failures), 'time')}, {steps}"
+
+
+def _as_url(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
 def _short(value: object) -> str:

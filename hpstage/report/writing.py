@@ -10,8 +10,8 @@ from hpstage.plan.uncollected import uncollected
 from hpstage.report.book import Book
 from hpstage.report.files import replacing
 from hpstage.report.page import page
-from hpstage.report.pictures import PICTURES
-from hpstage.report.pictures.style import png
+from hpstage.report.pictures import NARROW, PICTURES, Picture
+from hpstage.report.pictures.style import svg
 from hpstage.report.sums import savings_of
 from hpstage.report.tables import stages, states, trials, workers
 
@@ -37,11 +37,17 @@ def _write(folder: Path, book: Book, *, tables: bool) -> Path:
     saved = savings_of(book)
     with replacing(folder / "savings.json") as path:
         path.write_text(json.dumps(saved.as_dict(), indent=2) + "\n", encoding="utf-8")
-    pictures = [(picture, png(picture.draw(book))) for picture in PICTURES]
-    for picture, drawn in pictures:
-        with replacing(folder / f"{picture.name}.png") as path:
-            path.write_bytes(drawn)
+    pictures = {picture: _drawn(picture, book) for picture in PICTURES}
+    for picture, (usual, _) in pictures.items():
+        with replacing(folder / f"{picture.name}.svg") as path:
+            path.write_bytes(usual)
     first = folder / "index.html"
     with replacing(first) as path:
         path.write_text(page(book, saved, pictures, tables=tables), encoding="utf-8")
     return first
+
+
+def _drawn(picture: Picture, book: Book) -> tuple[bytes, bytes]:
+    """Return the picture for wide and for narrow windows, as SVG."""
+    figure = picture.draw(book)
+    return svg(figure, picture.width), svg(figure, NARROW)

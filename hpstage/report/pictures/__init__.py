@@ -14,7 +14,7 @@ from hpstage.report.pictures.merge_rate import draw_merge_rate
 from hpstage.report.pictures.metrics import draw_metrics
 from hpstage.report.pictures.savings import draw_savings
 from hpstage.report.pictures.stage_tree import draw_stage_tree
-from hpstage.report.pictures.style import save
+from hpstage.report.pictures.style import WIDTH, save
 from hpstage.report.pictures.timeline import draw_timeline
 
 __all__ = [
@@ -29,21 +29,27 @@ __all__ = [
 ]
 
 
+HALF, NARROW = 5.4, 3.7
+"""Widths in inches of pictures that lie side by side on a page, and of all on a phone. Text is as large as in those of
+:data:`WIDTH`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """``name`` is the file's name without ``.png``."""
+    """``name`` is the file's name without ``.svg``; ``width`` in inches, except on a phone."""
 
     name: str
     title: str
     caption: str
     draw: Callable[[Book], Figure]
+    width: float = HALF
 
 
 PICTURES = (
     Picture(
         "savings",
         "Savings by cause",
-        "From what all trials would have taken alone, trained to their ends, to what workers spent; below, on what.",
+        "From what all trials would have taken alone, as far as was asked, to what workers spent; below, on what.",
         draw_savings,
     ),
     Picture(
@@ -52,6 +58,7 @@ PICTURES = (
         "Each line is trained once, for all trials that run along it: the wider, the more. Labels tell what changes "
         "where lines part; at their ends stand trials with their metric, and what there is no room for.",
         draw_stage_tree,
+        width=WIDTH,
     ),
     Picture(
         "metrics",

@@ -51,11 +51,13 @@ def draw_metrics(book: Book) -> Figure:
             linewidths=[width * (1 + 1.2 * math.log(curve.trials) / most) for curve in drawn],
             capstyle="round",
             zorder=2,
+            rasterized=count > style.MOST_SHAPES,
         )
     )
     _, x, y = zip(*points, strict=True)
     size = 9.0 if count <= 60 else 4.0 if count <= 300 else 1.5
-    axes.scatter(x, y, s=size, color=style.BLUE, alpha=alpha, linewidths=0, zorder=3)
+    many = len(points) > style.MOST_SHAPES
+    axes.scatter(x, y, s=size, color=style.BLUE, alpha=alpha, linewidths=0, zorder=3, rasterized=many)
     handles = [
         Line2D(
             [],

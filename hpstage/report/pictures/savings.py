@@ -1,4 +1,4 @@
-"""Savings: a waterfall by cause, from every trial alone to the time used, and how workers spent that time."""
+"""Savings: a waterfall by cause, from every trial alone (100 %) to the time used, and how workers spent that time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hpstage.report.pictures import style
 from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
 
 _ROW = 0.21  # inches per cause
-_BELOW = 0.95  # inches of the lower panel
+_BELOW = 1.1  # inches of the lower panel
 _AROUND = 0.75  # inches above and below the causes
-_LEAST = 1e-6  # of the longest bar: smaller causes, such as rounding errors, get no row
+_LEAST = 0.0005  # of what all trials would have taken: smaller causes would read 0.0% and get no row
 
 # Distinct from the colours of the activities in the panel below.
 _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
@@ -27,15 +27,19 @@ _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
 def draw_savings(book: Book) -> Figure:
     """Draw worker time by cause (see :mod:`hpstage.report.causes` for the assumptions) above the split by activity."""
     found = causes_of(book)
-    if not found.full and not found.used:
+    if not found.alone and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")
-    most = max(found.full, found.used)
+    most = max(found.alone, found.used)
     falls = [fall for fall in steps(found) if fall.total or abs(fall.seconds) > _LEAST * most]
-    figure = style.blank(_AROUND + _ROW * len(falls) + _BELOW)
-    above, below = figure.subplots(2, 1, height_ratios=[_AROUND + _ROW * len(falls), _BELOW])
+    early = bool(found.early_stopping)
+    figure = style.blank(_AROUND + _ROW * (len(falls) + early) + _BELOW)
+    # Apart: the names of the causes would take room from the split.
+    heights = [_AROUND + _ROW * (len(falls) + early), _BELOW]
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=heights).flat
+    above, below = upper.subplots(), lower.subplots()
     style.tidy(above)
     style.tidy(below)
-    _waterfall(above, falls, most)
+    _waterfall(above, falls, most, found.early_stopping)
     unit, name = style.time_unit(most)
     used, alone = (f"{seconds / unit:,.{_decimals(most / unit)}f}" for seconds in (found.used, found.alone))
     ratio = (
@@ -46,7 +50,8 @@ def draw_savings(book: Book) -> Figure:
     return figure
 
 
-def _waterfall(axes: Axes, falls: list[Step], most: float) -> None:
+def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None:
+    """Draw a row for each step; above them, what ``early`` stopping saved is told beside, since nobody asked for it."""
     unit, name = style.time_unit(most)
     decimals = _decimals(most / unit)
     level = 0.0
@@ -70,18 +75,28 @@ def _waterfall(axes: Axes, falls: list[Step], most: float) -> None:
         )
         if row + 1 < len(falls):
             axes.plot([level / unit] * 2, [row, row + 1], color=style.FAINT, linewidth=0.6, zorder=0.5)
-    axes.set_yticks(range(len(falls)), labels=[fall.label for fall in falls])
-    for tick, fall in zip(axes.get_yticklabels(), falls, strict=True):
-        tick.set_fontweight("bold" if fall.total else "normal")
+    places, labels = list(range(len(falls))), [fall.label for fall in falls]
+    if early:
+        places.append(-1)
+        labels.append("stopped early")
+        text = f"{early / unit:,.{decimals}f} more to their ends"
+        axes.annotate(
+            text,
+            (0.0, -1),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=style.SMALL,
+            color=style.GREY,
+        )
+    axes.set_yticks(places, labels=labels)
+    for place, tick in zip(places, axes.get_yticklabels(), strict=True):
+        tick.set_fontweight("bold" if place >= 0 and falls[place].total else "normal")
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(falls) - 0.5, -0.6)
-    axes.set_xlim(0.0, 1.17 * most / unit)  # room for the figures beside the longest bar
+    axes.set_ylim(len(falls) - 0.5, -1.6 if early else -0.6)
+    axes.set_xlim(0.0, 1.25 * most / unit)  # room for the figures beside the longest bar
     axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
     style.label(axes, x=f"worker-{name}")
-    handles = [Patch(color=_SUM, label="sum")]
-    handles += [Patch(color=_SAVED, label="saved")] if any(fall.seconds < 0 for fall in falls) else []
-    handles += [Patch(color=_SPENT, label="spent")] if any(f.seconds > 0 and not f.total for f in falls) else []
-    style.legend(axes, handles)
 
 
 def _split(axes: Axes, found: Causes) -> None:
@@ -98,7 +113,7 @@ def _split(axes: Axes, found: Causes) -> None:
     at, handles = 0.0, []
     for activity, seconds in parts:
         share = 100 * seconds / whole if whole else 0.0
-        if not share:
+        if share < 100 * _LEAST:
             continue
         colour = COLOURS.get(activity, style.TRACK)
         axes.barh(0, share, left=at, height=0.7, color=colour, linewidth=0)
@@ -109,7 +124,7 @@ def _split(axes: Axes, found: Causes) -> None:
     axes.set_yticks([])
     axes.xaxis.set_major_formatter("{x:.0f}%")
     style.label(axes, x="share of the workers' time")
-    style.legend(axes, handles)
+    style.legend(axes, handles, on_a_line=3)
 
 
 def _decimals(most: float) -> int:
@@ -131,12 +146,9 @@ class Step:
 
 def steps(found: Causes) -> Iterator[Step]:
     """Yield the waterfall. Changes lead exactly from each total to the next; causes of zero seconds are omitted."""
-    if found.early_stopping:
-        yield Step("every trial alone, to its end", found.full, total=True)
-        yield Step("stopped early", -found.early_stopping)
     yield Step("every trial alone, as asked", found.alone, total=True)
     changes = [
-        Step("prefix shared with a trial of the study", -found.shared_prefix),
+        Step("shared with a trial of the study", -found.shared_prefix),
         Step("shared with another study", -found.other_study),
         Step("trained side by side", -found.fused),
         Step("several workers for one", found.exchange),

@@ -35,10 +35,12 @@ FAINT = "#B5B5B5"
 TRACK = "#E9E9E9"
 
 WIDTH = 7.2
-"""Width of every picture in inches: both columns of most journals."""
+"""Width of a picture in inches: both columns of most journals."""
 TALLEST = 9.0
 """Maximum height in inches: a page."""
 DPI = 200
+MOST_SHAPES = 2000
+"""Number of lines or bars above which they are pixels in a vector file, which would take a megabyte for 10,000."""
 TITLE, LABEL, SMALL, TINY = 8.5, 8.0, 7.0, 5.5
 """Font sizes in points: titles; axis labels; ticks and legends; names within a picture."""
 
@@ -70,7 +72,8 @@ def tidy(axes: Axes) -> None:
 
 
 def title(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=TITLE, color=INK, parse_math=False)
+    """Set the title of the axes' figure, at its left edge: in a narrow picture, beside names there is no room."""
+    axes.figure.suptitle(text, x=0.01, ha="left", fontsize=TITLE, color=INK, parse_math=False)
 
 
 def label(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
@@ -87,23 +90,29 @@ def counts(axis: Axis) -> None:
     axis.set_major_formatter("{x:,.0f}")
 
 
-def legend(axes: Axes, handles: Iterable[Any]) -> None:
-    """Add a legend above the axes, right-aligned on one line: it covers no data. Labels must not come from users."""
+def legend(axes: Axes, handles: Iterable[Any], *, on_a_line: int = 4) -> None:
+    """Add a legend above the axes, to the right: it covers neither data nor the title. Labels must not come from users.
+
+    Args:
+        on_a_line: the most names on a line; more do not fit into a narrow picture.
+    """
     handles = list(handles)
     if not handles:
         return
+    columns = min(on_a_line, len(handles))
     axes.legend(
         handles=handles,
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         borderaxespad=0.1,
-        ncols=len(handles),
+        ncols=columns,
+        labelspacing=0.3,
         frameon=False,
         fontsize=SMALL,
         labelcolor=INK,
-        handlelength=1.2,
-        handletextpad=0.5,
-        columnspacing=1.2,
+        handlelength=1.0,
+        handletextpad=0.4,
+        columnspacing=1.0,
     )
 
 
@@ -154,9 +163,11 @@ def nothing(message: str) -> Figure:
     return drawn
 
 
-def png(drawn: Figure) -> bytes:
+def svg(drawn: Figure, width: float = WIDTH) -> bytes:
+    """Return the picture as SVG, ``width`` inches wide, with its text as outlines."""
+    drawn.set_figwidth(width)  # it is laid out when it is written
     buffer = io.BytesIO()
-    _save(drawn, buffer, "png")
+    _save(drawn, buffer, "svg")
     return buffer.getvalue()
 
 

@@ -15,17 +15,21 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from hpstage.plan.facts import StateReached, WorkerId
+from hpstage.plan.facts import ChainLost, StateReached, WorkerId
+from hpstage.plan.messages import host_of
 from hpstage.report.book import Book
-from hpstage.report.names import plain
+from hpstage.report.names import plain, worker_names, workers_in_order
 from hpstage.report.pauses import Period, united
 from hpstage.report.pictures import style
 from hpstage.text import count_of
 
-TRAIN, EVALUATE, LOAD, SAVE, WASTED = "train", "evaluate", "load", "save", "thrown away"
-ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED)
+TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED = "train", "evaluate", "load", "save", "thrown away", "failed"
+ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED)
+"""``thrown away``: training that was lost with its worker, or stopped. ``failed``: training in which the user's code
+raised."""
 
 MOST_BARS = 4000
 """Number of bars drawn individually. If there are more, each worker's row is cut into pieces of equal time that show
@@ -38,13 +42,16 @@ COLOURS = {
     LOAD: style.GREEN,
     SAVE: style.PURPLE,
     WASTED: style.INK,
+    FAILED: style.VERMILION,
 }
 # The colour of every other training stage of a worker, to distinguish neighbours without an outline, which would hide
 # short stages.
 _OTHER_TRAIN = "#3A95CC"
 
+_RAISED: dict[str, Any] = {"marker": "X", "s": 26, "edgecolors": "white", "linewidths": 0.5, "zorder": 3}
+
 _ROW = 0.19  # inches per worker, as long as there is room
-_AROUND = 0.75  # inches above and below the rows
+_AROUND = 1.15  # inches above and below the rows
 _FEWEST = 3  # minimum number of rows laid out, so that a single row is not a block
 _HALF = 0.38  # of a row, where rows are 1 apart
 _LABELLED = 64  # number of workers above which their names are omitted
@@ -67,8 +74,8 @@ def draw_timeline(book: Book) -> Figure:
     figure, axes = style.figure(height)
     unit, name = style.time_unit(span)
     end = span / unit
+    rows = {worker: row for row, worker in enumerate(workers)}
     if view.bars:
-        rows = {worker: row for row, worker in enumerate(workers)}
         tracks = [
             _box(start / unit, (stop - start) / unit, row)
             for row, there in enumerate(view.there)
@@ -77,9 +84,13 @@ def draw_timeline(book: Book) -> Figure:
         axes.add_collection(PolyCollection(tracks, facecolors=style.TRACK, edgecolors="none"))
         colours = [_colour(bar.activity, bar.stage % 2) for bar in view.bars]
         boxes = [_box(bar.began / unit, bar.seconds / unit, rows[bar.worker]) for bar in view.bars]
-        axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="none"))
+        many = len(boxes) > style.MOST_SHAPES
+        axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="none", rasterized=many))
     else:
         _paint(axes, view, end)
+    if view.failures:
+        x, y = zip(*[(at / unit, rows[worker]) for worker, at in view.failures], strict=True)
+        axes.scatter(x, y, c=COLOURS[FAILED], clip_on=False, **_RAISED)
 
     there = [sum(stop - start for start, stop in periods) for periods in view.there]
     share = min(1.0, sum(view.busy) / sum(there))
@@ -96,8 +107,9 @@ def draw_timeline(book: Book) -> Figure:
     without = ", without the pauses between calls (dashed)" if view.pauses else ""
     style.label(axes, x=f"{name} since the first stage began{without}")
     if len(workers) <= _LABELLED:
+        names = worker_names([*workers_in_order(book.account), *workers])
         labels = [
-            f"{plain(worker, _NAME)}  {min(1.0, seconds / its):4.0%}"
+            f"{plain(names[worker], _NAME)}  {min(1.0, seconds / its):4.0%}"
             for worker, seconds, its in zip(workers, view.busy, there, strict=True)
         ]
         axes.set_yticks(range(len(workers)), labels=labels, parse_math=False, fontsize=min(style.SMALL, 0.8 * pitch))
@@ -105,8 +117,15 @@ def draw_timeline(book: Book) -> Figure:
     else:
         axes.set_yticks([])
         style.label(axes, y=f"{len(workers):,} workers")
-    handles = [Patch(color=COLOURS[name], label=name) for name in ACTIVITIES if name in view.activities]
-    style.legend(axes, [*handles, Patch(color=style.TRACK, label="idle")])
+    handles: list[Patch | Line2D] = [
+        Patch(color=COLOURS[name], label=name) for name in ACTIVITIES if name in view.activities
+    ]
+    handles.append(Patch(color=style.TRACK, label="idle"))
+    if view.failures:
+        handles.append(
+            Line2D([], [], linestyle="", marker="X", markersize=5, color=COLOURS[FAILED], label="your code raised")
+        )
+    style.legend(axes, handles)
     return figure
 
 
@@ -165,6 +184,8 @@ class Timeline:
     span: float
     pauses: list[float]
     """The times of pauses."""
+    failures: list[tuple[WorkerId, float]]
+    """Where and when the user's code raised."""
     activities: set[str]
     bars: list[Bar]
     """Empty if there are too many bars."""
@@ -190,7 +211,22 @@ def bars(book: Book) -> Iterator[Bar]:
         lost = waste.fact
         if lost.seconds > 0:
             for worker in book.team(lost):
-                yield Bar(worker, WASTED, lost.began, lost.seconds / lost.workers, 0)
+                yield Bar(worker, _end(lost), lost.began, lost.seconds / lost.workers, 0)
+
+
+def _end(lost: ChainLost) -> str:
+    return FAILED if lost.outcome == "failed" else WASTED
+
+
+def failures(book: Book) -> Iterator[tuple[WorkerId, float]]:
+    """Yield where and when the user's code raised, on the workers' clock."""
+    for waste in book.wastes:
+        if _end(waste.fact) == FAILED:
+            yield host_of(waste.fact.worker), waste.fact.at
+    evaluated = {(fact.node, fact.step) for fact in book.account.failures() if fact.evaluating}
+    for charge in book.charges:
+        if (charge.fact.node, charge.fact.step) in evaluated:
+            yield host_of(charge.fact.worker), charge.fact.at
 
 
 def _activities(fact: StateReached) -> list[tuple[str, float]]:
@@ -228,6 +264,7 @@ def timeline_of(book: Book) -> Timeline | None:
         ],
         span=span,
         pauses=[elapsed(start) for start, _ in book.pauses.gaps if start > first],
+        failures=[(worker, elapsed(at)) for worker, at in failures(book) if worker in its],
         activities=found,
         bars=[msgspec.structs.replace(bar, began=elapsed(bar.began)) for bar in drawn] if few else [],
         shares=shares,

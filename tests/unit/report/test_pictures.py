@@ -302,9 +302,10 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
         level = step.seconds if step.total else level + step.seconds
     assert level == found.used
     said = texts(draw_savings(book))
-    assert {"every trial alone, to its end", "stopped early", "prefix shared with a trial of the study", "used"} <= set(
-        said
-    )
+    assert {"every trial alone, as asked", "stopped early", "shared with a trial of the study", "used"} <= set(said)
+    # All that was asked for is 100 %, whatever else early stopping has saved.
+    assert any(text.endswith("100%") and text.startswith(f"{found.alone:.2f}") for text in said)
+    assert f"{found.early_stopping:.2f} more to their ends" in said
     assert "shared with another study" not in said
     assert any(f"{found.used:.2f} worker-seconds used" in text for text in said)
 
@@ -455,34 +456,34 @@ def test_values_over_many_decades_are_drawn_on_a_logarithmic_axis() -> None:
 def test_a_plan_without_trials_has_pictures_that_say_so(name: str) -> None:
     [said] = texts(DRAW[name](empty()))
     assert said.startswith(("No", "There is no"))
-    assert style.png(DRAW[name](empty()))
+    assert style.svg(DRAW[name](empty()))
 
 
 @pytest.mark.parametrize("name", DRAW)
 def test_pictures_are_the_same_under_whatever_style_the_process_has(
     name: str, searched: tuple[hpstage.Result, Book]
 ) -> None:
-    usual = style.png(DRAW[name](searched[1]))
+    usual = style.svg(DRAW[name](searched[1]))
     with matplotlib.style.context("ggplot"):  # as Optuna's own plots leave it behind
-        assert style.png(DRAW[name](searched[1])) == usual
+        assert style.svg(DRAW[name](searched[1])) == usual
 
 
 @pytest.mark.parametrize("name", DRAW)
 def test_one_trial_has_pictures(name: str) -> None:
     _, journal = search(n_trials=1)
-    assert style.png(DRAW[name](open_book(journal, "study"))).startswith(b"\x89PNG")
+    assert style.svg(DRAW[name](open_book(journal, "study"))).startswith(b"<?xml")
 
 
 @pytest.mark.parametrize("name", DRAW)
 def test_a_plan_that_was_driven_without_a_study_has_pictures(name: str) -> None:
     run = Search(SimulatedExecutor(2, step_seconds=1.0))
     run.run([trial(i, {"a": s.piecewise({0: 1, 4: i})}, 8) for i in range(4)], [8, 8, 6, 3])
-    assert style.png(DRAW[name](open_book(run.journal)))
+    assert style.svg(DRAW[name](open_book(run.journal)))
 
 
 @pytest.mark.parametrize("name", DRAW)
 def test_trials_that_failed_have_pictures(name: str) -> None:
-    assert style.png(DRAW[name](open_book(failed_search())))
+    assert style.svg(DRAW[name](open_book(failed_search())))
 
 
 def failed_search() -> MemoryJournal:

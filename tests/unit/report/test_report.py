@@ -290,9 +290,11 @@ def test_the_page_needs_nothing_besides_itself(reported: tuple[Result, Path]) ->
     assert result.write_report(page.parent) == page, "the second replaces the first"
     assert page.parts[-3:] == ("new", "folder", "index.html")
     found = Page(page)
-    pictures = sorted(path.stem for path in page.parent.glob("*.png"))
-    assert len(found.links) == len(pictures) >= 2
-    assert all(link.startswith("data:image/png;base64,") for link in found.links)
+    pictures = [path.name for path in page.parent.glob("*.svg")]
+    shown = [link for link in found.links if link.startswith("data:image/svg+xml;base64,")]
+    assert len(shown) == 2 * (len(pictures) - 1) > 2, "each for wide and narrow windows, but the tree, which is shown"
+    tables = {"trials.csv", "stages.csv", "states.csv", "workers.csv"}
+    assert set(found.links) - set(shown) == {"stage_tree.svg", "savings.json", *tables}
     assert not {"script", "link", "object", "base"} & set(found.tags)
     # The tree runs apart, in a frame that is part of the page (tests/unit/report/test_tree_embed.py).
     whole = page.read_text(encoding="utf-8")
@@ -300,8 +302,7 @@ def test_the_page_needs_nothing_besides_itself(reported: tuple[Result, Path]) ->
         r'<iframe title="Stage tree" sandbox="allow-scripts" [^>]*srcdoc="([^"]*)">', whole
     )
     assert inside and not any(word in before + after for word in ("url(", "@import", "<iframe"))
-    others = {path.name for path in page.parent.iterdir() if path.suffix != ".png"}
-    assert others == {"index.html", "savings.json", "trials.csv", "stages.csv", "states.csv", "workers.csv"}
+    assert {path.name for path in page.parent.iterdir()} == {"index.html", "savings.json", *tables, *pictures}
 
 
 def test_what_users_typed_is_read_on_the_page_as_they_typed_it(tmp_path: Path) -> None:
@@ -410,7 +411,8 @@ def test_many_failures_are_counted(tmp_path: Path) -> None:
     failed = [StageFailed(NodeId(i), 2, False, UserFailure("ValueError: x", "")) for i in range(50)]
     run.driver.log.write([*(TargetAsked(TrialId(f"study/{i}"), 8) for i in range(50)), *failed])
     text = Page(write_report(tmp_path, run.journal)).text
-    assert text.count("ValueError: x") == 20 and "And 30 more." in text
+    assert text.count("ValueError: x") == 1 and "Your code raised 50 times, for one reason" in text
+    assert "training, 50 times, step 2 (trials study/0, " in text and " and 38 more): ValueError: x" in text
 
 
 def test_failures_of_another_study_are_not_a_studys(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Failures by cause: one fault in the user's code often fails a thousand trials alike. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpstage.plan.facts import StageFailed, TrialId, UserFailure
+from hpstage.report.book import Book
+
+_LINE = re.compile(r'^ *File "(.*)", line (\d+)', re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Cause:
+    """Exceptions of one class that were raised by one line of code."""
+
+    failures: list[StageFailed] = field(default_factory=list)
+    trials: dict[TrialId, None] = field(default_factory=dict)
+    """The trials that they failed, in order, as keys."""
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The first and the last step at which one of them was raised."""
+        steps = [failure.step for failure in self.failures]
+        return min(steps), max(steps)
+
+    @property
+    def messages(self) -> int:
+        """The number of different messages."""
+        return len({failure.failure.summary for failure in self.failures})
+
+
+def by_cause(failures: Iterable[tuple[StageFailed, Iterable[TrialId]]]) -> list[Cause]:
+    """Return the causes of failures, those that failed most trials first.
+
+    Args:
+        failures: exceptions with the trials that each has failed.
+    """
+    found: dict[tuple[object, ...], Cause] = {}
+    for fact, trials in failures:
+        cause = found.setdefault((fact.evaluating, *_origin(fact.failure)), Cause())
+        cause.failures.append(fact)
+        cause.trials.update(dict.fromkeys(trials))
+    return sorted(found.values(), key=lambda cause: len(cause.trials), reverse=True)
+
+
+def _origin(failure: UserFailure) -> tuple[str, ...]:
+    """The exception's class and the line that raised it; without a traceback, its summary."""
+    lines = _LINE.findall(failure.traceback)
+    return (failure.summary.partition(":")[0], *lines[-1]) if lines else (failure.summary,)
+
+
+def failed_otherwise(book: Book, causes: Iterable[Cause]) -> list[TrialId]:
+    """Return the trials that have failed though none of the causes failed them, as where a metric is NaN."""
+    known = {id for cause in causes for id in cause.trials}
+    ended = book.account.plan.ended
+    return [id for id in book.trials if id in ended and ended[id].state == "FAIL" and id not in known]
