@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 _HOUR, _MINUTE = 3600, 60
-# Columns of a console that wraps nothing.
-_UNBOUNDED = 1_000_000
 
 
 def clean(name: object) -> str:
@@ -67,24 +64,75 @@ def size(bytes: float) -> str:
     return f"{bytes:,.1f} TB"
 
 
-def aligned(rows: Sequence[tuple[str, str]]) -> str:
-    """One line for each name and its value."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+def aligned(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> str:
+    """One line for each name and its value; values that are wider than ``width`` columns allow go on below."""
+    names = max(len(name) for name, _ in rows)
+    lines = []
+    for name, value in rows:
+        first, *others = _folded(value, None if width is None else width - names - 2)
+        lines += [f"{name:<{names}}  {first}", *(f"{'':<{names}}  {other}" for other in others)]
+    return "\n".join(lines)
 
 
-def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Rows of as many cells each, the first ``left`` columns to the left, the others to the right; never wrapped."""
-    # Where a table is shown, not wherever a number is written.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, width: int | None = None) -> str:
+    """Rows of as many cells each, the first ``left`` columns to the left, the others to the right; the first row has
+    the columns' names.
 
-    grid = Table.grid(padding=(0, 2))
-    for place in range(len(rows[0])):
-        grid.add_column(justify="left" if place < left else "right", no_wrap=True)
+    A table that is wider than ``width`` columns folds those names first; then the last columns go below their row, each
+    with its name. Words are never cut.
+    """
+    head, *body = rows
+    natural = [max(map(_columns, column)) for column in zip(*rows, strict=True)]
+    if width is None or _with_gaps(natural) <= width:
+        return _grid(rows, natural, left)
+    words = [max(map(_columns, name.split()), default=0) for name in head]
+    cells = [max(map(_columns, column)) for column in zip(*body, strict=True)] if body else words
+    narrow = [max(pair) for pair in zip(words, cells, strict=True)]
+    kept = next((count for count in range(len(head), 0, -1) if _with_gaps(narrow[:count]) <= width), 1)
+    names = [_folded(name, its) for name, its in zip(head[:kept], narrow, strict=False)]
+    deep = max(map(len, names))
+    folded = [[name[i] if i < len(name) else "" for name in names] for i in range(deep)]
+    grid = _grid([*folded, *(row[:kept] for row in body)], narrow[:kept], left).split("\n")
+    lines = grid[:deep]
+    for line, row in zip(grid[deep:], body, strict=True):
+        below = "; ".join(f"{name} {cell}" for name, cell in zip(head[kept:], row[kept:], strict=True))
+        lines += [line, *(f"  {part}" for part in _folded(below, width - 2) if part)]
+    return "\n".join(lines)
+
+
+def _grid(rows: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> str:
+    lines = []
     for row in rows:
-        grid.add_row(*map(Text, row))  # as it is: names are no markup
-    shown = io.StringIO()
-    Console(file=shown, width=_UNBOUNDED, color_system=None, force_jupyter=False).print(grid)
-    return "\n".join(line.rstrip() for line in shown.getvalue().rstrip("\n").split("\n"))
+        cells = []
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            room = " " * (width - _columns(cell))
+            cells.append(cell + room if place < left else room + cell)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def folded(text: str, width: int | None) -> str:
+    """The text on lines of at most ``width`` columns; words are not cut, and lines that it has stay."""
+    return "\n".join("\n".join(_folded(line, width)) for line in text.split("\n"))
+
+
+def _with_gaps(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _folded(text: str, width: int | None) -> list[str]:
+    """The text on lines of at most ``width`` columns, except where a word is wider."""
+    lines: list[str] = []
+    for word in text.split(" ") if width is not None and _columns(text) > width else [text]:
+        if lines and width is not None and _columns(lines[-1]) + 1 + _columns(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _columns(text: str) -> int:
+    """The columns that a text takes on a terminal, where some signs take two."""
+    from rich.cells import cell_len  # where a table is shown, not wherever a number is written
+
+    return cell_len(text)

@@ -115,7 +115,11 @@ class CheckReport:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        lines = [table([way.cells() for way in self.ways], left=2)]
+        return self.as_text()
+
+    def as_text(self, width: int | None = None) -> str:
+        """Return the report as a terminal of ``width`` columns shows it."""
+        lines = [table([way.cells() for way in self.ways], left=2, width=width)]
         trained = sum(way.steps for way in self.ways)
         end = f"{trained:,} steps trained in {self.seconds:.0f} s"
         if self.ok:

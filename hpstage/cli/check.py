@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from hpstage.cli.naming import send_along, space_named, trainable_named
-from hpstage.cli.terminal import echo
+from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
-from hpstage.text import clean
+from hpstage.text import clean, folded
 
 
 def check(
@@ -61,7 +61,8 @@ def check(
     except UsageError as error:
         typer.echo(f"hpstage: {error}", err=True)
         raise typer.Exit(2) from None
-    echo(str(report))
+    width = columns()
+    echo(folded(report.as_text(width), width))
     if not report.ok:
         raise typer.Exit(1)
 

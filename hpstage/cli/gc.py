@@ -16,6 +16,7 @@ from hpstage.checkpoints.eviction import Eviction, budget_bytes
 from hpstage.checkpoints.eviction_policy import choose_evictions
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.store import Usage
+from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
@@ -54,7 +55,7 @@ def gc(
         plan, places = open_existing(store, checkpoints, closing=closing)
         collection = Collection(Log(plan, places.journal, plan.apply), places.checkpoints, dry_run=dry_run)
         collection.collect(size)
-        typer.echo(str(collection))
+        echo(collection.as_text(columns()))
         if collection.failed or collection.stuck.count:
             raise typer.Exit(1)
 
@@ -200,7 +201,8 @@ class Collection:
         for key in gone:
             self.evicted.add(self._sizes.get(key, 0))
 
-    def __str__(self) -> str:
+    def as_text(self, width: int | None) -> str:
+        """Return what was done as a terminal of ``width`` columns shows it."""
         removed = "to remove" if self.dry_run else "removed"
         rows = [
             ("before", self.before.checkpoints, self.before.bytes),
@@ -230,4 +232,4 @@ class Collection:
             (self.failed, f"written off, but could not be removed: {self.failed}"),
             (self.dry_run, "Nothing was changed (--dry-run)."),
         ]
-        return "\n".join([table(cells), *(text for said, text in notes if said)])
+        return "\n".join([table(cells, width=width), *(text for said, text in notes if said)])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpstage.cli.naming import algorithm_named, space_named, trainable_named
+from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
 from hpstage.schedule.space import longest
 from hpstage.text import clean
@@ -119,7 +120,7 @@ def plan(
         start_seconds=start_seconds,
         disruptions=_disruptions(lifetime, notice, slow, start_seconds),
     )
-    typer.echo(str(found))
+    echo(found.as_text(columns()))
     if json_file is not None:
         try:
             json_file.write_text(json.dumps(found.as_dict(), indent=2) + "\n")

@@ -11,11 +11,11 @@ import typer
 
 from hpstage.cli.naming import algorithm_named, executor_named, send_along, space_named, trainable_named
 from hpstage.cli.studies import default_storage, open_study
-from hpstage.cli.terminal import echo
+from hpstage.cli.terminal import columns, echo
 from hpstage.errors import ClusterError, UsageError
 from hpstage.schedule.space import longest
 from hpstage.store.redaction import redacted, shown
-from hpstage.text import clean, count_of
+from hpstage.text import clean, count_of, folded
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -152,7 +152,7 @@ def run(
                 f"hpstage: interrupted; all progress is kept: the same command continues it (study {where})", err=True
             )
             raise typer.Exit(130) from None
-    echo(as_text(result, metric))
+    echo(folded(as_text(result, metric), columns()))
     after = len(result.study.get_trials(deepcopy=False))
     more = f", which has {after:,} trials now" if after != result.savings.trials else ""
     echo(f"{'study':<20}  {where}{more}")

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from hpstage.cli.terminal import echo
+from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.facts import DriverId
@@ -125,7 +125,7 @@ def status(
                     account = new_account(journal)
                     account.catch_up(journal)
                 found = status_of(account, journal)
-                text = msgspec.json.encode(found).decode() if as_json else as_text(found)
+                text = msgspec.json.encode(found).decode() if as_json else as_text(found, columns())
                 if text != shown:
                     redraw = watch and not as_json and os.isatty(1)
                     echo(f"{_CLEAR if redraw else ''}{text}")
@@ -203,8 +203,8 @@ class _Looks:
         return None if held is None else held.owner
 
 
-def as_text(found: Status) -> str:
-    """The tables that a terminal shows."""
+def as_text(found: Status, width: int | None = None) -> str:
+    """The tables that a terminal of ``width`` columns shows."""
     plan = found.plan
     rows = [
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
@@ -218,7 +218,7 @@ def as_text(found: Status) -> str:
         rows.append(("failed stages", f"{plan.failures:,}"))
     if plan.differences:
         rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
-    lines = [aligned(rows)]
+    lines = [aligned(rows, width=width)]
     if found.studies:
         head: tuple[str, ...] = ("study", "state", "trials", "best", "steps asked", "merge rate", "h used", "h saved")
         cells = [
@@ -234,14 +234,14 @@ def as_text(found: Status) -> str:
             )
             for study in found.studies[-_LINES:]
         ]
-        lines += ["", table([head, *cells], left=4), *_left_out(found.studies)]
+        lines += ["", table([head, *cells], left=4, width=width), *_left_out(found.studies)]
     if found.drivers:
         head = ("driver", "host", "process", "state")
         cells2 = [
             (clean(driver.driver), clean(driver.host), str(driver.pid), "alive" if driver.alive else "gone")
             for driver in found.drivers[-_LINES:]
         ]
-        lines += ["", table([head, *cells2], left=4), *_left_out(found.drivers)]
+        lines += ["", table([head, *cells2], left=4, width=width), *_left_out(found.drivers)]
     if found.chains:
         head = ("worker", "chain", "since", "node", "step", "to")
         cells3 = [
@@ -255,7 +255,7 @@ def as_text(found: Status) -> str:
             )
             for chain in found.chains[-_LINES:]
         ]
-        lines += ["", table([head, *cells3], left=3), *_left_out(found.chains)]
+        lines += ["", table([head, *cells3], left=3, width=width), *_left_out(found.chains)]
     elif any(study.state == "running" for study in found.studies):
         lines += ["", "no chain is running"]
     return "\n".join(lines)

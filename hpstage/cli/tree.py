@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group
+from rich.text import Text
+from rich.tree import Tree
 
-from hpstage.cli.terminal import echo
+from hpstage.cli.terminal import columns, echo, show
 from hpstage.errors import UsageError
 from hpstage.plan.facts import NodeId
 from hpstage.report.account import Account, new_account
@@ -19,12 +21,16 @@ from hpstage.report.files import replacing
 from hpstage.report.lanes import Lane
 from hpstage.report.tree.branches import State, changes, states
 from hpstage.store.opening import open_journal
-from hpstage.text import clean, count_of
+from hpstage.text import clean, count_of, shortened
 
 _LINES = 200
-_KEPT = 4  # kept steps of a line
 _KINDS = ("png", "svg", "pdf")
 _INDENT = 40  # columns; what is deeper is not moved further
+_GUIDE = 4  # columns of rich's guides
+_HANGING = " " * 4
+_STYLES: dict[State, str] = {
+    "failed": "bold red", "running": "cyan", "waiting": "yellow", "done": "green", "dropped": "dim"
+}  # fmt: skip
 
 
 def tree(
@@ -41,7 +47,8 @@ def tree(
     """Show the tree of a plan: where trials train as one, where they part, and how far each line is.
 
     A line is a node: its steps, what changes with respect to the line above, its state (waiting, running, done,
-    failed; dropped: nobody waits for the rest of it any more), where checkpoints are kept, and the trials through it.
+    failed; dropped: nobody waits for the rest of it any more), where checkpoints are kept, the best value of the metric
+    on it or below it, and the trials through it.
     The plan is not changed. A picture shows all of the tree, as the one of hpstage report does: --depth and --lines
     are for the text.
 
@@ -59,8 +66,7 @@ def tree(
         journal = open_journal(store, closing=closing, read_only=True)
         account = new_account(journal)
         account.catch_up(journal)
-    for line in draw(account, _lanes(account, study), depth=depth, lines=lines):
-        echo(line)
+    show(draw(_book(account, study), depth=depth, lines=lines, width=columns()))
 
 
 def _draw(store: str, study: str | None, path: Path) -> None:
@@ -80,8 +86,8 @@ def _draw(store: str, study: str | None, path: Path) -> None:
     echo(clean(path))
 
 
-def _lanes(account: Account, study: str | None) -> dict[NodeId, Lane]:
-    """The lanes of the tree that the trials pass; of one ``study``, if it is given.
+def _book(account: Account, study: str | None) -> Book:
+    """The book of the plan, or of one ``study``.
 
     Raises:
         UsageError: the plan has no trial of the study.
@@ -91,34 +97,39 @@ def _lanes(account: Account, study: str | None) -> dict[NodeId, Lane]:
         known = dict.fromkeys(map(account.plan.study_of, account.plan.trials))
         there = ", ".join(clean(name) for name in list(known)[:20]) or "none"
         raise UsageError(f"the plan has no trial of study {clean(study)!r}; there are: {there}")
-    return book.lanes
+    return book
 
 
-def draw(account: Account, lanes: dict[NodeId, Lane], *, depth: int | None, lines: int) -> Iterator[str]:
-    """The lines of the tree. What there is no room for is counted where it hangs, and at the end."""
+def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tree | Text | Group:
+    """The tree of the lanes that the book's trials pass. What there is no room for is counted where it hangs, and at
+    the end."""
+    lanes = book.lanes
     if not lanes:
-        yield "No trial was asked for: there is no tree."
-        return
+        return Text("No trial was asked for: there is no tree.")
     shown = _choose(lanes, depth, lines)
     below = dict.fromkeys(lanes, 0)  # nodes beneath each that are left out
     for id, lane in reversed(lanes.items()):  # children before their parents
         if lane.node.parent is not None:
             below[lane.node.parent.id] += below[id] + (id not in shown)
-    progress = states(account, lanes)
+    progress = states(book.account, lanes)
+    deepest = _INDENT if width is None else min(_INDENT, width // 3)
+    drawn = Tree("", hide_root=True, guide_style="dim")
     roots = [lanes[id] for id in sorted(shown, reverse=True) if lanes[id].node.parent is None]
-    waiting = [(lane, 0) for lane in roots]
+    waiting = [(lane, drawn, 0) for lane in roots]
     while waiting:
-        lane, level = waiting.pop()
+        lane, place, level = waiting.pop()
         children = [child for child in lane.children if child.node.id in shown]
         hidden = below[lane.node.id] if len(children) < len(lane.children) else 0
-        yield f"{' ' * min(_INDENT, 2 * level)}{_describe(lane, progress, hidden)}"
+        room = None if width is None else width - _GUIDE * level
+        own = place.add(_packed(_describe(book, lane, progress[lane.node.id], hidden), room))
         children.sort(key=lambda child: (-child.node.start, -child.node.id))
         # Where a line only goes on, it is not moved: a trial of a hundred changes stays on the screen.
         goes_on = len(lane.children) == 1 and lane.children[0].node.start == lane.reach
-        inner = level if goes_on else level + 1
-        waiting += [(child, inner) for child in children]
-    if len(shown) < len(lanes):
-        yield f"... {count_of(len(lanes) - len(shown), 'node')} left out (--lines, --depth, --study)"
+        inner = (place, level) if goes_on or _GUIDE * (level + 1) > deepest else (own, level + 1)
+        waiting += [(child, *inner) for child in children]
+    if len(shown) == len(lanes):
+        return drawn
+    return Group(drawn, Text(f"... {count_of(len(lanes) - len(shown), 'node')} left out (--lines, --depth, --study)"))
 
 
 def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[NodeId]:
@@ -135,14 +146,36 @@ def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[Nod
     return shown
 
 
-def _describe(lane: Lane, progress: dict[NodeId, State], hidden: int) -> str:
-    node = lane.node
-    parts = [f"#{node.id}", f"{node.start:,}-{lane.reach:,}", changes(node), progress[node.id]]
-    kept = sorted(step for step, state in node.states.items() if state.kept is not None)
+def _describe(book: Book, lane: Lane, state: State, hidden: int) -> list[Text]:
+    """Return what is said of a lane."""
+    node, metric, value = lane.node, book.metric, book.measured[lane.node.id].value
+    told = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{lane.reach:,}")]
+    if changed := changes(node):
+        told.append(Text(changed))
+    told.append(Text(state, _STYLES[state]))
+    if metric is not None and value is not None:
+        told.append(Text(f"{clean(shortened(metric))} {shortened(value)}", "bold"))
+    kept = [step for step, state in node.states.items() if state.kept is not None]
     if kept:
-        steps = ", ".join(f"{step:,}" for step in kept[-_KEPT:])
-        parts.append(f"kept at {steps}" + (f" and {len(kept) - _KEPT:,} more" if len(kept) > _KEPT else ""))
-    parts.append(count_of(lane.trials, "trial"))
+        more = f" and {len(kept) - 1:,} more" if len(kept) > 1 else ""
+        told.append(Text(f"kept at {max(kept):,}{more}"))
+    told.append(Text(count_of(lane.trials, "trial")))
     if hidden:
-        parts.append(f"(+ {count_of(hidden, 'node')} below)")
-    return "  ".join(parts)
+        told.append(Text(f"(+ {count_of(hidden, 'node')} below)", "dim"))
+    return told
+
+
+def _packed(parts: list[Text], width: int | None) -> Text:
+    """Return the parts on as few lines as possible, those below the first indented; words are not cut."""
+    told, used = Text(), 0
+    for part in parts:
+        columns = part.cell_len
+        if used and width is not None and used + 2 + columns > width:
+            told.append(f"\n{_HANGING}")
+            used = len(_HANGING)
+        elif used:
+            told.append("  ")
+            used += 2
+        told.append_text(part)
+        used += columns
+    return told

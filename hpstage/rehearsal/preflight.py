@@ -29,7 +29,7 @@ from hpstage.rehearsal.samplers import named_sampler
 from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.request import BLIND
-from hpstage.text import aligned, count_of, duration, size, table, worker_hours
+from hpstage.text import aligned, count_of, duration, folded, size, table, worker_hours
 
 # Samplers that stop once they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
@@ -109,6 +109,10 @@ class Preflight:
         return asdict(self)
 
     def __str__(self) -> str:
+        return self.as_text()
+
+    def as_text(self, width: int | None = None) -> str:
+        """Return the figures as a terminal of ``width`` columns shows them."""
         rows = [
             ("trials", self.trials.text(_count)),
             ("steps asked", self.steps_asked.text(_count)),
@@ -131,7 +135,8 @@ class Preflight:
             ("checkpoints kept", self._checkpoints(self.checkpoints)),
             ("needed at most", self._checkpoints(self.checkpoints_needed)),
         ]
-        return "\n".join([aligned(rows), "", self._table(), "", *self._notes()])
+        notes = (folded(note, width) for note in self._notes())
+        return "\n".join([aligned(rows, width=width), "", self._table(width), "", *notes])
 
     def _checkpoints(self, number: Spread) -> str:
         each = self.checkpoint_bytes
@@ -139,7 +144,7 @@ class Preflight:
             return number.text(_count)
         return f"{number.text(_count)}, {number.text(lambda count: size(count * each))}"
 
-    def _table(self) -> str:
+    def _table(self, width: int | None) -> str:
         style = duration if self.timed else _count
         cells = [["GPUs", "makespan", "lower bound", "makespan / bound", "without sharing, at least"]]
         cells[0] += ["cost"] if self.gpu_price is not None else []
@@ -150,7 +155,7 @@ class Preflight:
             cells.append([f"{fleet.workers}", makespan, bound, f"{over:.2f}", alone])
             if self.gpu_price is not None:
                 cells[-1].append(self._price(fleet.workers * fleet.makespan.median))
-        return table(cells, left=0)
+        return table(cells, left=0, width=width)
 
     def _price(self, paid_seconds: float) -> str:
         return "" if self.gpu_price is None else f"{self.gpu_price * paid_seconds / 3600:,.2f}"

@@ -10,7 +10,7 @@ from hpstage.plan.uncollected import uncollected
 from hpstage.report.book import Book
 from hpstage.report.files import replacing
 from hpstage.report.page import page
-from hpstage.report.pictures import NARROW, PICTURES, Picture
+from hpstage.report.pictures import HALF, NARROW, PICTURES, Picture
 from hpstage.report.pictures.style import svg
 from hpstage.report.sums import savings_of
 from hpstage.report.tables import stages, states, trials, workers
@@ -50,4 +50,5 @@ def _write(folder: Path, book: Book, *, tables: bool) -> Path:
 def _drawn(picture: Picture, book: Book) -> tuple[bytes, bytes]:
     """Return the picture for wide and for narrow windows, as SVG."""
     figure = picture.draw(book)
-    return svg(figure, picture.width), svg(figure, NARROW)
+    usual = svg(figure, picture.width)
+    return usual, usual if picture.width > HALF else svg(figure, NARROW)  # what needs the width keeps it

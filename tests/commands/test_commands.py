@@ -307,10 +307,10 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
     plan = result.plan
     asked = [node for node in plan.nodes if node.reach > node.start]
     assert len(lines) == len(asked)
-    by_id = {int(re.match(r" *#(\d+) ", line)[1]): line for line in lines}  # type: ignore[index]
+    by_id = {int(re.match(r"[│├└─ ]*#(\d+) ", line)[1]): line for line in lines}  # type: ignore[index]
     for node in asked:
         line = by_id[node.id]
-        indent = len(line) - len(line.lstrip())
+        indent = line.index("#")
         assert (indent == 0) == (node.parent is None) or len(node.parent.children) == 1  # type: ignore[union-attr]
         assert f"  {node.start}-{node.reach}  " in line
         through = sum(node in [leg[0] for leg in t.path_to(t.asked)] for t in plan.trials.values())
@@ -319,6 +319,14 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
         assert ("  failed  " in line) == failed
         assert failed or "  done  " in line
         assert any(state.kept for state in node.states.values()) == ("  kept at " in line)
+        scores = [
+            float(state.metrics["score"])
+            for other in asked
+            if node in other.ancestry()
+            for state in other.states.values()
+            if state.metrics is not None
+        ]
+        assert (f"  score {min(scores):.6g}  " in line) if scores else ("  score " not in line)
     assert sum("a 1 -> 7" in line or "a 2 -> 7" in line for line in lines) == len({f.node for f in plan.failures}) > 0
 
 
@@ -350,7 +358,7 @@ def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Pat
         node.id for id, t in result.plan.trials.items() if id.startswith("first/") for node, _, _ in t.path_to(t.asked)
     }
     lines = told("tree", folder, "--study", "first").splitlines()
-    assert {int(line.split()[0][1:]) for line in lines} == mine
+    assert {int(re.search(r"#(\d+) ", line)[1]) for line in lines} == mine  # type: ignore[index]
     with pytest.raises(UsageError, match="no trial of study 'third'; there are: second, first"):
         CliRunner().invoke(app, ["tree", str(folder), "--study", "third"], catch_exceptions=False)
 

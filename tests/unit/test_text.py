@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from hpstage.text import aligned, table
+import re
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from hpstage.text import aligned, folded, table
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_names_are_no_markup() -> None:
@@ -24,3 +30,52 @@ def test_a_table_is_never_wrapped() -> None:
 
 def test_values_stand_below_each_other() -> None:
     assert aligned([("a", "1"), ("long", "2 3")]) == "a     1\nlong  2 3"
+
+
+def test_a_table_folds_its_names_first_and_then_its_last_columns() -> None:
+    rows = [("study", "state", "steps asked"), ("digits", "ended", "18"), ("wide resnet", "running", "7,000")]
+    assert table(rows, left=2, width=31).split("\n") == [
+        "study        state    steps",
+        "                      asked",
+        "digits       ended       18",
+        "wide resnet  running  7,000",
+    ]
+    assert table(rows, left=2, width=20).split("\n") == [
+        "study        state",
+        "digits       ended",
+        "  steps asked 18",
+        "wide resnet  running",
+        "  steps asked 7,000",
+    ]
+
+
+CELLS = st.text("abc 日", max_size=30)
+
+
+@given(
+    rows=st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[CELLS] * n), min_size=1, max_size=4)),
+    left=st.integers(0, 2),
+    width=st.integers(1, 70),
+)
+@example(rows=[("a", "b")], left=1, width=1)
+@example(rows=[("a", "b" * 200), ("c" * 200, "")], left=1, width=60)
+def test_no_word_is_cut_and_no_line_is_wider_than_its_words_need(
+    rows: list[tuple[str, ...]], left: int, width: int
+) -> None:
+    words = sorted(word for row in rows for cell in row for word in cell.split())
+    shown = table(rows, left=left, width=width)
+    assert set(re.split(r"[\s;]+", shown)) - {""} <= set(words)
+    first = max(cell_len(row[0]) for row in rows)  # a name is not folded: it is what the rest of a row hangs on
+    longest = max(map(cell_len, words), default=0)
+    assert all(cell_len(line) <= max(width, first, longest + 3) for line in shown.split("\n"))
+    if len(rows) > 1:
+        assert all(word in shown for word in words)
+
+
+@given(text=st.text("ab \n", max_size=60), width=st.integers(1, 20))
+def test_folded_text_has_the_same_words(text: str, width: int) -> None:
+    assert folded(text, width).split() == text.split()
+
+
+def test_values_that_are_too_wide_go_on_below_each_other() -> None:
+    assert aligned([("a", "1 2 3"), ("long", "4 5")], width=10) == "a     1 2\n      3\nlong  4 5"
