@@ -22,7 +22,7 @@ from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
-from hpstage.text import aligned, clean, count_of, hours, shortened, table, worker_hours
+from hpstage.text import aligned, clean, count_of, hours, paid_hours, shortened, table, worker_hours
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.
 _LINES = 40
@@ -52,8 +52,8 @@ class ChainStatus(msgspec.Struct, frozen=True):
 
 
 class PlanStatus(msgspec.Struct, frozen=True):
-    """The whole plan. Seconds are those of workers; those used count also what was wasted. ``nodes``: those along which
-    something was asked."""
+    """The whole plan. Seconds are those of workers; those used count also what was wasted, those paid also idle time.
+    ``nodes``: those along which something was asked."""
 
     workload: str
     records: int
@@ -66,6 +66,7 @@ class PlanStatus(msgspec.Struct, frozen=True):
     merge_rate: float
     seconds_alone: float
     seconds_used: float
+    seconds_paid: float
     seconds_saved: float
     failures: int
     differences: int
@@ -173,6 +174,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             merge_rate=plan.merge_rate,
             seconds_alone=alone,
             seconds_used=used,
+            seconds_paid=plan.presence.seconds(),
             seconds_saved=alone - used,
             failures=len(account.failures()),
             differences=len(plan.differences),
@@ -211,6 +213,7 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("steps", f"{plan.steps_asked:,} asked, {plan.steps_unique:,} distinct, {plan.steps_trained:,} trained"),
         ("merge rate", f"{plan.merge_rate:.2f}"),
         ("worker-hours used", worker_hours(plan.seconds_used)),
+        ("worker-hours paid", paid_hours(plan.seconds_paid, plan.seconds_used)),
         ("saved", f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]

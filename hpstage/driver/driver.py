@@ -29,6 +29,7 @@ from hpstage.plan.facts import (
     TrialAdded,
     TrialId,
     WorkerId,
+    WorkersChanged,
 )
 from hpstage.plan.log import Log, read_facts
 from hpstage.plan.messages import (
@@ -41,6 +42,7 @@ from hpstage.plan.messages import (
     StopChain,
     WorkerJoined,
     WorkerLeft,
+    host_of,
 )
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.remaining import RemainingWork
@@ -100,15 +102,19 @@ class Driver:
         self._looked = 0.0
         self._patience = WorkerTimeout(scheduler)
         executor.adapt(scheduler.demand)
-        for worker in workers:
-            scheduler.note(WorkerJoined(worker, executor.clock()))
+        joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
+        for fact in self._changed(joined):
+            self.log.note(fact)
+        for report in joined:
+            scheduler.note(report)
 
     def leave(self) -> None:
         """Leave the plan, so that other drivers can train this driver's remaining work."""
         self._left = True
         if (told := self.scheduler.no_gangs()) is not None:
             logger.info("%s", told)
-        self.log.write([DriverLeft(self.scheduler.driver, time.time(), "ended")])
+        left = [WorkerLeft(worker, self._executor.clock(), "closed") for worker in self.scheduler.workers]
+        self.log.write([*self._changed(left), DriverLeft(self.scheduler.driver, time.time(), "ended")])
 
     def remove_dead_drivers(self) -> None:
         """Record drivers that are gone, so that their unfinished chains are started again."""
@@ -240,7 +246,7 @@ class Driver:
                     full[report.chain] = report.message
                 if isinstance(report, ForkVerified) and report.difference is not None:
                     inexact = StateError(report.difference)
-            self.log.write(facts)
+            self.log.write([*facts, *self._changed(batch)])
             for report in batch:
                 for notice in self.scheduler.note(report):
                     logger.warning("%s", notice)
@@ -276,6 +282,15 @@ class Driver:
         if me is None or me.pool == self._executor.pool:
             return []
         return [msgspec.structs.replace(me, pool=self._executor.pool, at=time.time())]
+
+    def _changed(self, reports: Iterable[Report]) -> Iterator[Fact]:
+        """Yield the facts that tell which workers joined and left. The lanes of one are one."""
+        times: dict[float, tuple[list[WorkerId], list[WorkerId]]] = {}
+        for report in reports:
+            if isinstance(report, WorkerJoined | WorkerLeft) and report.worker == host_of(report.worker):
+                times.setdefault(report.at, ([], []))[isinstance(report, WorkerLeft)].append(report.worker)
+        for at, (joined, left) in times.items():
+            yield WorkersChanged(self.scheduler.driver, at, self._executor.pool, tuple(joined), tuple(left))
 
     def _perform(self) -> None:
         self.log.settle()

@@ -293,6 +293,16 @@ class DriverLeft(msgspec.Struct, frozen=True, tag=True):
     reason: Literal["ended", "gone"]
 
 
+class WorkersChanged(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Workers of ``pool`` have joined or left a driver: they are paid for meanwhile, whether they train or not."""
+
+    driver: DriverId
+    at: float
+    pool: str = ""
+    joined: tuple[WorkerId, ...] = ()
+    left: tuple[WorkerId, ...] = ()
+
+
 class ChainStarted(msgspec.Struct, frozen=True, tag=True):
     """A driver's right to train these spans until the chain is closed or the driver is gone. It is written before
     the chain is started, on the condition that the driver has read all earlier records. ``gang``: further workers that
@@ -418,6 +428,7 @@ Fact = (
     | ChainLost
     | DriverJoined
     | DriverLeft
+    | WorkersChanged
     | ChainStarted
     | ChainProlonged
     | ChainClosed

@@ -42,12 +42,14 @@ from hpstage.plan.facts import (
     TrialId,
     TrialProposed,
     UserFailure,
+    WorkersChanged,
     to_numbers,
 )
 from hpstage.plan.node_tree import NodeTree
 from hpstage.plan.nodes import Node, PlannedTrial, State, lines_beyond
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.payments import Charge, Payments, Waste
+from hpstage.plan.presence import Presence
 from hpstage.plan.regimes import Regime
 from hpstage.plan.searches import Searches
 from hpstage.plan.step_times import StepTimes
@@ -87,6 +89,7 @@ class SearchPlan:
         self.verified: set[Regime] = set()  # regimes under which a fork was verified
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # drivers that have not left
+        self.presence = Presence()
         self.place = ""  # checkpoint location of the driver that joined last
         self.chains: dict[ChainId, OpenChain] = {}
         self.losses: dict[StateRef, list[ChainLost]] = {}  # consecutive worker deaths on the path from a state
@@ -159,16 +162,19 @@ class SearchPlan:
 
     def _waste(self, fact: ChainLost) -> Waste:
         waste = self.payments.waste(fact, self.nodes[fact.node])
+        self.presence.hear(fact.at)
         self.totals.waste(fact)
         totals = self._tally_of(self.trials[waste.trial]).totals
         totals.waste(fact)
-        totals.paid_seconds += waste.seconds
+        totals.charged_seconds += waste.seconds
         if fact.blames:
             self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
         return waste
 
     def _start(self, fact: ChainStarted) -> None:
         chain = OpenChain.begun(fact)
+        me = self.drivers.get(fact.driver)
+        self.presence.work(fact.driver, "" if me is None else me.pool, chain.workers, fact.at)
         source = self.source_of(chain)
         if source is not None and source.used < fact.at:
             source.used = fact.at
@@ -179,6 +185,7 @@ class SearchPlan:
             self.chains[fact.chain].prolong(fact.spans)
 
     def _close(self, fact: ChainClosed) -> None:
+        self.presence.hear(fact.at)
         self.chains.pop(fact.chain, None)
 
     def _join(self, fact: DriverJoined) -> None:
@@ -187,13 +194,14 @@ class SearchPlan:
 
     def _leave(self, fact: DriverLeft) -> None:
         self.drivers.pop(fact.driver, None)
+        self.presence.end(fact.driver)
         self.forget(fact.driver)
         if not self.drivers:
             self.endings.forget_failures()
 
     def _begin(self, fact: SearchStarted) -> None:
         self.winners.begin(fact)
-        self.searches.begin(fact, self.tally(fact.study).totals)
+        self.searches.begin(fact, self.tally(fact.study).totals, self.presence.seconds(fact.study))
 
     def _time(self, fact: StepsTimed) -> None:
         self.step_times = self.step_times or StepTimes(fact.seconds)
@@ -206,6 +214,7 @@ class SearchPlan:
             self.winners.end(fact, self.result_of(planned))
 
     def _reached(self, fact: StateReached) -> Charge:
+        self.presence.hear(fact.at)
         node = self.nodes[fact.node]
         state = node.ensure_state(fact.step)
         waiting = self.waiting(state) if fact.start == fact.step else ()  # for its evaluation alone
@@ -221,7 +230,7 @@ class SearchPlan:
         self.totals.reach(fact)
         totals = self._tally_of(self.trials[charge.trial]).totals
         totals.reach(fact)
-        totals.paid_seconds += charge.seconds
+        totals.charged_seconds += charge.seconds
         if fact.metrics is not None:
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
@@ -354,6 +363,7 @@ class SearchPlan:
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. The first trial to ask for a step of a node pays for it. O(segments)."""
         planned = self._planned(fact.trial, fact.step)
+        self.presence.serve(fact.driver, self.study_of(fact.trial))
         ending = self.endings.ending(planned, fact.step)
         step = fact.step if ending is None else ending.last
         if step > planned.asked:
@@ -474,6 +484,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     ChainClosed: SearchPlan._close,
     DriverJoined: SearchPlan._join,
     DriverLeft: SearchPlan._leave,
+    WorkersChanged: lambda plan, fact: plan.presence.change(fact),
     SearchStarted: SearchPlan._begin,
     TrialProposed: lambda plan, fact: plan.searches.propose(fact),
     TrialEnded: SearchPlan._finish,

@@ -37,9 +37,8 @@ class Savings:
     cost_weighted_merge_rate: float
     worker_seconds: float
     worker_seconds_alone: float
-    paid_seconds: float | None
-    """Seconds for which workers were present, idle or not. Of a report: from the first to the last work of each, as far
-    as the journal shows. ``None`` for a call that resumed an interrupted one."""
+    paid_seconds: float
+    """Seconds for which workers were present, idle or not (:mod:`hpstage.plan.presence`)."""
     train_seconds: float
     evaluate_seconds: float
     load_seconds: float
@@ -185,12 +184,11 @@ def savings(
     whole: bool,
     makespan: float,
     workers: int,
-    paid_seconds: float | None,
     fleet: Speeds = ONE_CHAIN,
 ) -> Savings:
-    """Summarize a study's search: what its trials have paid since it began.
+    """Summarize a study's search: what its trials were charged since it began.
 
-    ``trials``: the ids of its trials; ``whole``: whether it was done in one call; ``paid_seconds``: of this call.
+    ``trials``: the ids of its trials; ``whole``: whether it was done in one call.
     """
     took = plan.tally(study).totals.since(plan.searches[study].before)
     planned_trials = [plan.trials[id] for id in trials]
@@ -210,7 +208,7 @@ def savings(
         cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=took.worker_seconds,
         worker_seconds_alone=sum(owns),
-        paid_seconds=paid_seconds if whole else None,
+        paid_seconds=plan.presence.seconds(study) - plan.searches[study].paid_before,
         train_seconds=took.train_seconds,
         evaluate_seconds=took.evaluate_seconds,
         load_seconds=took.load_seconds,

@@ -16,6 +16,7 @@ class SearchRecord:
 
     started: SearchStarted
     before: StudyTotals  # the study's totals when the search began
+    paid_before: float  # seconds of its workers until then
     proposed: list[TrialProposed] = field(default_factory=list)
     open: dict[TrialId, None] = field(default_factory=dict)  # unfinished trials, in order
     ended: bool = False
@@ -28,10 +29,10 @@ class Searches(Mapping[str, SearchRecord]):
         self._latest: dict[str, SearchRecord] = {}
         self.proposed: dict[TrialId, TrialProposed] = {}  # of all searches
 
-    def begin(self, fact: SearchStarted, totals: StudyTotals) -> None:
-        before = totals.copy()
-        last = self._of(fact.study) if fact.extends else SearchRecord(fact, before)
-        self._latest[fact.study] = record = SearchRecord(fact, before)
+    def begin(self, fact: SearchStarted, totals: StudyTotals, paid: float) -> None:
+        record = SearchRecord(fact, totals.copy(), paid)
+        last = self._of(fact.study) if fact.extends else record
+        self._latest[fact.study] = record
         if fact.extends:
             record.proposed, record.open = list(last.proposed), dict(last.open)
 

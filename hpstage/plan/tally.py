@@ -1,4 +1,4 @@
-"""Totals of one study (asked, paid, and estimated without sharing), updated with every fact. Pure."""
+"""Totals of one study (asked, charged, and estimated without sharing), updated with every fact. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class StudyTotals(Totals):
     """Sums over a study's trials. Unique steps are distinct within the study; training is counted where one of its
     trials paid for it (:mod:`hpstage.plan.payments`)."""
 
-    paid_seconds: float = 0.0
-    """Worker seconds paid by all trials, rounded so that the studies of a plan add up exactly."""
+    charged_seconds: float = 0.0
+    """Worker seconds charged to its trials, rounded so that the studies of a plan add up exactly."""
     steps_first: int = 0
     """Of the steps asked for, those that no trial of any study had asked for before."""
     answers: int = 0

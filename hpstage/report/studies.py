@@ -43,6 +43,7 @@ class StudyRow(msgspec.Struct, frozen=True):
     merge_rate: float
     seconds_alone: float
     seconds_used: float
+    seconds_paid: float
     seconds_saved: float
 
 
@@ -68,7 +69,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         "RUNNING" if held and account.is_open(id) else "OPEN" for id, ended in zip(ids, ends, strict=True) if not ended
     )
     totals = plan.tally(study).totals
-    alone, used = rounded(totals.alone_seconds(plan.totals)), totals.paid_seconds
+    alone, used = rounded(totals.alone_seconds(plan.totals)), totals.charged_seconds
     over = record is None or record.ended
     return StudyRow(
         study=study,
@@ -82,6 +83,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         merge_rate=totals.merge_rate,
         seconds_alone=alone,
         seconds_used=used,
+        seconds_paid=plan.presence.seconds(study),
         seconds_saved=alone - used,
     )
 

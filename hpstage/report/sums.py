@@ -7,7 +7,6 @@ import math
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
 from hpstage.plan.savings import Savings, merged, shortest_makespan
 from hpstage.report.book import Book
-from hpstage.report.causes import present_seconds
 from hpstage.report.pauses import most_at_once
 from hpstage.scheduler.widths import measured_speeds
 
@@ -15,10 +14,10 @@ from hpstage.scheduler.widths import measured_speeds
 def savings_of(book: Book) -> Savings:
     """Return the savings of a study, or of all studies of a plan, from its journal. The work of earlier calls counts.
 
-    Seconds are rounded to 2**-20 s, so their sums are exact. A study is charged what its trials paid, which is nothing
-    where another study had already trained the same. ``steps_trained`` counts the steps paid for. ``workers`` is the
-    largest number of workers present at the same time. ``makespan`` is the time from the start of the first stage to
-    the last report, on the workers' clock, without the pauses between calls.
+    Seconds of work are rounded to 2**-20 s, so their sums are exact. A study is charged what its trials asked for
+    first, which is nothing where another study had already trained the same. ``steps_trained`` counts the steps that it
+    is charged. ``workers`` is the largest number of workers present at the same time. ``makespan`` is the time from the
+    start of the first stage to the last report, on the workers' clock, without the pauses between calls.
     """
     plan = book.account.plan
     facts = [charge.fact for charge in book.charges]
@@ -46,7 +45,7 @@ def savings_of(book: Book) -> Savings:
         cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=spent.train + spent.load + spent.evaluate + spent.save + spent.wasted,
         worker_seconds_alone=math.fsum(book.alone.values()),
-        paid_seconds=math.fsum(present_seconds(book, worker) for worker in book.workers),
+        paid_seconds=plan.presence.seconds(book.study),
         train_seconds=spent.train,
         evaluate_seconds=spent.evaluate,
         load_seconds=spent.load,

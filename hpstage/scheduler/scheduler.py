@@ -63,7 +63,6 @@ from hpstage.scheduler.expectation import EXPECTING, Expectation
 from hpstage.scheduler.gangs import Gangs
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Preemption
-from hpstage.scheduler.presence import Presence
 from hpstage.scheduler.remaining import RemainingWork, remaining_work
 from hpstage.scheduler.reports import Reports
 from hpstage.scheduler.stage_tree import StageTree
@@ -124,7 +123,6 @@ class Scheduler:
         self._now = 0.0  # the latest known time
         self.workers = Workers(lanes)
         self.workers.step_times = plan.step_times
-        self.presence = Presence()
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
         builder = ChainBuilder(
             plan,
@@ -226,11 +224,9 @@ class Scheduler:
                     return self.workers.unbench(report.worker)
             case WorkerJoined():
                 self.tick(report.at)
-                self.presence.join(report.worker, report.at)
                 self._covers.find_on(self.workers.join(report.worker))
             case WorkerLeft():
                 self.tick(report.at)
-                self.presence.leave(report.worker, report.at)
                 self.workers.leave(report.worker)
                 self._expectation.forget(report.worker)
                 self._widths.meetings.forget(report.worker)

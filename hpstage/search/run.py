@@ -83,7 +83,6 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan:
         whole=whole,
         makespan=makespan,
         workers=workers,
-        paid_seconds=driver.scheduler.presence.seconds(call.executor.clock()),
         fleet=measured_speeds((fact for fact in facts if isinstance(fact, StateReached)), plan.step_times, workers),
     )
     places = call.places

@@ -1,0 +1,97 @@
+"""Which workers drivers have had, and for how long: what is paid for, whether they train or not. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpstage.plan.facts import DriverId, WorkerId, WorkersChanged
+from hpstage.plan.messages import host_of
+
+
+@dataclass(slots=True)
+class _Present:
+    """A worker that drivers have, and the time up to which its seconds are counted."""
+
+    drivers: list[DriverId]
+    since: float
+
+
+class Presence:
+    """The workers that drivers have, and the seconds of those they had.
+
+    A worker is present from when its driver recorded that it joined until it recorded that it left, or until the driver
+    is found to be gone. The lanes of one worker are one. While several drivers have a worker, each pays an equal part
+    of it, so that what studies pay adds up to what the plan pays. Journals of earlier builds do not record who joined:
+    there, a worker is present from its first chain on.
+    """
+
+    def __init__(self) -> None:
+        self.now = -math.inf
+        """The latest time reported on the workers' clock."""
+        self._present: dict[tuple[str, WorkerId], _Present] = {}  # by pool and name
+        self._pools: dict[DriverId, dict[WorkerId, str]] = {}  # of the workers that each driver has
+        self._paid: dict[DriverId, float] = {}
+        self._studies: dict[DriverId, str] = {}
+
+    def hear(self, at: float) -> None:
+        """Note a time on the workers' clock."""
+        if at > self.now:
+            self.now = at
+
+    def change(self, fact: WorkersChanged) -> None:
+        self.hear(fact.at)
+        for worker in fact.joined:
+            self._join(fact.driver, fact.pool, host_of(worker), fact.at)
+        for worker in fact.left:
+            self._leave(fact.driver, host_of(worker), fact.at)
+
+    def work(self, driver: DriverId, pool: str, workers: Iterable[WorkerId], at: float) -> None:
+        """Note that a driver has these workers, whether or not it has recorded them."""
+        self.hear(at)
+        for worker in workers:
+            self._join(driver, pool, host_of(worker), at)
+
+    def end(self, driver: DriverId) -> None:
+        """Note that a driver is gone: its workers were present until anything was last heard."""
+        for worker in list(self._pools.get(driver, ())):
+            self._leave(driver, worker, self.now)
+        self._pools.pop(driver, None)
+
+    def serve(self, driver: DriverId, study: str) -> None:
+        """Note for which study a driver works."""
+        self._studies[driver] = study
+
+    def seconds(self, study: str | None = None) -> float:
+        """Return the seconds of the workers up to now, of all drivers or of those of a study."""
+        paid = [seconds for driver, seconds in self._paid.items() if study in (None, self._studies.get(driver))]
+        for worker in self._present.values():
+            mine = sum(study in (None, self._studies.get(driver)) for driver in worker.drivers)
+            paid.append(max(0.0, self.now - worker.since) * mine / len(worker.drivers))
+        return math.fsum(paid)
+
+    def _join(self, driver: DriverId, pool: str, worker: WorkerId, at: float) -> None:
+        mine = self._pools.setdefault(driver, {})
+        if worker in mine:
+            return
+        mine[worker] = pool
+        present = self._present.setdefault((pool, worker), _Present([], at))
+        self._count(present, at)
+        present.drivers.append(driver)
+
+    def _leave(self, driver: DriverId, worker: WorkerId, at: float) -> None:
+        pool = self._pools.get(driver, {}).pop(worker, None)
+        if pool is None:
+            return  # with its first lane, or its driver
+        present = self._present[pool, worker]
+        self._count(present, at)
+        present.drivers.remove(driver)
+        if not present.drivers:
+            del self._present[pool, worker]
+
+    def _count(self, worker: _Present, at: float) -> None:
+        """Count a worker's seconds up to a time. Reports of several drivers come out of order."""
+        for driver in worker.drivers:
+            self._paid[driver] = self._paid.get(driver, 0.0) + max(0.0, at - worker.since) / len(worker.drivers)
+        worker.since = max(worker.since, at)

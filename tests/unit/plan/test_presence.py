@@ -1,0 +1,162 @@
+"""Worker-hours paid: who had which workers, and for how long, as the journal records it."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_scaling import Scaling
+from hpstage.plan.facts import ChainStarted, DriverId, Fact, WorkerId, WorkersChanged
+from hpstage.plan.log import encode, read_facts
+from hpstage.plan.presence import Presence
+from hpstage.report.book import Book, open_book
+from hpstage.report.studies import study_rows
+from hpstage.report.sums import savings_of
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Failing
+
+A, B = DriverId("a"), DriverId("b")
+ONE, TWO = WorkerId("one"), WorkerId("two")
+
+
+def joined(driver: DriverId, at: float, *workers: WorkerId, pool: str = "pool") -> WorkersChanged:
+    return WorkersChanged(driver, at, pool, joined=workers)
+
+
+def left(driver: DriverId, at: float, *workers: WorkerId) -> WorkersChanged:
+    return WorkersChanged(driver, at, "pool", left=workers)
+
+
+def folded(*facts: WorkersChanged) -> Presence:
+    presence = Presence()
+    presence.serve(A, "study a")
+    presence.serve(B, "study b")
+    for fact in facts:
+        presence.change(fact)
+    return presence
+
+
+def test_a_worker_is_paid_for_from_joining_to_leaving_and_again_when_it_comes_back() -> None:
+    presence = folded(joined(A, 10, ONE, TWO), left(A, 15, ONE), joined(A, 20, ONE), left(A, 21, ONE, TWO))
+    assert presence.seconds() == presence.seconds("study a") == 5 + 1 + 11
+    assert presence.seconds("study b") == 0
+
+
+def test_a_worker_that_is_there_is_paid_for_up_to_the_latest_report() -> None:
+    presence = folded(joined(A, 10, ONE))
+    assert presence.seconds() == 0
+    presence.hear(17)
+    presence.hear(12)
+    assert presence.seconds() == 7
+
+
+def test_studies_that_have_a_worker_at_a_time_share_it_equally_and_the_plan_counts_it_once() -> None:
+    presence = folded(joined(A, 0, ONE), joined(B, 10, ONE, TWO), left(A, 30, ONE), left(B, 40, ONE, TWO))
+    assert presence.seconds() == 40 + 30
+    assert presence.seconds("study a") == 10 + 20 / 2
+    assert presence.seconds("study b") == 20 / 2 + 10 + 30
+
+
+def test_workers_of_two_clusters_that_have_one_name_are_two() -> None:
+    presence = folded(joined(A, 0, ONE), joined(B, 0, ONE, pool="another"), left(A, 10, ONE), left(B, 10, ONE))
+    assert presence.seconds() == 20
+    assert presence.seconds("study a") == presence.seconds("study b") == 10
+
+
+def test_lanes_of_a_worker_are_one() -> None:
+    presence = folded(joined(A, 0, ONE, WorkerId("one#1")), left(A, 5, ONE), left(A, 9, WorkerId("one#1")))
+    assert presence.seconds() == 5
+
+
+def test_the_workers_of_a_driver_that_is_gone_were_there_until_anything_was_last_heard() -> None:
+    presence = folded(joined(A, 0, ONE))
+    presence.hear(8)
+    presence.end(A)
+    presence.change(joined(B, 1000, ONE))
+    presence.hear(1001)
+    assert presence.seconds("study a") == 8 and presence.seconds() == 9
+    presence.end(A)  # as two others may find
+    presence.change(left(A, 1002, ONE))
+    assert presence.seconds("study a") == 8
+
+
+def test_reports_out_of_order_count_no_second_twice() -> None:
+    presence = folded(joined(A, 10, ONE), joined(B, 5, ONE), left(B, 7, ONE), left(A, 20, ONE))
+    assert presence.seconds() == 10
+
+
+def grid(trial: optuna.Trial) -> dict[str, object]:
+    return {"a": s.piecewise({0: trial.suggest_int("a", 1, 3), 20: trial.suggest_int("late", 1, 4)})}
+
+
+def search(
+    journal: MemoryJournal, executor: SimulatedExecutor, name: str = "study", **options: object
+) -> hpstage.Result:
+    study = optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=0))
+    given: dict[str, object] = {"metric": "value", "steps": 40, "n_trials": 12} | options
+    return hpstage.optimize(study, Failing(), grid, executor=executor, store=journal, **given)  # type: ignore[arg-type]
+
+
+def test_of_a_fixed_fleet_all_the_time_is_paid_and_result_report_and_status_say_the_same() -> None:
+    journal, executor = MemoryJournal(), SimulatedExecutor(4, evaluate_seconds=0.5)
+    result = search(journal, executor)
+    assert result.savings.paid_seconds == pytest.approx(4 * executor.clock())
+    assert result.savings.paid_seconds > result.savings.worker_seconds
+    book = open_book(journal)
+    assert savings_of(book).paid_seconds == result.savings.paid_seconds
+    (row,) = study_rows(book, lambda study: False)
+    assert row.seconds_paid == book.account.plan.presence.seconds() == result.savings.paid_seconds
+
+
+def test_of_an_elastic_fleet_only_those_are_paid_that_were_there() -> None:
+    journal, executor = MemoryJournal(), SimulatedExecutor(1, scaling=Scaling(1, 8, 5.0))
+    paid = search(journal, executor).savings.paid_seconds
+    assert executor.scaler is not None and executor.scaler.most > 2
+    assert 0 < paid < 0.9 * executor.scaler.most * executor.clock()
+    assert paid <= executor.scaler.paid_seconds  # which counts their start, too
+
+
+def test_each_study_pays_for_its_own_workers_and_the_plan_for_both() -> None:
+    journal, kept = MemoryJournal(), set()  # type: ignore[var-annotated]
+    first = search(journal, SimulatedExecutor(2, kept=kept)).savings.paid_seconds
+    other = search(journal, SimulatedExecutor(3, kept=kept), "other", steps=60).savings.paid_seconds
+    book = open_book(journal)
+    assert [row.seconds_paid for row in study_rows(book, lambda study: False)] == pytest.approx([first, other])
+    assert savings_of(book).paid_seconds == pytest.approx(first + other)
+    assert savings_of(Book(book.account, "other")).paid_seconds == pytest.approx(other)
+
+
+def test_a_journal_of_an_earlier_build_tells_it_from_the_first_chain_of_each_worker_on() -> None:
+    journal, executor = MemoryJournal(), SimulatedExecutor(3)
+    search(journal, executor)
+    facts: list[Fact] = [fact for fact in read_facts(journal) if not isinstance(fact, WorkersChanged)]
+    old = MemoryJournal()
+    old.append([encode(fact) for fact in facts])
+    starts: dict[WorkerId, float] = {}
+    for fact in facts:
+        if isinstance(fact, ChainStarted):
+            starts.setdefault(fact.worker, fact.at)
+    last = max(fact.at for fact in facts if hasattr(fact, "chain") and hasattr(fact, "at"))
+    assert savings_of(open_book(old)).paid_seconds == pytest.approx(sum(last - start for start in starts.values()))
+
+
+def test_a_call_that_goes_on_pays_for_the_one_before_as_well() -> None:
+    journal, kept = MemoryJournal(), set()  # type: ignore[var-annotated]
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+
+    def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 5:
+            raise KeyboardInterrupt
+
+    first = SimulatedExecutor(2, kept=kept)
+    options = {"metric": "value", "steps": 40, "n_trials": 12, "store": journal}
+    with pytest.raises(KeyboardInterrupt):
+        hpstage.optimize(study, Failing(), grid, executor=first, callbacks=[interrupt], **options)  # type: ignore[arg-type]
+    until = open_book(journal).account.plan.presence.seconds()
+    assert until == pytest.approx(2 * first.clock())
+    second = SimulatedExecutor(3, kept=kept)
+    result = hpstage.optimize(study, Failing(), grid, executor=second, **options)  # type: ignore[arg-type]
+    assert result.savings.paid_seconds == pytest.approx(until + 3 * second.clock())
