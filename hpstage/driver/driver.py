@@ -44,6 +44,7 @@ from hpstage.plan.messages import (
     WorkerLeft,
     host_of,
 )
+from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.remaining import RemainingWork
 from hpstage.scheduler.scheduler import Answer, Scheduler
@@ -177,6 +178,10 @@ class Driver:
     def remaining_work(self) -> RemainingWork:
         """Estimate the remaining work of all drivers."""
         return self.scheduler.remaining_work(self._executor.clock())
+
+    def running(self) -> list[tuple[OpenChain, float]]:
+        """Return this driver's running chains, each with the seconds of training since its last report."""
+        return self.scheduler.progress(self._executor.clock())
 
     def wait(self, timeout: float | None = None) -> list[Answer]:
         """Dispatch work to idle workers and return answers. Blocks until there is a report, or for ``timeout`` seconds.

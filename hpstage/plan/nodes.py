@@ -274,6 +274,11 @@ class PlannedTrial:
         )
 
     @property
+    def root(self) -> Node:
+        """The node in which its training begins. O(segments)."""
+        return self.node_at(1)
+
+    @property
     def shared(self) -> int:
         """Number of its steps that another trial had asked for before."""
         return self.asked - self.fresh

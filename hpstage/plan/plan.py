@@ -173,6 +173,9 @@ class SearchPlan:
 
     def _start(self, fact: ChainStarted) -> None:
         chain = OpenChain.begun(fact)
+        root = self.nodes[fact.spans[0].node]
+        if root.parent is None:
+            self.searches.train(root)
         me = self.drivers.get(fact.driver)
         self.presence.work(fact.driver, "" if me is None else me.pool, chain.workers, fact.at)
         source = self.source_of(chain)
@@ -206,10 +209,14 @@ class SearchPlan:
     def _time(self, fact: StepsTimed) -> None:
         self.step_times = self.step_times or StepTimes(fact.seconds)
 
+    def _propose(self, fact: TrialProposed) -> None:
+        planned = None if fact.trial is None else self.trials.get(fact.trial)
+        self.searches.propose(fact, None if planned is None else planned.root)
+
     def _finish(self, fact: TrialEnded) -> None:
-        self.searches.finish(fact)
-        self.ended[fact.trial] = fact
         planned = self.trials.get(fact.trial)
+        self.searches.finish(fact, None if planned is None else planned.root)
+        self.ended[fact.trial] = fact
         if planned is not None:
             self.winners.end(fact, self.result_of(planned))
 
@@ -225,6 +232,8 @@ class SearchPlan:
             maker = self._tally_of(node.maker)
             for tally in self.tallies.values():
                 tally.repace(node, fact, maker)
+        elif node.parent is None and fact.step > fact.start:
+            self.searches.train(node)
         node.trained += fact.step - fact.start
         node.seconds += fact.own_seconds
         self.totals.reach(fact)
@@ -396,6 +405,7 @@ class SearchPlan:
     def _ask_first(self, planned: PlannedTrial, step: int) -> None:
         """Account for steps that were not asked of the trial before."""
         tally = self._tally_of(planned)
+        self.searches.ask(planned.study, planned.id)
         self._count(planned, step - planned.asked)
         for node, _, stop in planned.path_to(step):
             if stop > node.reach or node.maker.study != planned.study or tally.reach:
@@ -412,6 +422,8 @@ class SearchPlan:
         self._tally_of(planned).answer(planned, step, self.step_seconds)
         self.winners.answer(planned.study, planned.node_at(step).ensure_state(step))
         planned.answered = max(planned.answered, step)
+        if planned.answered >= planned.asked:
+            self.searches.answer(planned.study, planned.id)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -486,7 +498,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     DriverLeft: SearchPlan._leave,
     WorkersChanged: lambda plan, fact: plan.presence.change(fact),
     SearchStarted: SearchPlan._begin,
-    TrialProposed: lambda plan, fact: plan.searches.propose(fact),
+    TrialProposed: SearchPlan._propose,
     TrialEnded: SearchPlan._finish,
     SearchEnded: lambda plan, fact: plan.searches.end(fact),
     StepsTimed: SearchPlan._time,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import SearchEnded, SearchStarted, TrialEnded, TrialId, TrialProposed
+from hpstage.plan.facts import NodeId, SearchEnded, SearchStarted, TrialEnded, TrialId, TrialProposed
+from hpstage.plan.nodes import Node
 from hpstage.plan.tally import StudyTotals
 
 
@@ -19,7 +21,14 @@ class SearchRecord:
     paid_before: float  # seconds of its workers until then
     proposed: list[TrialProposed] = field(default_factory=list)
     open: dict[TrialId, None] = field(default_factory=dict)  # unfinished trials, in order
+    paused: dict[TrialId, None] = field(default_factory=dict)  # of these, those that have all results asked of them
+    unbegun: Counter[NodeId] = field(default_factory=Counter)  # and how many have not begun, by their roots
     ended: bool = False
+
+    @property
+    def not_begun(self) -> int:
+        """The number of unfinished trials whose first step is not trained, not even for others."""
+        return self.unbegun.total()
 
 
 class Searches(Mapping[str, SearchRecord]):
@@ -35,21 +44,47 @@ class Searches(Mapping[str, SearchRecord]):
         self._latest[fact.study] = record
         if fact.extends:
             record.proposed, record.open = list(last.proposed), dict(last.open)
+            record.paused, record.unbegun = dict(last.paused), last.unbegun.copy()
 
-    def propose(self, fact: TrialProposed) -> None:
+    def propose(self, fact: TrialProposed, root: Node | None) -> None:
+        """Add a trial; ``root``: where its training begins."""
         record = self._of(fact.study)
         record.proposed.append(fact)
         if fact.trial is not None:
             record.open[fact.trial] = None
             self.proposed[fact.trial] = fact
+            if root is not None and not root.trained:
+                record.unbegun[root.id] += 1
 
-    def finish(self, fact: TrialEnded) -> None:
-        self._of(fact.study).open.pop(fact.trial, None)
+    def train(self, root: Node) -> None:
+        """Note that training from a root has begun."""
+        for record in self.values():
+            record.unbegun.pop(root.id, None)
+
+    def ask(self, study: str, trial: TrialId) -> None:
+        """Note that more is asked of a trial than it has."""
+        if study in self._latest:
+            self._latest[study].paused.pop(trial, None)
+
+    def answer(self, study: str, trial: TrialId) -> None:
+        """Note that a trial has all results that were asked of it."""
+        if study in self._latest and trial in self._latest[study].open:
+            self._latest[study].paused[trial] = None
+
+    def finish(self, fact: TrialEnded, root: Node | None) -> None:
+        record = self._of(fact.study)
+        if fact.trial in record.open:
+            del record.open[fact.trial]
+            record.paused.pop(fact.trial, None)
+            if root is not None and record.unbegun[root.id]:
+                record.unbegun[root.id] -= 1
 
     def end(self, fact: SearchEnded) -> None:
         record = self._of(fact.study)
         record.ended = True
         record.open.clear()
+        record.paused.clear()
+        record.unbegun.clear()
 
     @property
     def open(self) -> Iterator[TrialId]:

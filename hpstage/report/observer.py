@@ -7,7 +7,7 @@ updated as records arrive.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ from hpstage.plan.facts import (
     StateLost,
     StateReached,
     StateRef,
+    TrialId,
     WorkerId,
 )
 from hpstage.plan.payments import Charge, Waste
@@ -132,6 +133,18 @@ class Observer:
         StateLost: _lose,
         StageFailed: _fail,
     }
+
+    def waits_for(self, trial: TrialId) -> Literal["RUNNING", "PAUSED", "NOT BEGUN", "OPEN"]:
+        """Return what a trial that has not ended waits for: for results (RUNNING), for the algorithm, since it has all
+        results that were asked of it (PAUSED), or for its first step, which is trained for no other trial either
+        (NOT BEGUN). OPEN: its search has ended."""
+        record = self.plan.searches.get(self.plan.study_of(trial))
+        if record is None or trial not in record.open:
+            return "OPEN"
+        if trial in record.paused:
+            return "PAUSED"
+        planned = self.plan.trials.get(trial)
+        return "NOT BEGUN" if planned is None or record.unbegun[planned.root.id] else "RUNNING"
 
     def failures(self) -> list[StageFailed]:
         """Return the exceptions of the user's code, one per place, except those a later search got past."""

@@ -28,8 +28,11 @@ class Best(msgspec.Struct, frozen=True):
 class StudyRow(msgspec.Struct, frozen=True):
     """A study of a plan.
 
-    ``state``: ``running`` if a driver holds the study, ``interrupted`` if none does though its search has not ended.
-    Steps of trials shared with other studies are this study's share; seconds as in :mod:`hpstage.report.tables`.
+    ``trials``: how many are COMPLETE, PRUNED and FAIL; of the others, while the study is running, how many are RUNNING,
+    PAUSED and NOT BEGUN (:meth:`hpstage.report.observer.Observer.waits_for`), else how many are OPEN. ``n_trials``: how
+    many the sampler proposes. ``state``: ``running`` if a driver holds the study, ``interrupted`` if none does though
+    its search has not ended. Steps of trials shared with other studies are this study's share; seconds as in
+    :mod:`hpstage.report.tables`.
     """
 
     study: str
@@ -65,9 +68,8 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     record = plan.searches.get(study)
     ends = [plan.ended.get(id) for id in ids]
     states: Counter[str] = Counter(ended.state for ended in ends if ended is not None)
-    states.update(
-        "RUNNING" if held and account.is_open(id) else "OPEN" for id, ended in zip(ids, ends, strict=True) if not ended
-    )
+    open = [id for id, ended in zip(ids, ends, strict=True) if ended is None]
+    states.update(account.waits_for(id) if held else "OPEN" for id in open)
     totals = plan.tally(study).totals
     alone, used = rounded(totals.alone_seconds(plan.totals)), totals.charged_seconds
     over = record is None or record.ended

@@ -53,6 +53,7 @@ from hpstage.plan.messages import (
     WorkerLeft,
 )
 from hpstage.plan.nodes import State
+from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
@@ -450,6 +451,10 @@ class Scheduler:
     def remaining_work(self, now: float) -> RemainingWork:
         """Estimate the remaining work of all drivers at ``now`` on the executor's clock."""
         return remaining_work(self._plan, self._tree, self._running.values(), now)
+
+    def progress(self, now: float) -> list[tuple[OpenChain, float]]:
+        """Return this driver's chains, each with the seconds of training since its last report."""
+        return [(orders.chain, orders.spent(now)) for orders in self._running.values()]
 
     def demand(self, now: float, start_seconds: float) -> int:
         """Return how many workers can be used, where starting one takes so many seconds."""

@@ -17,10 +17,11 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import TrainingError, UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import is_feasible
-from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
+from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, TrialId, UserFailure, to_metric
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.costs import COSTS, NOISY
 from hpstage.search.decisions import Decisions
+from hpstage.search.history import History
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
@@ -65,13 +66,12 @@ class Session:
         self.failed = 0  # number of failures of trials
         self.best: float | None = None  # best value of a trial completed in this call, if there is one objective
         self.leading: tuple[float, int] | None = None  # the best value told at any step, and the step
-        self.steps_over = 0  # steps asked of finished trials
         self._better = max if setting.maximize else min
         self._ledger = ledger
         self._driver = driver
         self._roster = roster
-        self._search: Search = algorithm.start(setting, roster)
-        self.synchronous = algorithm.synchronous
+        self.history = History(algorithm, setting, roster)
+        self._search: Search = self.history
         self._started = started
         self._callbacks = callbacks
         self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)
@@ -105,6 +105,10 @@ class Session:
         if self._exhausted:
             return known
         return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
+
+    def paused(self, known: Iterable[TrialId]) -> int:
+        """Return how many of the trials that the plan knows as paused still are: it is told of their ends later."""
+        return sum(not self._roster.by_id[trial].finished for trial in known)
 
     @property
     def stopping(self) -> bool:
@@ -288,7 +292,7 @@ class Session:
             for answer in answers[:-1]:
                 self._pass(trial, answer)
             self._tell_one(trial, step, answers[-1])
-            if self.synchronous:
+            if self.history.synchronous:
                 # Before the next result is told: proposals must not depend on which results arrived together.
                 self._propose()
 
@@ -418,9 +422,6 @@ class Session:
     def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
         """Count a trial as finished, or with ``by=-1`` as no longer finished."""
         self.states[trial.state] += by
-        planned = self._driver.plan.trials.get(trial.id)
-        if planned is not None:
-            self.steps_over += by * planned.asked
 
     def _note_end(self, trial: SessionTrial) -> None:
         """Note the end of a trial for the plan, as recorded in the study."""

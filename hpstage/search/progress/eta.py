@@ -1,92 +1,68 @@
-"""Estimate of the remaining time of a search. Pure."""
+"""Estimate of the remaining time of a search."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from hpstage.scheduler.remaining import RemainingWork
+from hpstage.search.progress.forecast import Forecast
 
+if TYPE_CHECKING:
+    from hpstage.driver.driver import Driver
+    from hpstage.scheduler.remaining import RemainingWork
+    from hpstage.search.session import Session
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The steps that a search has asked for so far: of all its trials (``steps``), and the distinct ones among them."""
-
-    trials: int
-    expected: int
-    """Total number of trials expected, at least ``trials``."""
-    over: int
-    """How many of ``trials`` have ended."""
-    steps: int
-    steps_over: int
-    """Steps of the trials that have ended."""
-    distinct: int
-    exponent: float = 1.0
-    """The exponent from :func:`growth`."""
+# By how much the calls of the algorithm grow, or the seconds per step change, until a forecast is made anew, and after
+# what part of the time foretold; but not before so much of the time so far has passed again.
+_GROWN, _DRIFTED, _PASSED, _AGAIN = 0.05, 0.1, 0.25, 0.01
+# A forecast is the mean of so many plays at most, as long as they have fewer results together.
+_PLAYS, _RESULTS = 9, 4_000
 
 
-def still_to_ask(asked: Asked) -> float:
-    """Estimate the number of distinct steps that a search will still ask for, from its history.
-
-    Open trials are assumed to get as far as those that have ended did on average, and to share as much; further trials
-    are assumed to behave like the trials so far.
-    """
-    if not asked.trials or not asked.steps:
-        return 0.0
-    further = 0.0
-    if asked.over:
-        far = asked.steps_over / asked.over * (asked.trials - asked.over)
-        further = max(0.0, far - (asked.steps - asked.steps_over)) * asked.distinct / asked.steps
-    grown: float = (asked.expected / asked.trials) ** asked.exponent
-    return further + (asked.distinct + further) * (grown - 1.0)
-
-
-def growth(first: Sequence[int], second: Sequence[int]) -> float:
-    """Return the exponent of the growth of distinct steps with the number of trials.
-
-    Later trials find more training to share, as later pages of a text contain fewer new words (Heaps' law).
-
-    Args:
-        first, second: distinct steps added by each of some trials, from the first and the second half of all trials.
-    """
-    if not first or not second or not any(first):
-        return 1.0
-    early, late = sum(first) / len(first), sum(second) / len(second)
-    return min(1.0, math.log2(1.0 + late / early))
-
-
-class Busy:
-    """Running average of the number of busy workers, in which older values count less.
-
-    A moment's weight is its distance from the start, since searches start with a few long paths that all trials share.
-    """
+class TimeLeft:
+    """Estimates the seconds left from forecasts, which are made anew as the search goes on: the more often, the less
+    is known. Of n results, O(log n) forecasts are made, each of which plays the whole search a few times."""
 
     def __init__(self) -> None:
-        self.average = 0.0
-        self._until = 0.0
+        self._made = 0.0
+        self._end: float | None = None
+        self._next = 0.0  # number of calls
+        self._workers = 0.0
+        self._pace = 0.0
 
-    def note(self, elapsed: float, running: int) -> None:
-        """Record that ``running`` chains are active ``elapsed`` seconds after the start, and since the last call."""
-        if elapsed > self._until:
-            new = 1.0 - (self._until / elapsed) ** 2
-            self.average += new * (running - self.average)
-            self._until = elapsed
+    def at(self, elapsed: float, session: Session, driver: Driver, remaining: RemainingWork) -> float | None:
+        """Return the seconds left, ``elapsed`` seconds after the search began; ``None`` without workers, before a step
+        was measured, or if the number of trials is unknown."""
+        totals, workers = driver.plan.totals, driver.scheduler.workers.strength()
+        expected = len(session.trials) if session.stopping else session.expected
+        if not totals.steps_trained or not session.trials or not workers or expected is None:
+            return None
+        calls, pace = len(session.history.calls), totals.average_step_seconds
+        if self._end is None or (
+            elapsed - self._made > _AGAIN * elapsed
+            and (
+                calls > self._next
+                or workers != self._workers
+                or abs(pace - self._pace) > _DRIFTED * self._pace
+                or elapsed - self._made > _PASSED * (self._end - self._made)
+            )
+        ):
+            seconds, results = _forecast(session, driver, expected - len(session.trials), workers)
+            self._workers, self._pace, self._made, self._end = workers, pace, elapsed, elapsed + seconds
+            self._next = calls + max(_GROWN * calls, _GROWN * results if results > _RESULTS else 0.0)
+        # What is asked for already is known better.
+        return max(self._end - elapsed, remaining.path_seconds, remaining.work_seconds / workers)
 
 
-def seconds_left(remaining: RemainingWork, *, workers: float, later_seconds: float, busy: float) -> float | None:
-    """Estimate the remaining seconds; ``None`` without workers.
-
-    The work asked for is bounded by its longest path, and by its total divided among all workers. The work still to be
-    asked is added, divided by the number of workers busy so far: it may be asked too late to keep all of them busy.
-
-    Args:
-        remaining: the work asked for.
-        workers: how many workers that train a chain at a time train as much as the present ones.
-        later_seconds: worker seconds of the work still to be asked.
-        busy: average number of busy workers so far.
-    """
-    if not workers:
-        return None
-    later = later_seconds / min(max(busy, 1.0), workers)
-    return max(remaining.path_seconds, remaining.work_seconds / workers + later)
+def _forecast(session: Session, driver: Driver, more: int, workers: float) -> tuple[float, int]:
+    """Return the seconds left, and how many results were played."""
+    running = driver.running()
+    found: list[float] = []
+    results = 0
+    while len(found) < _PLAYS and results < _RESULTS:
+        play = Forecast(
+            session.history, session.trials, driver.plan, more=more, running=running, workers=workers, seed=len(found)
+        )
+        found.append(play.seconds())
+        results += play.results
+    return fmean(found), results

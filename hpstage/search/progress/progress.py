@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,23 +12,19 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from hpstage.search.progress.display import Display
-from hpstage.search.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
+from hpstage.search.progress.eta import TimeLeft
 from hpstage.search.progress.view import ProgressView
 
 if TYPE_CHECKING:
     import optuna
 
     from hpstage.driver.driver import Driver
-    from hpstage.plan.plan import SearchPlan
     from hpstage.plan.savings import Savings
     from hpstage.search.session import Session
-    from hpstage.search.trials import SessionTrial
 
 
 # Minimum seconds between two views.
 _INTERVAL = 0.2
-# Number of trials sampled to estimate how much later trials share.
-_JUDGED = 128
 
 
 def open_display(shown: bool) -> Display | None:
@@ -41,7 +37,8 @@ def open_display(shown: bool) -> Display | None:
 
 
 class Progress:
-    """Builds views from the state of session and driver, at most five a second. O(1) in the number of trials.
+    """Builds views from the state of session and driver, at most five a second. O(1) in the number of trials, but for
+    forecasts (:mod:`hpstage.search.progress.eta`).
 
     Args:
         display: if ``None``, nothing is shown and nothing is done.
@@ -69,7 +66,7 @@ class Progress:
         self._next = 0.0
         self._last: ProgressView | None = None
         self._session: Session | None = None
-        self._busy = Busy()
+        self._time_left = TimeLeft()
         self._done_before: int | None = None  # stages done before this call
         self._best_before: float | None = None
 
@@ -110,26 +107,7 @@ class Progress:
             self._done_before = remaining.stages_done
             self._best_before = _best_value(self._study)
         elapsed = now - self._began
-        self._busy.note(elapsed, scheduler.running)
-        left: float | None = None
-        expected = len(session.trials) if session.stopping else session.expected
-        if totals.steps_trained and expected is not None:
-            so_far = Asked(
-                trials=len(session.trials),
-                expected=expected,
-                # Asynchronous algorithms leave trials at their rungs until the end, so their lengths say nothing.
-                over=session.states.total() if session.synchronous else 0,
-                steps=since.steps_asked,
-                steps_over=session.steps_over,
-                distinct=since.steps_first,
-                exponent=_growth(session.trials, plan),
-            )
-            left = seconds_left(
-                remaining,
-                workers=scheduler.workers.strength(),
-                later_seconds=still_to_ask(so_far) * plan.totals.average_step_seconds,
-                busy=self._busy.average,
-            )
+        left = None if over else self._time_left.at(elapsed, session, driver, remaining)
         if self._deadline is not None and totals.steps_trained:
             rest = max(0.0, self._deadline - now)
             left = rest if left is None else min(left, rest)
@@ -140,6 +118,8 @@ class Progress:
             complete=session.states[TrialState.COMPLETE],
             pruned=session.states[TrialState.PRUNED],
             failed=session.states[TrialState.FAIL],
+            paused=session.paused(record.paused),
+            not_begun=record.not_begun + max(0, (session.expected or 0) - len(session.trials)),
             n_trials=session.expected,
             metric=record.started.metric[0] if one else None,
             best=best,
@@ -188,18 +168,6 @@ class Progress:
             elapsed=self._clock() - self._began,
             over=True,
         )
-
-
-def _growth(trials: Sequence[SessionTrial], plan: SearchPlan) -> float:
-    """Estimate :func:`growth` from a sample of trials, evenly spread, that will not be asked for more."""
-    halves: tuple[list[int], list[int]] = ([], [])
-    count = min(len(trials), _JUDGED)
-    for index in range(count):
-        trial = trials[(2 * index + 1) * len(trials) // (2 * count)]
-        planned = plan.trials.get(trial.id)
-        if planned is not None and (trial.finished or planned.asked == planned.steps):
-            halves[2 * index >= count].append(planned.fresh)
-    return growth(*halves)
 
 
 def _best_value(study: optuna.Study) -> float | None:

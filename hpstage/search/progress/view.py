@@ -15,6 +15,10 @@ class ProgressView:
     complete: int
     pruned: int
     failed: int
+    paused: int = 0
+    """Trials that have a result, and of which nothing more is asked for now."""
+    not_begun: int = 0
+    """Trials that are still to be proposed, as far as their number is known, or whose first step is not trained yet."""
     n_trials: int | None
     """Total number of trials that will end, as far as known; ``None`` if no number was given."""
     metric: str | None
@@ -61,6 +65,8 @@ def trials(view: ProgressView) -> str:
 def items(view: ProgressView) -> list[str]:
     """Return everything but the number of trials in words, one string per item, most wanted first."""
     states = [("complete", view.complete), ("pruned", view.pruned), ("failed", view.failed)]
+    if not view.over:
+        states += [("paused", view.paused), ("not begun", view.not_begun)]
     found = [", ".join(f"{count:,} {state}" for state, count in states if count or state == "complete")]
     if view.metric is not None:
         at = "" if view.best_step is None else f" at step {view.best_step:,}"

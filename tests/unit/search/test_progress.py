@@ -15,12 +15,10 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, MedianStopping, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.scheduler.remaining import RemainingWork
 from hpstage.search import call as front_door
 from hpstage.search.progress import Progress, ProgressView, line
 from hpstage.search.progress.display import Display
 from hpstage.search.progress.displays import LINE_SECONDS, LineDisplay
-from hpstage.search.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
 from hpstage.search.progress.render import render
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
@@ -170,51 +168,6 @@ def test_nobody_knows_how_long_a_search_without_an_end_takes(monkeypatch):
     views, _ = searched(monkeypatch, SimulatedExecutor(2), study, n_trials=None, callbacks=[stop])
     assert views[0].n_trials is None
     assert {view.seconds_left for view in views if view.finished < 20} == {None}
-
-
-def test_the_longest_way_bounds_the_time_left_from_below_and_so_does_the_work_of_all_workers():
-    remaining = RemainingWork(path_seconds=100.0, work_seconds=300.0, stages_done=0, stages_left=9)
-    assert seconds_left(remaining, workers=1, later_seconds=0, busy=1) == 300.0
-    assert seconds_left(remaining, workers=2, later_seconds=0, busy=2) == 150.0
-    assert seconds_left(remaining, workers=8, later_seconds=0, busy=8) == 100.0
-    assert seconds_left(remaining, workers=2, later_seconds=100, busy=2) == 200.0
-    assert seconds_left(remaining, workers=2, later_seconds=100, busy=1) == 250.0
-    assert seconds_left(remaining, workers=2, later_seconds=100, busy=50) == 200.0, "no more can be busy than there are"
-    assert seconds_left(remaining, workers=0, later_seconds=0, busy=1) is None
-
-
-def test_trials_to_come_add_as_many_steps_as_those_before_them_or_fewer_where_they_share_more():
-    asked = {"trials": 10, "over": 0, "steps": 1000, "steps_over": 0, "distinct": 400}
-    assert still_to_ask(Asked(expected=10, **asked)) == 0.0
-    assert still_to_ask(Asked(expected=20, **asked)) == pytest.approx(400.0)
-    assert still_to_ask(Asked(expected=40, exponent=0.5, **asked)) == pytest.approx(400.0)
-    assert still_to_ask(Asked(expected=40, exponent=0.0, **asked)) == 0.0
-    assert still_to_ask(Asked(expected=9, trials=0, over=0, steps=0, steps_over=0, distinct=0)) == 0.0
-
-
-def test_open_trials_are_taken_to_come_as_far_as_those_that_are_over():
-    asked = Asked(expected=10, trials=10, over=5, steps_over=500, steps=600, distinct=300)
-    assert still_to_ask(asked) == pytest.approx(400 * 300 / 600)
-    beyond = Asked(expected=10, trials=10, over=5, steps_over=50, steps=600, distinct=300)
-    assert still_to_ask(beyond) == 0.0, "they have come farther already"
-
-
-def test_growth_is_linear_where_trials_share_nothing_and_slower_where_the_later_share_more():
-    assert growth([10, 10], [10, 10]) == 1.0
-    assert growth([10, 10], [30, 30]) == 1.0, "never faster"
-    assert growth([10, 10], [0, 0]) == 0.0
-    assert growth([10, 5], [3, 3]) == pytest.approx(math.log2(1 + 3 / 7.5))
-    assert growth([], [3]) == growth([3], []) == growth([0], [3]) == 1.0
-
-
-def test_what_was_lately_busy_weighs_more():
-    busy = Busy()
-    busy.note(10.0, 1)
-    assert busy.average == pytest.approx(1.0)
-    busy.note(20.0, 8)
-    assert busy.average == pytest.approx((10**2 * 1 + (20**2 - 10**2) * 8) / 20**2)
-    busy.note(20.0, 1)
-    assert busy.average == pytest.approx(6.25), "no time has passed"
 
 
 # --- the numbers --------------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""The history of a search: what its algorithm was told, from which an equal search can be started again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting, Trials
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+class History(Search):
+    """An algorithm's search that remembers what it was told.
+
+    Args:
+        trials: its look-ups.
+    """
+
+    def __init__(self, algorithm: Algorithm, setting: Setting, trials: Trials) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []  # of the search's methods, in order
+        self.synchronous = algorithm.synchronous
+        self.look_ups = _LookUps(trials)
+        self._algorithm = algorithm
+        self._setting = setting
+        self._search = algorithm.start(setting, self.look_ups)
+
+    def room(self) -> int:
+        return self._search.room()
+
+    def added(self, index: int) -> list[Action]:
+        return self._call("added", index)
+
+    def forked(self, index: int, fork: Fork) -> list[Action]:
+        return self._call("forked", index, fork)
+
+    def told(self, index: int, step: int, value: float) -> list[Action]:
+        return self._call("told", index, step, value)
+
+    def failed(self, index: int) -> list[Action]:
+        return self._call("failed", index)
+
+    def closed(self) -> list[Action]:
+        return self._call("closed")
+
+    def _call(self, method: str, *given: Any) -> list[Action]:
+        self.calls.append((method, given))
+        actions: list[Action] = getattr(self._search, method)(*given)
+        return actions
+
+    def again(self, trials: Trials) -> Replay:
+        """Start an equal search with other look-ups, which must answer as those of this one did, and tell it the same.
+
+        O(calls).
+        """
+        replay = Replay(self._algorithm.start(self._setting, trials))
+        for method, given in self.calls:
+            replay.call(method, *given)
+        return replay
+
+
+class Replay:
+    """A search apart from study and plan, with its open targets in the order in which they were asked for."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.open: dict[tuple[int, int], None] = {}
+        self.values: dict[int, list[float]] = {}  # told at each step
+        self.last: dict[int, float] = {}  # the latest value of each trial
+        self.over: set[int] = set()
+        self.closed = False
+
+    def call(self, method: str, *given: Any) -> list[Action]:
+        """Call a method of the search, and return what it asks for."""
+        if method == "told":
+            index, step, value = given
+            self.open.pop((index, step), None)
+            self.values.setdefault(step, []).append(value)
+            self.last[index] = value
+        elif method == "failed":
+            self.over.add(given[0])
+            for target in [target for target in self.open if target[0] == given[0]]:
+                del self.open[target]
+        self.closed |= method == "closed"
+        actions: list[Action] = getattr(self.search, method)(*given)
+        self._note(actions)
+        return actions
+
+    def _note(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Ask):
+                self.open[action.index, action.step] = None
+            elif isinstance(action, Finish):
+                self.over.add(action.index)
+
+
+class _LookUps(Trials):
+    """The look-ups of a search, which remember what the study's pruner has decided: asked again, it may know more."""
+
+    def __init__(self, trials: Trials) -> None:
+        self.pruned: dict[tuple[int, int], bool] = {}
+        self._trials = trials
+
+    def prefix(self, index: int, step: int) -> Hashable:
+        return self._trials.prefix(index, step)
+
+    def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
+        return self._trials.params(index)
+
+    def should_prune(self, index: int, step: int) -> bool:
+        found = self.pruned[index, step] = self._trials.should_prune(index, step)
+        return found

@@ -1,0 +1,361 @@
+"""A search played to its end: its algorithm as it stands, trials like those before, and made-up values.
+
+Nobody knows which trials an algorithm will promote. How many it promotes, and to which step, hardly depends on which:
+so the values that are still to come are drawn from those told at the same step, or from the trial's last one. Workers
+take what has the longest way to go first, and each step is trained once, as in the stage tree.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpstage.algorithm import Action, Ask, Finish, Fork, Trials
+from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.plan import SearchPlan
+from hpstage.search.history import History
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+    from hpstage.search.trials import SessionTrial
+
+# The most results that are played; the time for the others is extrapolated.
+_MOST = 20_000
+
+
+class Stretch(NamedTuple):
+    """Steps ``(start, stop]`` of a line, at so many seconds per step. Lines below 0 are those of made-up trials."""
+
+    line: int
+    start: int
+    stop: int
+    pace: float
+
+
+class _Cast(Trials):
+    """The trials of a search, and further ones in their likeness.
+
+    A further trial is like one of the later half: it leaves the tree where that one did, and is then alone. Where later
+    trials found more of their training in the tree than earlier ones, some of the further trials find all of it, more
+    and more of them, as later pages of a text contain fewer new words (Heaps' law).
+    """
+
+    def __init__(self, history: History, trials: Sequence[SessionTrial], plan: SearchPlan, random: Random) -> None:
+        self._known = history.look_ups
+        self._trials = trials
+        self._plan = plan
+        self._random = random
+        self._paths: dict[int, list[Stretch]] = {}
+        self._models: dict[int, tuple[int, int]] = {}  # of each made-up trial: another, and until where they are one
+        self._later: list[tuple[int, int]] | None = None
+        self._growth = 1.0
+        self._decided: dict[int, list[bool]] = {}  # whether the study's pruner has pruned, at each step
+        for (_, step), pruned in history.look_ups.pruned.items():
+            self._decided.setdefault(step, []).append(pruned)
+        totals = plan.totals
+        self._besides = 1.0 + (totals.load_seconds + totals.save_seconds) / (totals.train_seconds or math.inf)
+
+    def path(self, index: int) -> list[Stretch]:
+        """Return the way of a trial; nothing if it cannot be trained."""
+        known = self._paths.get(index)
+        if known is not None:
+            return known
+        if index < len(self._trials):
+            planned = self._plan.trials.get(self._trials[index].id)
+            ways = [] if planned is None else planned.path_to(planned.steps)
+            found = [
+                Stretch(node.id, start, stop, self._plan.step_seconds(node) * self._besides)
+                for node, start, stop in ways
+            ]
+        else:
+            model, parting = self._model(index)
+            theirs = self.path(model)
+            found = [way._replace(stop=min(way.stop, parting)) for way in theirs if way.start < parting]
+            end = theirs[-1].stop if theirs else 0
+            if parting < end:
+                found.append(Stretch(-1 - index, parting, end, self._plan.totals.average_step_seconds * self._besides))
+        self._paths[index] = found
+        return found
+
+    def fork(self, index: int, fork: Fork) -> None:
+        """Make up the trial that an algorithm forks."""
+        self._models[index] = fork.donor, fork.step
+
+    def _model(self, index: int) -> tuple[int, int]:
+        model = self._models.get(index)
+        if model is None:
+            if self._later is None:
+                self._later, self._growth = self._partings()
+            template, parting = self._random.choice(self._later)
+            # The middle of the later half stands for 3/4 of the trials.
+            fresh = ((index + 1) / (0.75 * len(self._trials))) ** (self._growth - 1.0)
+            if self._random.random() > fresh:
+                parting = self.path(template)[-1].stop if self.path(template) else 0
+            model = self._models[index] = template, parting
+        return model
+
+    def _partings(self) -> tuple[list[tuple[int, int]], float]:
+        """Return the trials of the later half, each with the step at which it left the tree of those before it, and the
+        exponent with which the steps of the tree grow with the number of trials."""
+        reach: dict[int, int] = {}
+        found = []
+        early = late = 0
+        for index in range(len(self._trials)):
+            path = self.path(index)
+            parting = path[-1].stop if path else 0
+            for line, start, stop, _ in path:
+                known = reach.get(line, start)
+                if stop > known:
+                    parting = min(parting, known)
+                    reach[line] = stop
+            new = (path[-1].stop if path else 0) - parting
+            if 2 * index >= len(self._trials) - 1:
+                found.append((index, parting))
+                late += new
+            else:
+                early += new
+        return found, min(1.0, math.log2(1.0 + late / early)) if early else 1.0
+
+    def prefix(self, index: int, step: int) -> Hashable:
+        if index < len(self._trials):
+            return self._known.prefix(index, step)
+        model, parting = self._model(index)
+        path = self.path(index)
+        at = min(step, path[-1].stop if path else 0)
+        return self.prefix(model, step) if at <= parting else (index, at)
+
+    def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
+        return self._known.params(index) if index < len(self._trials) else self.params(self._model(index)[0])
+
+    def should_prune(self, index: int, step: int) -> bool:
+        known = self._known.pruned.get((index, step))
+        if known is not None:
+            return known
+        decided = self._decided.get(step) or [one for others in self._decided.values() for one in others]
+        return bool(decided) and self._random.choice(decided)
+
+
+class _Lines:
+    """What is trained of each line, and when: from the start, or by whom it is played."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self._plan = plan
+        self._reach: dict[int, int] = {}
+        self._played: dict[int, list[tuple[int, int, float, float]]] = {}  # start, stop, when it began, pace
+
+    def reach(self, way: Stretch) -> int:
+        """Return the step up to which a line is trained, or will be by what is played already."""
+        known = self._reach.get(way.line)
+        if known is None:
+            known = way.start
+            if way.line >= 0:
+                node = self._plan.nodes[way.line]
+                known = min(node.start + node.trained, node.reach)
+            self._reach[way.line] = known
+        return known
+
+    def advance(self, chain: OpenChain, seconds: float) -> None:
+        """Count what a running chain has trained since its last report."""
+        at = chain.at
+        for span in chain.spans[chain.index_at(at) :]:
+            pace = self._plan.step_seconds(self._plan.nodes[span.node])
+            steps = min(span.stop - max(at, span.start), int(seconds / pace) if pace else 0)
+            start = self.reach(Stretch(span.node, span.start, span.stop, pace))
+            self._reach[span.node] = max(start, max(at, span.start) + steps)
+            seconds -= steps * pace
+            if max(at, span.start) + steps < span.stop:
+                return
+
+    def todo(self, path: Sequence[Stretch], step: int) -> tuple[int, int, float]:
+        """Return the place on a path from which on it is to be trained up to ``step`` (its number of stretches: no
+        more), the step there, and when that state is trained."""
+        ready = 0.0
+        for place, way in enumerate(path):
+            if way.start >= step:
+                return len(path), step, ready
+            stop = min(way.stop, step)
+            reach = max(way.start, self.reach(way))
+            if reach > way.start:
+                ready = self._trained_at(way.line, min(reach, stop))
+            if reach < stop:
+                return place, reach, ready
+        return len(path), step, ready
+
+    def _trained_at(self, line: int, step: int) -> float:
+        for start, stop, began, pace in reversed(self._played.get(line, ())):
+            if start < step <= stop:
+                return began + (step - start) * pace
+        return 0.0
+
+    def train(self, path: Sequence[Stretch], place: int, start: int, step: int, now: float) -> float:
+        """Train a path from a place on it to ``step``, and return when that is done."""
+        for way in path[place:]:
+            stop = min(way.stop, step)
+            if stop <= start:
+                break
+            self._played.setdefault(way.line, []).append((start, stop, now, way.pace))
+            self._reach[way.line] = max(stop, self.reach(way))
+            now += (stop - start) * way.pace
+            start = stop
+        return now
+
+
+_Target = tuple[int, int]
+
+
+class Forecast:
+    """Plays a search to its end.
+
+    Args:
+        history: what its algorithm was told so far.
+        trials: its trials so far.
+        more: how many further trials the sampler will propose.
+        running: running chains, each with the seconds since its last report.
+        workers: how many workers there are, training one chain at a time.
+        seed: of what is made up.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        trials: Sequence[SessionTrial],
+        plan: SearchPlan,
+        *,
+        more: int,
+        running: Iterable[tuple[OpenChain, float]],
+        workers: float,
+        seed: int,
+    ) -> None:
+        self._random = Random(seed)
+        self._cast = _Cast(history, trials, plan, self._random)
+        self._replay = history.again(self._cast)
+        self._told_at = {step: tuple(values) for step, values in self._replay.values.items()}  # not made up
+        self._synchronous = history.synchronous
+        self._more = more
+        self._next = len(trials)
+        self._lines = _Lines(plan)
+        for chain, seconds in running:
+            self._lines.advance(chain, seconds)
+        self._evaluate_seconds = plan.totals.average_evaluate_seconds
+        self._free = max(1, round(workers))
+        self._now = 0.0
+        self._number = count()
+        self._ready: list[tuple[float, int, _Target]] = []  # the longest first
+        self._events: list[tuple[float, int, _Target, bool, bool]] = []  # a target is ready, or done; by a worker
+        self._order: deque[_Target] = deque()  # of asking
+        self._done: set[_Target] = set()
+        self._values: dict[Hashable, float] = {}
+        self.results = 0
+
+    def seconds(self) -> float:
+        """Return in how many seconds the search will be over."""
+        for target in list(self._replay.open):
+            self._ask(target)
+        self._propose()
+        while True:
+            self._dispatch()
+            if not self._events:
+                return self._now
+            self._now, _, target, done, worked = heapq.heappop(self._events)
+            self._free += worked
+            if not done:
+                self._place(target)
+                continue
+            self._done.add(target)
+            self._tell(target)
+            if self.results > _MOST:
+                left = self._more + self._next - len(self._replay.over)
+                return self._now * (1.0 + left / max(1, self.results))
+
+    def _tell(self, target: _Target) -> None:
+        if not self._synchronous:
+            self._done.discard(target)
+            self._told(target)
+            return
+        while self._order and self._order[0] in self._done:
+            first = self._order.popleft()
+            self._done.discard(first)
+            self._told(first)
+
+    def _told(self, target: _Target) -> None:
+        index, step = target
+        self.results += 1
+        self._perform(self._replay.call("told", index, step, self._value(index, step)))
+        self._propose()
+
+    def _propose(self) -> None:
+        search = self._replay.search
+        while self._more and search.room() > 0:
+            self._more -= 1
+            self._perform(self._replay.call("added", self._take()))
+        if not self._more and not self._replay.closed:
+            self._perform(self._replay.call("closed"))
+
+    def _take(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Ask(index, step):
+                    self._ask((index, step))
+                case Fork():
+                    index = self._take()
+                    self._cast.fork(index, action)
+                    self._perform(self._replay.call("forked", index, action))
+                case Finish():
+                    pass
+
+    def _ask(self, target: _Target) -> None:
+        self._order.append(target)
+        self._place(target)
+
+    def _place(self, target: _Target) -> None:
+        """Let a target wait for a worker, or first for the state that its training starts from."""
+        index, step = target
+        path = self._cast.path(index)
+        place, start, ready = self._lines.todo(path, step)
+        if place == len(path):  # trained, or soon; evaluated beside
+            known = (self._cast.prefix(index, step), step) in self._values
+            at = max(self._now, ready) + (0.0 if known else self._evaluate_seconds)
+            heapq.heappush(self._events, (at, next(self._number), target, True, False))
+        elif ready > self._now:
+            heapq.heappush(self._events, (ready, next(self._number), target, False, False))
+        else:
+            left = sum(
+                (min(way.stop, step) - max(way.start, start)) * way.pace for way in path[place:] if way.start < step
+            )
+            heapq.heappush(self._ready, (-left, next(self._number), target))
+
+    def _dispatch(self) -> None:
+        while self._free and self._ready:
+            _, _, target = heapq.heappop(self._ready)
+            path, step = self._cast.path(target[0]), target[1]
+            place, start, ready = self._lines.todo(path, step)
+            if place == len(path) or ready > self._now:
+                self._place(target)  # another has begun with it
+                continue
+            at = self._lines.train(path, place, start, step, self._now) + self._evaluate_seconds
+            self._free -= 1
+            heapq.heappush(self._events, (at, next(self._number), target, True, True))
+
+    def _value(self, index: int, step: int) -> float:
+        """Make up a value: one for all trials that are the same until there."""
+        state = self._cast.prefix(index, step), step
+        value = self._values.get(state)
+        if value is None:
+            told = self._told_at.get(step)
+            if told:
+                one, other = self._random.choice(told), self._random.choice(told)
+                value = one + self._random.random() * (other - one) if math.isfinite(one + other) else one
+            else:
+                value = self._replay.last.get(index, self._random.random())
+            self._values[state] = value
+        return value
