@@ -76,7 +76,9 @@ class _Cast(Trials):
         else:
             model, parting = self._model(index)
             theirs = self.path(model)
-            found = [way._replace(stop=min(way.stop, parting)) for way in theirs if way.start < parting]
+            found = [
+                Stretch(way.line, way.start, min(way.stop, parting), way.pace) for way in theirs if way.start < parting
+            ]
             end = theirs[-1].stop if theirs else 0
             if parting < end:
                 found.append(Stretch(-1 - index, parting, end, self._plan.totals.average_step_seconds * self._besides))

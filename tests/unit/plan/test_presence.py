@@ -8,6 +8,7 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.facts import ChainStarted, DriverId, Fact, WorkerId, WorkersChanged
 from hpstage.plan.log import encode, read_facts
@@ -112,11 +113,11 @@ def test_of_a_fixed_fleet_all_the_time_is_paid_and_result_report_and_status_say_
 
 
 def test_of_an_elastic_fleet_only_those_are_paid_that_were_there() -> None:
-    journal, executor = MemoryJournal(), SimulatedExecutor(1, scaling=Scaling(1, 8, 5.0))
+    journal, executor = MemoryJournal(), SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 8, 5.0)))
     paid = search(journal, executor).savings.paid_seconds
-    assert executor.scaler is not None and executor.scaler.most > 2
-    assert 0 < paid < 0.9 * executor.scaler.most * executor.clock()
-    assert paid <= executor.scaler.paid_seconds  # which counts their start, too
+    assert executor.cluster.most > 2
+    assert 0 < paid < 0.9 * executor.cluster.most * executor.clock()
+    assert paid <= executor.cluster.paid_seconds  # which counts their start, too
 
 
 def test_each_study_pays_for_its_own_workers_and_the_plan_for_both() -> None:
