@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -15,15 +18,21 @@ from hpstage.plan.facts import Fact
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.report.tables import Table, events, stages, states, trials, workers
+from hpstage.store.redaction import redacted
 from hpstage.text import clean, count_of, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hpstage.report.trackers.runs import TrialRun
+
 
 class What(StrEnum):
     TABLES = "tables"
     WEIGHTS = "weights"
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
 
 
 class Format(StrEnum):
@@ -33,10 +42,12 @@ class Format(StrEnum):
 
 def export(
     store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
-    what: Annotated[What, typer.Argument(help="The plan as tables, or the weights of a model.")],
+    what: Annotated[
+        What, typer.Argument(help="The plan as tables, the weights of a model, or the trials as runs of a tracker.")
+    ],
     target: Annotated[
         Path | None,
-        typer.Argument(help="A folder for tables, a file for weights.", show_default="tables, weights.safetensors"),
+        typer.Argument(help="A file for weights, else a folder.", show_default="named like what it holds"),
     ] = None,
     format: Annotated[Format, typer.Option(help="Of tables.")] = Format.PARQUET,
     trial: Annotated[
@@ -53,11 +64,17 @@ def export(
         str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
     ] = None,
 ) -> None:
-    """Write a plan as tables (trials, stages, states, workers and events), or the weights of a trained model.
+    """Write a plan as tables (trials, stages, states, workers and events), the weights of a trained model, or all
+    trials as runs of TensorBoard, MLflow or Weights & Biases.
 
     Files of an earlier export are replaced. The plan is not changed. hpstage.report.frames gives the same tables to a
     notebook; hpstage.report.tables says what their columns mean. Weights are a safetensors file with the names of the
     model's state_dict; hpstage.open(STORE) gives the same to Python.
+
+    A run has the trial's parameters, what it has logged (hpstage logs) and its metrics, by step. TensorBoard's event
+    files are in a folder for each trial. MLflow's runs are in FOLDER/mlflow.db (mlflow ui --backend-store-uri
+    sqlite:///FOLDER/mlflow.db) or, without FOLDER, where MLFLOW_TRACKING_URI says, if it is set. Those of Weights &
+    Biases are offline runs: wandb sync FOLDER/wandb/offline-run-* uploads them.
 
     Examples:
 
@@ -65,11 +82,40 @@ def export(
     hpstage export .hpstage/Digits-1f2e3d4c5b6a tables
     hpstage export "redis://head:6379?prefix=NAME" tables FOLDER --format csv
     hpstage export STORE weights --trial digits/6 best.safetensors
+    hpstage export STORE tensorboard
     """
-    if what == What.WEIGHTS:
+    if what in _TRACKERS:
+        _export_runs(store, checkpoints, what, target)
+    elif what == What.WEIGHTS:
         _export_weights(store, checkpoints, target or Path("weights.safetensors"), trial, step, part)
     else:
         _export_tables(store, target or Path("tables"), format)
+
+
+_TRACKERS = (What.TENSORBOARD, What.MLFLOW, What.WANDB)
+
+
+def _export_runs(store: str, checkpoints: str | None, what: What, folder: Path | None) -> None:
+    from hpstage.report.trackers.runs import runs_of
+    from hpstage.search.results import open as open_store
+
+    if folder is None and not (what == What.MLFLOW and os.environ.get("MLFLOW_TRACKING_URI")):
+        folder = Path(what.value)
+    plan = open_store(store, checkpoints=checkpoints)
+    export: Callable[..., Iterator[TrialRun]] = importlib.import_module(f"hpstage.report.trackers.{what.value}").export
+    count = values = 0
+    try:
+        for run in export(runs_of(plan.plan, plan.checkpoints), folder):
+            count += 1
+            values += sum(len(row) for _, row in run.rows)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != what.value:
+            raise
+        raise UsageError(f'{what.value} is not installed: pip install "hpstage[{what.value}]"') from None
+    except OSError as error:
+        raise UsageError(f"cannot write to {clean(folder)}: {error.strerror or error}; give another folder") from error
+    where = os.environ["MLFLOW_TRACKING_URI"] if folder is None else clean(folder)
+    echo(f"{redacted(where, where)}  {count_of(count, 'trial')}, {count_of(values, 'value')}")
 
 
 def _export_weights(

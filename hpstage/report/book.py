@@ -9,8 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from operator import le
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from hpstage.checkpoints.opening import open_checkpoints
+from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import UsageError
 from hpstage.plan.facts import (
     ChainLost,
@@ -85,6 +88,8 @@ class Book:
 
     account: Account
     study: str | None = None
+    checkpoints: CheckpointStore | None = None
+    """Where the plan's training logs are, if that is known."""
 
     def is_mine(self, trial: TrialId) -> bool:
         return self.study is None or self.account.plan.study_of(trial) == self.study
@@ -313,6 +318,9 @@ class Searched(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def checkpoints(self) -> CheckpointStore | None: ...
+
 
 def open_book(
     source: Journal | str | os.PathLike[str] | Searched,
@@ -333,16 +341,23 @@ def open_book(
         StoreError: the plan does not exist or cannot be read.
     """
     if isinstance(source, Searched):
-        return _book_of(source.journal, study or source.name, seen)
+        return _book_of(source, study or source.name, seen)
     with ExitStack() as closing:
         journal = source if isinstance(source, Journal) else open_journal(source, closing=closing, read_only=True)
         account = new_account(journal)
         account.catch_up(journal, seen)
-    return _checked(Book(account, study))
+    return _checked(Book(account, study, None if isinstance(source, Journal) else _checkpoints(source, account.plan)))
 
 
-def _book_of(facts: Sequence[Fact], study: str, seen: Callable[[Fact], object] | None) -> Book:
+def _checkpoints(store: str | os.PathLike[str], plan: SearchPlan) -> CheckpointStore | None:
+    """Return the checkpoints in the folder of a store, if they are there."""
+    folder = Path(store) / "checkpoints"
+    return open_checkpoints(folder, plan.workload, sweep=False) if folder.is_dir() else None
+
+
+def _book_of(source: Searched, study: str, seen: Callable[[Fact], object] | None) -> Book:
     """Return the book of a complete journal in memory."""
+    facts = source.journal
     header = facts[0]
     assert isinstance(header, PlanCreated)
     account = Account(SearchPlan(header.workload, sharing=shares(header)))
@@ -351,7 +366,7 @@ def _book_of(facts: Sequence[Fact], study: str, seen: Callable[[Fact], object] |
             account.apply(fact)
             if seen is not None:
                 seen(fact)
-    return _checked(Book(account, study))
+    return _checked(Book(account, study, source.checkpoints))
 
 
 def _checked(book: Book) -> Book:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from hpstage.checkpoints.stage_log import StageLog
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing
 from hpstage.plan.facts import NodeId, StateKey
-from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.tables import Table
 
@@ -46,20 +46,25 @@ class TrialLog:
 
 
 def log_of(plan: SearchPlan, checkpoints: CheckpointStore, trial: PlannedTrial) -> TrialLog:
-    """Return the log of a trial. A log that is damaged is left out, with a warning."""
+    """Return the log of a trial, without those of its stages that are damaged."""
+    return joined(loaded(checkpoints, log_keys(plan, trial)))
+
+
+def loaded(checkpoints: CheckpointStore, keys: Iterable[StateKey]) -> list[StageLog]:
+    """Return the logs that there are under these keys. One that is damaged is left out, with a warning."""
     logs = []
-    for key in log_keys(plan, trial):
+    for key in keys:
         try:
             logs.append(checkpoints.load_log(key))
         except CheckpointMissing:
             continue  # nothing was logged, or by a version that kept none
         except CheckpointCorrupt as error:
-            logger.warning("A log of trial %s cannot be read and is left out: %s", trial.id, error)
-    return joined(logs, trial)
+            logger.warning("A training log cannot be read and is left out: %s", error)
+    return logs
 
 
-def joined(logs: list[StageLog], trial: PlannedTrial) -> TrialLog:
-    """Join the logs of stages on a trial's line. Steps that several of them have are equal in all, or thinned."""
+def joined(logs: list[StageLog]) -> TrialLog:
+    """Join the logs of stages on one line. Steps that several of them have are equal in all, or thinned."""
     values: dict[str, dict[int, float]] = {}
     printed: list[str] = []
     done = 0
@@ -77,24 +82,25 @@ def joined(logs: list[StageLog], trial: PlannedTrial) -> TrialLog:
 def log_keys(plan: SearchPlan, trial: PlannedTrial) -> Iterator[StateKey]:
     """Yield the keys under which logs of a trial's stages can be: of the states on its line, and of those that steps
     would have made that have failed or have ended training."""
-    broken_off = _broken_off(plan)
+    broken_off = broken_off_steps(plan)
     for node, start, stop in trial.path_to(trial.asked + 1):
         steps = {step for step in node.states if start < step <= min(stop, trial.asked)}
         steps |= {step + 1 for step in broken_off.get(node.id, ()) if start <= step < stop}
         yield from (plan.key(node, step) for step in sorted(steps))
 
 
+def node_log_keys(plan: SearchPlan, node: Node, broken_off: Collection[int]) -> list[StateKey]:
+    """Return the keys under which logs of a node can be, given the steps of it that :func:`broken_off_steps` has."""
+    return [plan.key(node, step) for step in sorted({*node.states, *(step + 1 for step in broken_off)})]
+
+
 def all_log_keys(plan: SearchPlan) -> set[StateKey]:
     """Return the keys under which logs of a plan can be."""
-    broken_off = _broken_off(plan)
-    return {
-        plan.key(node, step)
-        for node in plan.nodes
-        for step in {*node.states, *(step + 1 for step in broken_off.get(node.id, ()))}
-    }
+    broken_off = broken_off_steps(plan)
+    return {key for node in plan.nodes for key in node_log_keys(plan, node, broken_off.get(node.id, ()))}
 
 
-def _broken_off(plan: SearchPlan) -> dict[NodeId, set[int]]:
+def broken_off_steps(plan: SearchPlan) -> dict[NodeId, set[int]]:
     """Return the steps, by node, that have failed or have ended training without coming to their end."""
     found: dict[NodeId, set[int]] = {}
     for failed in plan.failures:

@@ -25,6 +25,7 @@ from hpstage.report.names import trial_name
 from hpstage.report.sums import failures_of
 from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED
 from hpstage.report.tree.layout import Layout
+from hpstage.report.tree.logs import logs_of
 from hpstage.schedule.forms import Constant
 from hpstage.text import shortened
 
@@ -45,6 +46,7 @@ def component(layout: Layout, doc: Document) -> LayoutDOM:
         "branches": ColumnDataSource(_branches(layout)),
         "trials": ColumnDataSource(_trials(layout)),
         "failures": ColumnDataSource(_failures(layout)),
+        "logs": ColumnDataSource(logs_of(layout)),
     }
     search = TextInput(
         placeholder="Find: trial 212, lr=0.1, failed", title="Find trials", sizing_mode="stretch_width", max_width=420

@@ -249,6 +249,27 @@ function card(t) {
   return parts
 }
 
+// What the line down to a branch has logged, as curves, and what the branch has printed.
+function logged(i) {
+  const L = logs.data, parts = [], way = [], curves = new Map()
+  for (let above = i; above != ROOT; above = B.parent[above]) way.unshift(above)
+  for (const branch of way) {
+    const at = L.branch.indexOf(branch)
+    if (at == -1) continue
+    for (const [name, points] of Object.entries(JSON.parse(L.curves[at])))
+      curves.set(name, [...(curves.get(name) ?? []).filter((p) => p[0] < B.x[branch]), ...points])
+  }
+  for (const [name, points] of curves)
+    parts.push(element("p", `${name}: ${short(points[0][1])} to ${short(points.at(-1)[1])}`), curve(points))
+  if (parts.length) parts.unshift(element("h3", "Logged on the way to its end"))
+  const own = L.branch.indexOf(i)
+  if (own != -1 && L.output[own]) {
+    parts.push(element("h3", "Printed on this branch"), element("pre", L.output[own]))
+    parts.at(-1).style.borderColor = "#888888"
+  }
+  return parts
+}
+
 function open(i, only) {
   const close = element("button", "×")
   close.setAttribute("aria-label", "Close")
@@ -263,6 +284,7 @@ function open(i, only) {
       parts.push(element("h3", `Failed when ${F.doing[f]}, step ${number(F.step[f])}, node ${B.node[above]}`), element("p", F.summary[f]))
       if (F.traceback[f]) parts.push(element("pre", F.traceback[f]))
     }
+  parts.push(...logged(i))
   let through = [...T.leaf.keys()].filter((t) => T.leaf[t] >= i && T.leaf[t] < B.stop[i])
   if (only !== undefined) through = [only, ...through.filter((t) => t != only)]
   through.slice(0, LISTED).forEach((t) => parts.push(...card(t)))
