@@ -22,6 +22,11 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def rate(value: float) -> str:
+    """``2.94``: how many times as much."""
+    return f"{value:,.2f}"
+
+
 def duration(seconds: float) -> str:
     """In the unit that suits: ``20 ms``, ``1.5 s``, ``3.0 min``, ``2.25 h``."""
     if seconds == 0:

@@ -224,7 +224,7 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
     bound = ours["lower_bound_seconds"]
     over = ours["makespan"] / bound if bound else None
     asked, trained = ours["steps_asked"], ours["steps_trained"]
-    less = f"{asked / trained:.1f} x less training: " if trained else ""  # nothing, if an earlier call trained all
+    less = f"{ours['merge_rate']:.2f} x less training: " if trained else ""  # nothing, if an earlier call trained all
     print(f"\n{less}{trained:,} steps where {asked:,} were asked for.")
     print(f"Best trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}\n")
     print(ours["table"])

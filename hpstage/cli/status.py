@@ -22,7 +22,7 @@ from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
-from hpstage.text import aligned, clean, count_of, hours, paid_hours, shortened, table, worker_hours
+from hpstage.text import aligned, clean, count_of, hours, paid_hours, rate, shortened, table, worker_hours
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.
 _LINES = 40
@@ -211,7 +211,7 @@ def as_text(found: Status, width: int | None = None) -> str:
     rows = [
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
         ("steps", f"{plan.steps_asked:,} asked, {plan.steps_unique:,} distinct, {plan.steps_trained:,} trained"),
-        ("merge rate", f"{plan.merge_rate:.2f}"),
+        ("merge rate, all studies" if len(found.studies) > 1 else "merge rate", rate(plan.merge_rate)),
         ("worker-hours used", worker_hours(plan.seconds_used)),
         ("worker-hours paid", paid_hours(plan.seconds_paid, plan.seconds_used)),
         ("saved", f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"),
@@ -231,7 +231,7 @@ def as_text(found: Status, width: int | None = None) -> str:
                 _trials(study),
                 ", ".join(map(_told, study.best)) or "-",
                 f"{study.steps_asked:,}",
-                f"{study.merge_rate:.2f}",
+                rate(study.merge_rate),
                 hours(study.seconds_used),
                 hours(study.seconds_saved),
             )

@@ -10,8 +10,8 @@ from hpstage.plan.bound import ONE_CHAIN, Speeds, lower_bound, tree_work
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.totals import Merged
-from hpstage.text import aligned, count_of, paid_hours, worker_hours
+from hpstage.plan.totals import Merged, merge_rate
+from hpstage.text import aligned, count_of, paid_hours, rate, worker_hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Savings:
     failed: int
     """Number of failed trials."""
     merge_rate: float
+    """Of the trials of this search: see :func:`hpstage.plan.totals.merge_rate`. Status, page, metrics and reports tell
+    that of all the study's searches, which is another if it has had several."""
     cost_weighted_merge_rate: float
     worker_seconds: float
     worker_seconds_alone: float
@@ -60,6 +62,11 @@ class Savings:
     """Wall seconds of this call, from the first trial to the last result. If it resumed an interrupted search: of all
     its calls, each from the start of its first stage to its last report, without the pauses in between."""
     workers: int
+
+    @property
+    def less_training(self) -> str:
+        """The merge rate as a phrase; empty where it is 1."""
+        return less_training(self.steps_asked, self.steps_unique)
 
     @property
     def saved_seconds(self) -> float:
@@ -103,7 +110,7 @@ class Savings:
             ("steps asked", f"{self.steps_asked:,}"),
             ("distinct steps", f"{self.steps_unique:,}"),
             ("steps trained", f"{self.steps_trained:,}{self._elsewhere()}"),
-            ("merge rate", f"{self.merge_rate:.2f} (by cost {self.cost_weighted_merge_rate:.2f})"),
+            ("merge rate", f"{rate(self.merge_rate)} (by cost {rate(self.cost_weighted_merge_rate)})"),
             ("worker-hours used", _hours(self.worker_seconds)),
             ("would have been used", _hours(self.worker_seconds_alone)),
             ("saved", _hours(self.saved_seconds) + self._why_negative()),
@@ -122,6 +129,13 @@ class Savings:
 
     def __str__(self) -> str:
         return aligned(self.rows())
+
+
+def less_training(asked: int, distinct: int) -> str:
+    """Return the merge rate as a phrase, ``2.94 x less training: 490 of 1,440 steps``; empty if nothing is shared."""
+    if asked <= distinct:
+        return ""
+    return f"{rate(merge_rate(asked, distinct))} x less training: {distinct:,} of {asked:,} steps"
 
 
 def answered_steps(planned: PlannedTrial) -> list[int]:

@@ -8,6 +8,13 @@ from typing import Self
 from hpstage.plan.facts import ChainLost, StateReached
 
 
+def merge_rate(asked: float, distinct: float) -> float:
+    """Return steps asked for over all trials / distinct steps among them (arXiv 2006.11972, section 2): how much less
+    is trained than if each trial were trained alone. Of a search, of a study (all its searches) or of a plan (all its
+    studies); by cost, seconds take the place of steps."""
+    return asked / distinct if distinct else 1.0
+
+
 @dataclass(slots=True)
 class Totals:
     """Totals of steps and worker seconds."""
@@ -39,8 +46,7 @@ class Totals:
 
     @property
     def merge_rate(self) -> float:
-        """Steps asked for over all trials / distinct steps asked for (arXiv 2006.11972, section 2)."""
-        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
+        return merge_rate(self.steps_asked, self.steps_unique)
 
     @property
     def average_step_seconds(self) -> float:
@@ -99,9 +105,9 @@ class Merged:
 
     @property
     def rate(self) -> float:
-        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
+        return merge_rate(self.steps_asked, self.steps_unique)
 
     @property
     def cost_weighted_rate(self) -> float:
         """The merge rate with measured seconds in place of steps."""
-        return self.seconds_asked / self.seconds_unique if self.seconds_unique else 1.0
+        return merge_rate(self.seconds_asked, self.seconds_unique)

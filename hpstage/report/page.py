@@ -19,7 +19,7 @@ from hpstage.report.studies import study_rows
 from hpstage.report.sums import failures_of
 from hpstage.report.tree.embed import frame
 from hpstage.schedule import Constant, Schedule
-from hpstage.text import count_of, duration, paid_hours, shortened
+from hpstage.text import count_of, duration, paid_hours, rate, shortened
 
 _NAMES = 12  # number of trials named
 _PIECES = 12  # number of pieces of a schedule shown
@@ -65,6 +65,7 @@ def _environment() -> Environment:
         "day": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "duration": duration,
         "paid_hours": paid_hours,
+        "rate": rate,
         "percent": "{:.1%}".format,
         "short": _short,
         "thousands": "{:,}".format,

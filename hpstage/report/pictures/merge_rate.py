@@ -11,8 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hpstage.plan.facts import NodeId, TrialId
+from hpstage.plan.totals import merge_rate
 from hpstage.report.book import Book
 from hpstage.report.pictures import style
+from hpstage.text import rate
 
 _POINTS = 1000  # of a curve: more cannot be distinguished
 _HEIGHT = 3.4
@@ -45,7 +47,7 @@ def draw_merge_rate(book: Book) -> Figure:
         above.set_ylim(0.0, 1.08 * highest)
     above.yaxis.set_major_formatter("{x:,.10g}")
     style.label(above, y="merge rate")
-    style.title(above, f"Merge rate {last.rate:.2f}: {last.asked:,} steps asked, {last.distinct:,} distinct")
+    style.title(above, f"Merge rate {rate(last.rate)}: {last.asked:,} steps asked, {last.distinct:,} distinct")
     # Lower curves are wider, to stay visible where they coincide. Training between two reports progresses continuously.
     curves: list[tuple[str, str, float, Literal["steps-post", "default"], list[int]]] = [
         ("asked", style.ORANGE, 2.0, "steps-post", [moment.asked for moment in drawn]),
@@ -74,15 +76,15 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rate(self) -> float:
-        return self.asked / self.distinct if self.distinct else 1.0
+        return merge_rate(self.asked, self.distinct)
 
 
 def moments(book: Book) -> list[Moment]:
     """Return the book's history: its counts at each time when something was asked for or a stage finished.
 
     ``distinct`` counts the distinct steps among ``asked``, regardless of which study trains them, so that the final
-    rate is the search's merge rate. ``trained`` counts the steps that the book's trials paid for, repetitions included.
-    Requests have no time; each is placed at the latest worker time recorded in the journal before it.
+    rate is the book's merge rate. ``trained`` counts the steps that the book's trials were charged, repetitions
+    included. Requests have no time; each is placed at the latest worker time recorded in the journal before it.
     """
     first = min(book.began, default=None)
     if first is None:

@@ -13,6 +13,7 @@ from hpstage.report.book import Book
 from hpstage.report.causes import Causes, causes_of
 from hpstage.report.pictures import style
 from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
+from hpstage.text import rate
 
 _ROW = 0.21  # inches per cause
 _BELOW = 1.1  # inches of the lower panel
@@ -42,9 +43,7 @@ def draw_savings(book: Book) -> Figure:
     _waterfall(above, falls, most, found.early_stopping)
     unit, name = style.time_unit(most)
     used, alone = (f"{seconds / unit:,.{_decimals(most / unit)}f}" for seconds in (found.used, found.alone))
-    ratio = (
-        f" ({found.alone / found.used:.2f}\N{MULTIPLICATION SIGN})" if found.used and found.alone > found.used else ""
-    )
+    ratio = f": {rate(found.alone / found.used)} x less worker time" if found.used and found.alone > found.used else ""
     style.title(above, f"{used} worker-{name} used, {alone} alone{ratio}")
     _split(below, found)
     return figure

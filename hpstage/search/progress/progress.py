@@ -93,7 +93,7 @@ class Progress:
         if self._display is not None:
             view = self._view(session, driver, self._clock(), over=True)
             # Estimates have changed since the search began, those of earlier searches of the study as well.
-            view = replace(view, saved_seconds=savings.saved_seconds)
+            view = replace(view, saved_seconds=savings.saved_seconds, merge_rate=savings.merge_rate)
             if self._last is None:
                 self._display.begin(view)
             self._last = view

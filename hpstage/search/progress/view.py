@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.text import clean, clock, hours
+from hpstage.text import clean, clock, hours, rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def items(view: ProgressView) -> list[str]:
     else:
         found.append(f"stages {view.stages_done:,} done, {view.stages_left:,} left")
         found.append(f"{view.running} of {view.workers} worker{'' if view.workers == 1 else 's'} busy")
-    found.append(f"merge rate {view.merge_rate:.2f}")
+    found.append(f"merge rate {rate(view.merge_rate)}")
     found.append(f"worker-hours {hours(view.used_seconds)} used, {hours(view.saved_seconds)} saved")
     return found
 

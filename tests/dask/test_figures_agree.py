@@ -1,0 +1,217 @@
+"""A figure has one value, wherever it is told: page, metrics, report, terminal, ``status --json`` and the result."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import optuna
+import pytest
+from typer.testing import CliRunner
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.cli.app import app
+from hpstage.cluster.dashboard.board import Board, Shown
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.savings import less_training
+from hpstage.report import open_book, write_report
+from hpstage.report.pictures.merge_rate import moments
+from hpstage.report.sums import savings_of
+from hpstage.search import call as front_door
+from hpstage.search.progress import Progress, ProgressView, line
+from hpstage.search.progress.display import Display
+from hpstage.store import MemoryJournal
+from hpstage.store.opening import open_journal
+from hpstage.testing.toys import Failing
+from hpstage.text import duration, hours, paid_hours, rate, worker_hours
+
+STUDY = "digits"
+
+
+class Views(Display):
+    """Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.all: list[ProgressView] = []
+
+    def begin(self, view: ProgressView) -> None:
+        self.all.append(view)
+
+    def tell(self, text: str) -> None: ...
+
+    show = end = begin
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 2), 40: trial.suggest_int("a late", 1, 4)}),
+        "b": s.piecewise({0: 1, 60: trial.suggest_int("b", 1, 4)}),
+    }
+
+
+class Told:
+    """All that is told of a finished study that alone is on its plan."""
+
+    def __init__(self, folder: Path) -> None:
+        patch, views = pytest.MonkeyPatch(), Views()
+        # Steps of different cost: rates by steps and by cost differ.
+        executor = SimulatedExecutor(
+            3, step_seconds=lambda values: 40.0 * float(values["b"] or 1), evaluate_seconds=20.0, load_seconds=3.0,
+            save_seconds=5.0,
+        )  # fmt: skip
+        patch.setattr(
+            front_door,
+            "Progress",
+            lambda _, study, page, deadline: Progress(views, study, page=page, deadline=deadline, clock=executor.clock),
+        )
+        store = folder / "store"
+        with patch.context():
+            self.result = hpstage.optimize(
+                optuna.create_study(study_name=STUDY, sampler=optuna.samplers.RandomSampler(seed=0)),
+                Failing(),
+                space,
+                metric="value",
+                steps=100,
+                n_trials=40,
+                algorithm=SuccessiveHalving(10, 3),
+                executor=executor,
+                store=store,
+            )
+        patch.undo()
+        self.savings = self.result.savings
+        self.terminal = line(views.all[-1])
+        self.summary = str(self.savings)
+        self.notebook = html.unescape(re.sub(r"<[^>]+>", " ", self.result._repr_html_()))
+        shown = CliRunner().invoke(app, ["status", str(store)])
+        assert shown.exit_code == 0, shown.output
+        self.status = shown.output
+        told = CliRunner().invoke(app, ["status", str(store), "--json"])
+        assert told.exit_code == 0, told.output
+        self.json = json.loads(told.output)
+        self.page = write_report(folder / "report", store).read_text()
+        self.figures = json.loads((folder / "report" / "savings.json").read_text())
+        self.book = open_book(store)
+        board = Board()
+        journal = MemoryJournal()
+        journal.append([bytes(record) for record in _records(store)])
+        board.offer("plan", 0, journal.read(0))
+        [view] = board.plans.values()
+        self.shown = Shown("plan", view, view.studies[STUDY])
+
+    def row(self, name: str) -> tuple[str, str]:
+        """A row of the report's table: its figure and what is said beside it."""
+        found = re.search(rf'<th scope="row">{re.escape(name)}</th><td[^>]*>(.*?)</td><td>(.*?)</td>', self.page)
+        assert found is not None, name
+        return html.unescape(found[1]), html.unescape(found[2])
+
+
+def _records(store: Path) -> list[bytes]:
+    from contextlib import ExitStack
+
+    with ExitStack() as closing:
+        return list(open_journal(store, closing=closing, read_only=True).read())
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return Told(tmp_path_factory.mktemp("told"))
+
+
+def test_steps_are_counted_alike(told: Told) -> None:
+    savings, totals = told.savings, told.shown.study.totals
+    assert savings.steps_asked > savings.steps_unique > 0
+    (study,), plan = told.json["studies"], told.json["plan"]
+    for name in ("steps_asked", "steps_unique"):
+        value = getattr(savings, name)
+        assert value == getattr(totals, name) == study[name] == plan[name] == told.figures[name]
+    assert savings.steps_trained == totals.steps_trained == plan["steps_trained"] == told.figures["steps_trained"]
+    assert told.row("Steps asked for")[0] == f"{savings.steps_asked:,}"
+    assert told.row("Distinct steps among them")[0] == f"{savings.steps_unique:,}"
+    assert told.row("Steps trained")[0] == f"{savings.steps_trained:,}"
+    assert f"{savings.steps_asked:,} asked, {savings.steps_unique:,} distinct" in " ".join(told.status.split())
+
+
+def test_the_merge_rate_is_one_figure_and_the_one_by_cost_another_in_other_words(told: Told) -> None:
+    savings = told.savings
+    known = savings.merge_rate
+    assert known > 1.2 and rate(known) != rate(savings.cost_weighted_merge_rate)
+    assert known == told.shown.study.totals.merge_rate == told.json["studies"][0]["merge_rate"]
+    assert known == told.json["plan"]["merge_rate"] == told.figures["merge_rate"] == moments(told.book)[-1].rate
+    figure, beside = told.row("Merge rate")
+    assert figure == rate(known)
+    assert f"by measured seconds in place of steps {rate(savings.cost_weighted_merge_rate)}" in beside
+    assert f"merge rate {rate(known)};" in told.terminal
+    assert f"{rate(known)} (by cost {rate(savings.cost_weighted_merge_rate)})" in told.summary
+    assert re.search(rf"merge rate +{re.escape(rate(known))}$", told.status, re.M)
+    phrase = less_training(savings.steps_asked, savings.steps_unique)
+    assert phrase.startswith(f"{rate(known)} x less training: ")
+    assert phrase in html.unescape(told.page) and phrase in told.notebook
+
+
+def test_seconds_used_alone_and_saved_agree_and_add_up(told: Told) -> None:
+    savings, shown = told.savings, told.shown
+    (study,), plan = told.json["studies"], told.json["plan"]
+    used, alone, saved = savings.worker_seconds, savings.worker_seconds_alone, savings.saved_seconds
+    assert saved > 0
+    for value, name, on_page in (
+        (used, "seconds_used", shown.study.totals.worker_seconds),
+        (alone, "seconds_alone", shown.seconds_alone),
+        (saved, "seconds_saved", shown.seconds_alone - shown.study.totals.worker_seconds),
+    ):
+        assert study[name] == pytest.approx(value, abs=1e-3) == plan[name] == pytest.approx(on_page, abs=1e-3)
+    for name, value in (("worker_seconds", used), ("worker_seconds_alone", alone), ("saved_seconds", saved)):
+        assert told.figures[name] == pytest.approx(value, abs=1e-3)
+    assert told.row("Worker time used")[0] == duration(used)
+    assert told.row("Every trial alone")[0] == duration(alone)
+    assert told.row("Saved")[0] == duration(saved)
+    assert f"worker-hours {hours(used)} used, {hours(saved)} saved" in told.terminal
+    assert worker_hours(used) in told.summary and worker_hours(saved) in told.summary
+    assert worker_hours(used) in told.status and f"{worker_hours(saved)} of {worker_hours(alone)}" in told.status
+
+
+def test_seconds_paid_agree(told: Told) -> None:
+    savings = told.savings
+    paid = savings.paid_seconds
+    assert paid > savings.worker_seconds
+    assert paid == told.json["plan"]["seconds_paid"] == told.json["studies"][0]["seconds_paid"]
+    assert paid == told.figures["paid_seconds"] == savings_of(told.book).paid_seconds
+    assert paid == told.shown.view.plan.presence.seconds(STUDY)
+    phrase = paid_hours(paid, savings.worker_seconds)
+    assert phrase in told.summary and phrase in told.status
+    assert told.row("Worker time paid") == (duration(paid), phrase)
+
+
+def test_trials_and_the_best_value_agree(told: Told) -> None:
+    study = told.shown.study
+    best = told.result.study.best_trial
+    (row,) = told.json["studies"]
+    assert study.best(1)[0].value == row["best"][0]["value"] == best.value
+    assert (
+        f"{best.value:.6g}" in told.terminal and f"{best.value:.6g}" in told.page and f"{best.value:.6g}" in told.status
+    )
+    ends = {"COMPLETE": 0, "PRUNED": 0} | row["trials"]
+    assert {end: study.trials_by_end[end] for end in ends} == ends
+    assert f"{ends['COMPLETE']} complete, {ends['PRUNED']} pruned" in told.terminal
+    assert told.row("Trials")[0] == str(told.savings.trials) == str(sum(ends.values()))
+
+
+def test_where_a_plan_has_several_studies_its_own_merge_rate_is_told_apart(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    for name in ("one", "two"):
+        hpstage.optimize(
+            optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=0)), Failing(), space,
+            metric="value", steps=80, n_trials=8, executor=SimulatedExecutor(2), store=journal,
+        )  # fmt: skip
+    from hpstage.cli.status import as_text, status_of
+    from hpstage.report.account import new_account
+
+    account = new_account(journal)
+    account.catch_up(journal)
+    found = status_of(account, journal)
+    assert found.plan.merge_rate > max(study.merge_rate for study in found.studies)
+    text = as_text(found)
+    assert re.search(rf"merge rate, all studies +{rate(found.plan.merge_rate)}$", text, re.M)
