@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/pictures.py [NAME ...]
 
-They go to notebooks/pictures. stage_tree and savings are drawn from the recorded plan (scripts/record.py). The others
-are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports of 48 to 10,000
-simulated trials, in light, in dark and on a phone.
+They go to notebooks/pictures. beside_alone, stage_tree and savings are drawn from recorded plans (scripts/record.py).
+The others are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports of 48
+to 10,000 simulated trials, in light, in dark and on a phone.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ _SETTLED = 1500  # milliseconds in which the page has drawn all
 def stage_tree() -> Iterator[Path]:
     figure = report.draw_stage_tree(report.open_book(RECORDED, "digits"))
     yield report.save(figure, PICTURES / "stage_tree.png")
+
+
+def beside_alone() -> Iterator[Path]:
+    figure = report.draw_beside_alone(report.open_book(RECORDED.parent / "demo"))
+    yield report.save(figure, PICTURES / "beside_alone.png")
 
 
 def savings() -> Iterator[Path]:
@@ -96,7 +101,7 @@ def dashboard() -> Iterator[Path]:
 
 
 MADE: dict[str, Callable[[], Iterator[Path]]] = {
-    one.__name__: one for one in (stage_tree, savings, dashboard, report_page)
+    one.__name__: one for one in (beside_alone, stage_tree, savings, dashboard, report_page)
 }
 
 

@@ -1,5 +1,6 @@
-"""Records the plans that notebooks/saved_gpu_hours.ipynb looks at.
+"""Records the plans that the book shows.
 
+    .venv/bin/python scripts/record.py demo      the demo, for README's picture
     .venv/bin/python scripts/record.py digits    two studies of the demo, one after the other
     .venv/bin/python scripts/record.py text      four studies of a model of text, 384 trials: some ten minutes
 
@@ -35,7 +36,7 @@ from hpstage.schedule.space import Space
 from hpstage.store import Journal, SQLiteJournal
 
 sys.path.insert(0, str(Path(__file__).parent))
-from demo_digits import STEPS, Digits, space
+from demo_digits import N_TRIALS, STEPS, Digits, space
 
 RECORDED = Path(__file__).parent.parent / "notebooks" / "recorded"
 
@@ -88,6 +89,11 @@ def text_space(trial: optuna.Trial) -> dict[str, s.Schedule | float]:
     }
 
 
+def demo(store: Path) -> None:
+    halving = SuccessiveHalving(min_steps=15, reduction_factor=4, tree_aware=False)
+    train(store, "digits", 0, N_TRIALS, halving, Digits(), space, STEPS, metric="accuracy", direction="maximize")
+
+
 def digits(store: Path) -> None:
     for name, seed, n_trials, algorithm in (
         ("digits", 0, 48, MedianStopping(interval=10, grace=20)),
@@ -115,13 +121,16 @@ def train(
     trainable: hpstage.torch.TorchTrainable,
     space: Space,
     steps: int,
+    *,
+    metric: str = "loss",
+    direction: str = "minimize",
 ) -> None:
-    study = optuna.create_study(study_name=name, direction="minimize", sampler=optuna.samplers.RandomSampler(seed=seed))
+    study = optuna.create_study(study_name=name, direction=direction, sampler=optuna.samplers.RandomSampler(seed=seed))
     result = hpstage.optimize(
         study,
         trainable,
         space,
-        metric="loss",
+        metric=metric,
         steps=steps,
         n_trials=n_trials,
         algorithm=algorithm,
@@ -147,16 +156,21 @@ def unnamed(journal: Journal) -> Iterator[Fact]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=["digits", "text"])
+    parser.add_argument("which", choices=["demo", "digits", "text"])
     which = parser.parse_args().which
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = RECORDED / which
     with tempfile.TemporaryDirectory() as name:
         store = Path(name)
-        {"digits": digits, "text": text}[which](store)
-        shutil.rmtree(folder, ignore_errors=True)
-        with closing(SQLiteJournal(store / "plan.sqlite", read_only=True)) as journal:
-            records = [msgspec.json.encode(fact) for fact in unnamed(journal)]
+        {"demo": demo, "digits": digits, "text": text}[which](store)
+        keep(store, folder)
+
+
+def keep(store: Path, folder: Path) -> None:
+    """Replace a recorded plan by that of a store."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with closing(SQLiteJournal(store / "plan.sqlite", read_only=True)) as journal:
+        records = [msgspec.json.encode(fact) for fact in unnamed(journal)]
     file = folder / "plan.sqlite"
     with closing(SQLiteJournal(file)) as copy:
         copy.append(records)

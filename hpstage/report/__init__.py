@@ -17,6 +17,7 @@ from hpstage.store import Journal
 if TYPE_CHECKING:
     from hpstage.report.causes import Causes, causes_of
     from hpstage.report.pictures import (
+        draw_beside_alone,
         draw_merge_rate,
         draw_metrics,
         draw_savings,
@@ -30,6 +31,7 @@ __all__ = [
     "Causes",
     "Frames",
     "causes_of",
+    "draw_beside_alone",
     "draw_merge_rate",
     "draw_metrics",
     "draw_savings",
@@ -45,6 +47,7 @@ __all__ = [
 _HOMES = {
     "Causes": "causes",
     "causes_of": "causes",
+    "draw_beside_alone": "pictures",
     "draw_merge_rate": "pictures",
     "draw_metrics": "pictures",
     "draw_savings": "pictures",

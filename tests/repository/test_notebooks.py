@@ -53,7 +53,7 @@ def test_a_notebook_defines_nothing_but_what_its_user_would(path: Path) -> None:
     assert len(re.findall(r"^class ", source, re.MULTILINE)) <= 1
 
 
-@pytest.mark.parametrize("name", ["digits", "text"])
+@pytest.mark.parametrize("name", ["demo", "digits", "text"])
 def test_a_recorded_plan_is_small_and_names_no_host(name: str) -> None:
     file = ROOT / "notebooks" / "recorded" / name / "plan.sqlite"
     assert file.stat().st_size < 1_500_000

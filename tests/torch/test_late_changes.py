@@ -238,7 +238,7 @@ def test_what_is_answered_for_named_or_harmless_raises_no_alarm(subject: Anchore
     assert all(fact.difference is None for fact in verified)
     alone, _ = search(type(subject)(), sharing=False)
     if not isinstance(subject, Passed):
-        assert result.study.trials_dataframe()["value"].tolist() == alone.study.trials_dataframe()["value"].tolist()
+        assert [t.value for t in result.study.trials] == [t.value for t in alone.study.trials]
 
 
 def test_what_is_new_is_verified_once() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from hpstage.report.book import Book
+from hpstage.report.pictures.beside_alone import draw_beside_alone
 from hpstage.report.pictures.merge_rate import draw_merge_rate
 from hpstage.report.pictures.metrics import draw_metrics
 from hpstage.report.pictures.savings import draw_savings
@@ -20,6 +21,7 @@ from hpstage.report.pictures.timeline import draw_timeline
 __all__ = [
     "PICTURES",
     "Picture",
+    "draw_beside_alone",
     "draw_merge_rate",
     "draw_metrics",
     "draw_savings",

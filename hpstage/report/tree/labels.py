@@ -16,11 +16,11 @@ from hpstage.text import count_of
 
 _NAMED = 3  # trials named at the end of a branch
 _SHORTEST = 8  # characters of a text that is cut
-_FARTHEST = 60.0  # points from where branches part to the label that tells of it
+_FARTHEST = 40.0  # points from where branches part to the label that tells of it
 _GAP = 3.0  # points around a text
 _MOST = 0.4  # of the width, of a text
 _TRIES = 8  # to find how long the axis must be
-_EM = 0.55  # width of a character in font sizes, on average
+_EM = 0.53  # width of a character in font sizes, on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def write(layout: Layout, shown: Placed, width: float, size: float) -> Written:
     branches = layout.branches
     labels: dict[int, list[tuple[int, int, str]]] = {row: [] for row in range(shown.count)}
     for i, row in shown.rows.items():
-        labels[row].append((i, branches[i].lane.node.start, _cut(plain(branches[i].label, 200), _MOST * width, size)))
+        labels[row].append((i, branches[i].lane.node.start, plain(branches[i].label, 200)))
     ends = {row: (step, _cut(text, _MOST * width, size)) for step, row, text in _ends(layout, shown)}
     end = float(max(branch.lane.reach for branch in branches))
     for _ in range(_TRIES):
@@ -70,9 +70,11 @@ def _place(
     notes = []
     for row, told in labels.items():
         free = 0.0  # points from step 0
-        for i, start, label in told:
+        for place, (i, start, label) in enumerate(told):
             at = max(start * scale + _GAP, free)
-            text = _cut(label, width - at, size)
+            # What a trial begins with tells less than what changes next.
+            room = told[1][1] * scale if start == 0 and place + 1 < len(told) else width
+            text = _cut(label, min(room - at, _MOST * width), size)
             if text and at - start * scale < _FARTHEST:
                 notes.append(Note(start, row, at - start * scale, text, i))
                 free = at + _width(text, size) + _GAP

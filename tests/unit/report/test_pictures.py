@@ -28,6 +28,7 @@ from hpstage.plan.log import open_plan
 from hpstage.plan.payments import Waste, charged
 from hpstage.plan.plan import SearchPlan
 from hpstage.report import (
+    draw_beside_alone,
     draw_merge_rate,
     draw_metrics,
     draw_savings,
@@ -56,6 +57,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 DRAW: dict[str, Callable[[Book], Figure]] = {
     "stage_tree": draw_stage_tree,
+    "beside_alone": draw_beside_alone,
     "timeline": draw_timeline,
     "savings": draw_savings,
     "merge_rate": draw_merge_rate,
@@ -224,6 +226,20 @@ def test_failures_are_marked_where_they_happened() -> None:
     assert "failed" in texts(figure)
     [crosses] = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
     assert len(crosses.get_offsets()) > 0
+
+
+def test_beside_the_tree_each_trial_is_a_line_and_a_step_is_as_long_in_both_panels(
+    searched: tuple[hpstage.Result, Book],
+) -> None:
+    result, book = searched
+    left, right = draw_beside_alone(book).axes
+    [alone] = [c for c in left.collections if isinstance(c, LineCollection)]
+    lengths = [segment[1][0] - segment[0][0] for segment in alone.get_segments()]
+    assert len(lengths) == 24 and sum(lengths) == result.savings.steps_asked
+    assert left.get_title("left") == f"24 trials alone: {result.savings.steps_asked:,} steps"
+    assert right.get_title("left") == f"As a stage tree: {result.savings.steps_unique:,} steps"
+    scales = [axes.get_position().width / axes.get_xlim()[1] for axes in (left, right)]
+    assert scales[0] == pytest.approx(scales[1], rel=0.02)
 
 
 # --- the timeline -----------------------------------------------------------------------------------------

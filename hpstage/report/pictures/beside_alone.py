@@ -1,0 +1,77 @@
+"""The stage tree beside the same trials, each trained alone: what the tree saves, at a glance."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from hpstage.report.book import Book
+from hpstage.report.pictures import style
+from hpstage.report.pictures.stage_tree import colour_of, draw_tree, legend_of
+from hpstage.report.tree.labels import write
+from hpstage.report.tree.layout import Layout, lay_out
+from hpstage.text import count_of
+
+_HEIGHT = 3.6  # inches
+_ABOVE, _BELOW, _LEFT, _RIGHT, _BETWEEN = 0.3, 0.45, 0.08, 0.05, 0.25  # inches around the panels
+_ROWS = 26  # of the tree
+_TRIES = 5
+_FEWEST = 4  # rows laid out at least, so that few rows stay close together
+
+
+@style.in_our_style
+def draw_beside_alone(book: Book) -> Figure:
+    """Draw each trial of a book as a line of its own and, beside them over the same steps, their stage tree.
+
+    Colour ranks the best metric, of a trial or on a line of the tree and below it. The number of steps is the length of
+    all lines together, whoever has trained them.
+    """
+    if not book.lanes:
+        return style.nothing("No trial was asked for: there is nothing to compare.")
+    layout = lay_out(book)
+    shown = layout.fitted(_ROWS)
+    figure = style.blank(_HEIGHT, layout=None)
+    last = max(lane.reach for lane in book.lanes.values())
+    width = style.WIDTH - _LEFT - _BETWEEN - _RIGHT
+    tree = width / 2  # wider by what is written beside its lines, so that a step is as long in both panels
+    for _ in range(_TRIES):
+        tree = width / (1 + last / write(layout, shown, 72 * tree, style.TINY).end)
+    height = _HEIGHT - _ABOVE - _BELOW
+    left, right = (
+        figure.add_axes((x / style.WIDTH, _BELOW / _HEIGHT, wide / style.WIDTH, height / _HEIGHT))
+        for x, wide in ((_LEFT, width - tree), (_LEFT + width - tree + _BETWEEN, tree))
+    )
+    draw_tree(right, layout, shown, points=72 * tree, pitch=72 * height / max(_FEWEST, shown.count))
+    right.set_ylim(max(_FEWEST, shown.count) - 0.5, -0.7)
+    style.legend(right, legend_of(layout, shown))
+    _draw_alone(left, layout)
+    left.set_xlim(0.0, last)
+    left.set_xticks(right.get_xticks())
+    left.spines["bottom"].set_bounds(*right.spines["bottom"].get_bounds())
+    alone = sum(trial.asked for trial in book.trials.values())
+    once = sum(lane.reach - lane.node.start for lane in book.lanes.values())
+    style.title(left, f"{count_of(len(book.trials), 'trial')} alone: {count_of(alone, 'step')}")
+    style.title(right, f"As a stage tree: {count_of(once, 'step')}")
+    return figure
+
+
+def _draw_alone(axes: Axes, layout: Layout) -> None:
+    """Draw the trials, those that were trained farthest first and the best of equals first."""
+    style.tidy(axes)
+    trials = layout.book.trials
+    ranks = {id: layout.branches[leaf].rank for id, leaf in layout.leaves.items()}
+    order = sorted(ranks, key=lambda id: (trials[id].asked, ranks[id] or 0.0), reverse=True)
+    pitch = 72 * (_HEIGHT - _ABOVE - _BELOW) / max(1, len(order))
+    axes.add_collection(
+        LineCollection(
+            [((0, row), (trials[id].asked, row)) for row, id in enumerate(order)],
+            colors=[colour_of(ranks[id]) for id in order],
+            linewidths=min(2.0, 0.6 * pitch),
+            capstyle="butt",
+        )
+    )
+    axes.set_ylim(max(_FEWEST, len(order)) - 0.5, -0.7)
+    axes.set_yticks([])
+    axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
+    style.label(axes, x="training step")
