@@ -15,6 +15,7 @@ import hpstage
 from hpstage.plan.facts import DriverJoined
 from hpstage.plan.log import read_facts
 from hpstage.store import SQLiteJournal
+from tests.unit.reports import search
 
 ROOT = Path(hpstage.__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -51,6 +52,29 @@ def test_a_notebook_defines_nothing_but_what_its_user_would(path: Path) -> None:
     source = "\n".join("".join(cell["source"]) for cell in code_cells(path))
     assert re.findall(r"^def (\w+)", source, re.MULTILINE) in ([], ["space"])
     assert len(re.findall(r"^class ", source, re.MULTILINE)) <= 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_savings_are_those_of_a_first_run_in_the_table_of_today(path: Path) -> None:
+    rows = [name for name, _ in search(n_trials=4).savings.rows()]
+    for cell in code_cells(path):
+        if not "".join(cell["source"]).endswith("print(result.savings)"):
+            continue
+        table = "".join(texts(cell["outputs"]))
+        found = dict(line.split("  ", 1) for line in table.splitlines())
+        assert [*found] == rows
+        assert found["steps trained"].strip() == found["distinct steps"].strip(), "saved from a second run"
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if "preflight(" in p.read_text()], ids=lambda path: path.stem)
+def test_a_preflight_is_the_one_that_is_printed_today(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": path.stem}
+    for cell in code_cells(path):
+        source = "".join(line for line in cell["source"] if not line.startswith("%"))
+        exec(compile(source, path.name, "exec"), names)
+        if "preflight(" in source:
+            assert capsys.readouterr().out == "".join(texts(cell["outputs"]))
+            return
 
 
 @pytest.mark.parametrize("name", ["demo", "digits", "text"])

@@ -36,7 +36,7 @@ def draw_beside_alone(book: Book) -> Figure:
     width = style.WIDTH - _LEFT - _BETWEEN - _RIGHT
     tree = width / 2  # wider by what is written beside its lines, so that a step is as long in both panels
     for _ in range(_TRIES):
-        tree = width / (1 + last / write(layout, shown, 72 * tree, style.TINY).end)
+        tree = 0.99 * width / (1 + last / write(layout, shown, 72 * tree, style.TINY).end)
     height = _HEIGHT - _ABOVE - _BELOW
     left, right = (
         figure.add_axes((x / style.WIDTH, _BELOW / _HEIGHT, wide / style.WIDTH, height / _HEIGHT))
@@ -46,7 +46,7 @@ def draw_beside_alone(book: Book) -> Figure:
     right.set_ylim(max(_FEWEST, shown.count) - 0.5, -0.7)
     style.legend(right, legend_of(layout, shown))
     _draw_alone(left, layout)
-    left.set_xlim(0.0, last)
+    left.set_xlim(0.0, max(last, (width - tree) * right.get_xlim()[1] / tree))
     left.set_xticks(right.get_xticks())
     left.spines["bottom"].set_bounds(*right.spines["bottom"].get_bounds())
     alone = sum(trial.asked for trial in book.trials.values())

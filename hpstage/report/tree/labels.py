@@ -75,6 +75,8 @@ def _place(
             # What a trial begins with tells less than what changes next.
             room = told[1][1] * scale if start == 0 and place + 1 < len(told) else width
             text = _cut(label, min(room - at, _MOST * width), size)
+            if at - start * scale < _FARTHEST:
+                beyond = max(beyond, at + min(_width(label, size) if start else 0.0, _MOST * width) - width)
             if text and at - start * scale < _FARTHEST:
                 notes.append(Note(start, row, at - start * scale, text, i))
                 free = at + _width(text, size) + _GAP
@@ -141,4 +143,5 @@ def _cut(text: str, room: float, size: float) -> str:
         if used > room:
             break
         kept += c
+    kept = kept.rstrip(" .,")
     return f"{kept}\N{HORIZONTAL ELLIPSIS}" if len(kept) >= _SHORTEST else ""
