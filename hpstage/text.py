@@ -12,6 +12,11 @@ def clean(name: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))
 
 
+def clean_lines(text: str) -> str:
+    """A text of several lines with the control characters of each as ``\\x1b``."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
 def shortened(value: object, most: int = 80) -> str:
     """A value in at most so many characters; six digits of a float."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -31,7 +36,7 @@ def duration(seconds: float) -> str:
     """In the unit that suits: ``20 ms``, ``1.5 s``, ``3.0 min``, ``2.25 h``."""
     if seconds == 0:
         return "0 s"
-    if abs(seconds) < 1:
+    if abs(seconds) < 0.9995:
         return f"{1000 * seconds:.0f} ms"
     if abs(seconds) < 2 * _MINUTE:
         return f"{seconds:.1f} s"
@@ -100,8 +105,9 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, width: int | None = N
     grid = _grid([*folded, *(row[:kept] for row in body)], narrow[:kept], left).split("\n")
     lines = grid[:deep]
     for line, row in zip(grid[deep:], body, strict=True):
-        below = "; ".join(f"{name} {cell}" for name, cell in zip(head[kept:], row[kept:], strict=True))
-        lines += [line, *(f"  {part}" for part in _folded(below, width - 2) if part)]
+        first = _folded(line, width) if kept == 1 else [line]
+        below = [f"{name} {cell}" for name, cell in zip(head[kept:], row[kept:], strict=True)]
+        lines += [*first, *(f"  {part}" for part in _packed(below, width - 2))]
     return "\n".join(lines)
 
 
@@ -114,6 +120,17 @@ def _grid(rows: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> st
             cells.append(cell + room if place < left else room + cell)
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _packed(items: Sequence[str], width: int) -> list[str]:
+    """The items on as few lines of ``width`` columns as possible; those that are wider are folded."""
+    lines: list[str] = []
+    for item in items:
+        if lines and _columns(lines[-1]) + 2 + _columns(item) <= width:
+            lines[-1] += f"; {item}"
+        else:
+            lines += _folded(item, width)
+    return lines
 
 
 def folded(text: str, width: int | None) -> str:

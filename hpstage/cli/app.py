@@ -23,6 +23,7 @@ from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError
 from hpstage.store.redaction import redacted
+from hpstage.text import clean_lines
 
 app = typer.Typer(
     name="hpstage",
@@ -87,5 +88,5 @@ def main() -> None:
             told, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
         else:
             told, status = traceback.format_exc(), 1
-    typer.echo(redacted(told, *urls), err=True, nl=False)
+    typer.echo(clean_lines(redacted(told, *urls)), err=True, nl=False)
     sys.exit(status)

@@ -17,8 +17,10 @@ from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.facts import DriverId
+from hpstage.plan.messages import host_of
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book
+from hpstage.report.names import worker_names, workers_in_order
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
@@ -39,10 +41,11 @@ class DriverStatus(msgspec.Struct, frozen=True):
 
 class ChainStatus(msgspec.Struct, frozen=True):
     """A chain that its driver runs: it stands at ``step`` of ``node``, as far as was told, and goes on to ``stop``
-    of ``last``."""
+    of ``last``. ``name``: that of the worker for people, its host and number."""
 
     chain: str
     worker: str
+    name: str
     driver: DriverId
     began: float
     node: int
@@ -151,15 +154,17 @@ def status_of(account: Account, journal: Journal) -> Status:
     book = Book(account)
     studies = study_rows(book, lambda study: looks.holder(account, study) in alive)
     chains = []
+    names = worker_names(workers_in_order(account)) if plan.chains else {}
     for id, chain in plan.chains.items():
         # A plan that is driven by one process alone has drivers that never joined.
         if chain.driver in alive or chain.driver not in plan.drivers:
             first, last = chain.spans[0], chain.spans[-1]
             at = chain.reached
             node, step = (first.node, first.start) if at is None else (at.node.id, at.step)
-            chains.append(
-                ChainStatus(id, chain.worker, chain.driver, account.chains[id].began, node, step, last.node, last.stop)
-            )
+            name, began = names[host_of(chain.worker)], account.chains[id].began
+            if lane := chain.worker.partition("#")[2]:
+                name += f", lane {lane}"
+            chains.append(ChainStatus(id, chain.worker, name, chain.driver, began, node, step, last.node, last.stop))
     used, alone = sum(study.seconds_used for study in studies), sum(study.seconds_alone for study in studies)
     return Status(
         plan=PlanStatus(
@@ -249,7 +254,7 @@ def as_text(found: Status, width: int | None = None) -> str:
         head = ("worker", "chain", "since", "node", "step", "to")
         cells3 = [
             (
-                clean(chain.worker),
+                chain.name,
                 clean(chain.chain),
                 _clock(chain.began),
                 f"{chain.node}",

@@ -21,7 +21,7 @@ from hpstage.report.files import replacing
 from hpstage.report.lanes import Lane
 from hpstage.report.tree.branches import State, changes, states
 from hpstage.store.opening import open_journal
-from hpstage.text import clean, count_of, shortened
+from hpstage.text import clean, count_of, folded, shortened
 
 _LINES = 200
 _KINDS = ("png", "svg", "pdf")
@@ -169,13 +169,13 @@ def _packed(parts: list[Text], width: int | None) -> Text:
     """Return the parts on as few lines as possible, those below the first indented; words are not cut."""
     told, used = Text(), 0
     for part in parts:
+        if width is not None and part.cell_len > width - len(_HANGING):
+            part = Text(folded(part.plain, width - len(_HANGING)).replace("\n", f"\n{_HANGING}"), part.style)
         columns = part.cell_len
         if used and width is not None and used + 2 + columns > width:
             told.append(f"\n{_HANGING}")
-            used = len(_HANGING)
         elif used:
             told.append("  ")
-            used += 2
         told.append_text(part)
-        used += columns
+        used = len(told.plain) - told.plain.rfind("\n") - 1
     return told

@@ -40,14 +40,14 @@ def by_cause(failures: Iterable[tuple[StageFailed, Iterable[TrialId]]]) -> list[
     """
     found: dict[tuple[object, ...], Cause] = {}
     for fact, trials in failures:
-        cause = found.setdefault((fact.evaluating, *_origin(fact.failure)), Cause())
+        cause = found.setdefault((fact.evaluating, *origin(fact.failure)), Cause())
         cause.failures.append(fact)
         cause.trials.update(dict.fromkeys(trials))
     return sorted(found.values(), key=lambda cause: len(cause.trials), reverse=True)
 
 
-def _origin(failure: UserFailure) -> tuple[str, ...]:
-    """The exception's class and the line that raised it; without a traceback, its summary."""
+def origin(failure: UserFailure) -> tuple[str, ...]:
+    """Return the exception's class and the line that raised it; without a traceback, its summary."""
     lines = _LINE.findall(failure.traceback)
     return (failure.summary.partition(":")[0], *lines[-1]) if lines else (failure.summary,)
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -48,9 +49,19 @@ class Table:
         """Write a CSV file. Missing values are left empty; numbers are written so that reading restores them
         exactly."""
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
+            writer = csv.writer(_Lines(file), lineterminator="\r\n")
             writer.writerow(self.columns)
             writer.writerows(zip(*self.columns.values(), strict=True))
+
+
+class _Lines:
+    """Ends the rows of a csv.writer with a line feed; a writer that did so itself would not quote carriage returns."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> int:
+        return self._file.write(row.removesuffix("\r\n") + "\n")
 
 
 def trials(book: Book) -> Table:

@@ -17,6 +17,7 @@ from hpstage.scheduler.widths import measured_speeds
 from hpstage.search.call import Call
 from hpstage.search.results.result import Result
 from hpstage.search.session import Session
+from hpstage.text import clean
 
 logger = logging.getLogger("hpstage")
 
@@ -65,7 +66,7 @@ def _warn_if_all_failed(session: Session, ledger: Ledger) -> None:
             "No trial of the search has a value: all %d failed, %s%s",
             len(reasons),
             "with " if kinds == 1 else f"with {kinds} different errors, the first of them ",
-            reasons[0],
+            clean(reasons[0]),
         )
 
 

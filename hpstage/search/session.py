@@ -18,6 +18,7 @@ from hpstage.errors import TrainingError, UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, TrialId, UserFailure, to_metric
+from hpstage.report.failures import origin
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.costs import COSTS, NOISY
 from hpstage.search.decisions import Decisions
@@ -25,6 +26,7 @@ from hpstage.search.history import History
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
+from hpstage.text import clean_lines
 
 logger = logging.getLogger("hpstage")
 
@@ -82,7 +84,7 @@ class Session:
         self._decisions = Decisions(driver, roster.change)
         self._evaluate_every = evaluate_every
         self._noisy = noisy
-        self._warned: set[str] = set()
+        self._warned: set[object] = set()
         self._stopping = False
         self._stopped = False  # by study.stop()
         self._exhausted = False
@@ -368,11 +370,13 @@ class Session:
             self._ledger.report(trial.storage_id, step, values[0])
 
     def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
-        """Log each failure once, since many trials may fail with the same one."""
-        if failure.traceback in self._warned and failure.traceback:
+        """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
+        cause = origin(failure)
+        if cause in self._warned:
             return
-        self._warned.add(failure.traceback)
-        logger.warning("Trial %d failed: %s\n%s", trial.number, failure.summary, failure.traceback)
+        self._warned.add(cause)
+        told = clean_lines(f"{failure.summary}\n{failure.traceback}")
+        logger.warning("Trial %d failed: %s", trial.number, told)
 
     def _say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
         """Log an end of training that the user did not ask for, once for all its trials."""

@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of two studies, one of which has names that nobody should give."""
     folder = tmp_path_factory.mktemp("terminal")
 
-    def space(trial: optuna.Trial) -> dict[str, object]:
+    def space(trial: optuna.Trial) -> dict[str, s.Schedule | str]:
         return {HOSTILE: trial.suggest_categorical(HOSTILE, [HOSTILE, "b"]), LONG: s.piecewise({0: 1, 4: trial.number})}
 
     with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:

@@ -48,7 +48,8 @@ COLOURS = {
 # short stages.
 _OTHER_TRAIN = "#3A95CC"
 
-_RAISED: dict[str, Any] = {"marker": "X", "s": 26, "edgecolors": "white", "linewidths": 0.5, "zorder": 3}
+_FEW = 100  # failures, above which their marks are small
+_RAISED: dict[str, Any] = {"marker": "X", "edgecolors": "white", "linewidths": 0.5, "zorder": 3}
 
 _ROW = 0.19  # inches per worker, as long as there is room
 _AROUND = 1.15  # inches above and below the rows
@@ -90,7 +91,8 @@ def draw_timeline(book: Book) -> Figure:
         _paint(axes, view, end)
     if view.failures:
         x, y = zip(*[(at / unit, rows[worker]) for worker, at in view.failures], strict=True)
-        axes.scatter(x, y, c=COLOURS[FAILED], clip_on=False, **_RAISED)
+        size = 26 if len(x) <= _FEW else 6
+        axes.scatter(x, y, s=size, c=COLOURS[FAILED], clip_on=False, rasterized=len(x) > style.MOST_SHAPES, **_RAISED)
 
     there = [sum(stop - start for start, stop in periods) for periods in view.there]
     share = min(1.0, sum(view.busy) / sum(there))
