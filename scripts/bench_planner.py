@@ -1,7 +1,7 @@
 """What planning costs as trials grow: inserting them, deciding on chains, opening a store, and a whole random study.
 
     .venv/bin/python -m scripts.bench_planner [--part insert decide open study] [--sizes 10000 100000]
-                                              [--workers 1000] [--turns 5000] [--events 1000000]
+                                              [--workers 1000] [--turns 5000] [--events 100000 1000000]
                                               [--trials 10000 30000] [--store FOLDER] [--json FILE]
 
 A trial has 3 hyper-parameters and 5 segments of 10 steps, in each of which all three have other values. *Shared* trials
@@ -20,8 +20,12 @@ decide  turn_us       a turn of the driver on such a plan, with --workers busy o
         p50_us, p99_us  and their quantiles
         choose_us     of this: choosing what is next, and writing and folding the choice (without the report's facts)
         first_s       the first turn, in which all workers join and get a chain
-open    open_s        opening the SQLite store of a search with so many records (made first, if --store has none)
-        read_s, decode_s  of this: reading the records, and decoding them
+open    open_s        opening the SQLite store of a search with so many records (made first, if --store has none):
+                      *folded* from its journal, or *restored* from its snapshot
+        wall_s        the same by the clock
+        read_s, decode_s  folded: of this, reading the records, and decoding them
+        encode_s, write_s, snapshot_mb  folded: making a snapshot, writing it, and its size
+        bytes         of memory per trial: growth of the resident set
 study   ms            per trial of ``hpstage.optimize`` with a random sampler, storage in memory, on 8 simulated workers
         bytes         of memory per trial: growth of the resident set
 """
@@ -29,6 +33,7 @@ study   ms            per trial of ``hpstage.optimize`` with a random sampler, s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import random
@@ -39,7 +44,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +276,7 @@ def fill(folder: Path, events: int) -> None:
     from hpstage.execution.simulated import SimulatedExecutor
     from hpstage.store import SQLiteJournal
 
-    with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
+    with contextlib.closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
         plan = open_plan(journal, WORKLOAD, {})
         driver = Driver(plan, Scheduler(plan), SimulatedExecutor(8, evaluate_seconds=0.1, state_bytes=1000), journal)
         driver.log.write(
@@ -295,34 +300,51 @@ def fill(folder: Path, events: int) -> None:
 
 
 def part_open(kind: str, events: int, options: argparse.Namespace) -> dict[str, float]:
+    from hpstage.plan.snapshot import snapshot_of
+    from hpstage.store import SQLiteJournal
     from hpstage.store.opening import open_existing
 
+    folder = options.store / str(events)
+    snapshot = folder / "plan.sqlite-snapshot"
+    if not (folder / "plan.sqlite").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fill(folder, events)
+    if kind == "folded":
+        snapshot.unlink(missing_ok=True)
     with ExitStack() as closing:
-        folder = options.store or Path(closing.enter_context(tempfile.TemporaryDirectory()))
-        if not (folder / "plan.sqlite").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            fill(folder, events)
         gc.collect()
         before = resident()
-        began = time.process_time()
+        began, clock = time.process_time(), time.perf_counter()
         plan, places = open_existing(folder, None, closing=closing)
-        seconds = time.process_time() - began
+        seconds, wall = time.process_time() - began, time.perf_counter() - clock
         grown = resident() - before
-        gc.disable()
-        began = time.process_time()
-        records = len(places.journal.read())
-        read = time.process_time() - began
-        for _ in read_facts(places.journal):
-            pass
-        decode = time.process_time() - began - 2 * read
-        return {
+        assert plan.restored == (0 if kind == "folded" else plan.position)
+        found = {
             "open_s": seconds,
-            "read_s": read,
-            "decode_s": decode,
-            "records": records,
+            "wall_s": wall,
+            "records": len(places.journal),
             "trials": len(plan.trials),
             "bytes": grown / len(plan.trials),
         }
+        if kind == "restored":
+            return found
+        began = time.process_time()
+        content = snapshot_of(plan)
+        encoded = time.process_time()
+        with contextlib.closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
+            journal.write_snapshot(content)
+        found |= {
+            "encode_s": encoded - began,
+            "write_s": time.process_time() - encoded,
+            "snapshot_mb": len(content) / 1e6,
+        }
+        gc.disable()
+        began = time.process_time()
+        places.journal.read()
+        read = time.process_time() - began
+        for _ in read_facts(places.journal):
+            pass
+        return found | {"read_s": read, "decode_s": time.process_time() - began - 2 * read}
 
 
 def part_study(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
@@ -367,7 +389,7 @@ PARTS: dict[str, Callable[[str, int, argparse.Namespace], dict[str, float]]] = {
 
 def rows_of(part: str, options: argparse.Namespace) -> Iterator[tuple[str, int]]:
     if part == "open":
-        yield "shared", options.events
+        yield from ((kind, size) for size in options.events for kind in ("folded", "restored"))
     elif part == "study":
         yield from (("random", size) for size in options.trials)
     else:
@@ -381,7 +403,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", type=int, default=[10_000, 100_000])
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=5000)
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", nargs="+", type=int, default=[100_000, 1_000_000])
     parser.add_argument("--trials", nargs="+", type=int, default=[10_000, 30_000])
     parser.add_argument("--store", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -391,11 +413,16 @@ def main() -> int:
         part, kind, size = options.row
         print(json.dumps(PARTS[part](kind, int(size), options)))
         return 0
+    with tempfile.TemporaryDirectory() as folder:
+        options.store = options.store or Path(folder)
+        return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
     for part in options.part:
         for kind, size in rows_of(part, options):
-            own = ["--workers", str(options.workers), "--turns", str(options.turns)]
-            own += [] if options.store is None else ["--store", str(options.store)]
+            own = ["--workers", str(options.workers), "--turns", str(options.turns), "--store", str(options.store)]
             command = [sys.executable, __file__, *own, "--row", part, kind, str(size)]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             figures = json.loads(done.stdout)
@@ -404,6 +431,10 @@ def main() -> int:
                 f"{name} {value:,.4g}" if value < 1e4 else f"{name} {value:,.0f}" for name, value in figures.items()
             )
             print(f"{part:<7} {kind:<9} {size:>9,}  {shown}", flush=True)
+    for size in options.events if "open" in options.part else ():
+        folded, restored = (row["open_s"] for row in found if row["part"] == "open" and row["size"] == size)
+        print(f"open    restored  {size:>9,}  folded / restored: {folded / restored:.2f}")
+        found.append({"part": "open", "kind": "folded / restored", "size": size, "ratio": folded / restored})
     for part in ("insert", "decide", "study"):
         for kind in dict.fromkeys(row["kind"] for row in found if row["part"] == part):
             rows = [row for row in found if row["part"] == part and row["kind"] == kind]

@@ -11,6 +11,7 @@ import msgspec
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import difference, explain
 from hpstage.driver.driver_leases import DriverLeases
+from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.driver.worker_timeout import WorkerTimeout
 from hpstage.errors import (
@@ -72,6 +73,7 @@ class Driver:
         exact: whether equal steps must give equal bits (not if the user allows kernels with unordered sums).
         strict: whether to refuse to build on training that any driver, earlier ones included, has found inexact.
         probe: re-reads a state before it is written off; without it workers are believed.
+        snapshots: writes snapshots of the plan.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Driver:
         exact: bool = True,
         strict: bool = True,
         probe: StateProbe | None = None,
+        snapshots: SnapshotWriter | None = None,
     ) -> None:
         self.plan = plan
         self.scheduler = scheduler
@@ -100,6 +103,7 @@ class Driver:
         self._exact = exact
         self._strict = exact and strict
         self._probe = probe
+        self._snapshots = snapshots
         self._looked = 0.0
         self._patience = WorkerTimeout(scheduler)
         executor.adapt(scheduler.demand)
@@ -116,6 +120,11 @@ class Driver:
             logger.info("%s", told)
         left = [WorkerLeft(worker, self._executor.clock(), "closed") for worker in self.scheduler.workers]
         self.log.write([*self._changed(left), DriverLeft(self.scheduler.driver, time.time(), "ended")])
+
+    def write_snapshot(self) -> None:
+        """Write a snapshot of the plan if one is due and the driver has one to write to."""
+        if self._snapshots is not None:
+            self._snapshots.write_if_due()
 
     def remove_dead_drivers(self) -> None:
         """Record drivers that are gone, so that their unfinished chains are started again."""
@@ -212,6 +221,8 @@ class Driver:
             timeout = min(left, _WATCH if timeout is None else timeout)
         if self._answers:
             timeout = 0.0  # take available reports, but do not wait for more
+        elif next(iter(self.plan.drivers), self.scheduler.driver) == self.scheduler.driver:  # one of several is enough
+            self.write_snapshot()  # now that all workers have something to do
         self._take(self._executor.wait(timeout))
         if self._eviction is not None:
             self._eviction.keep(self.log)

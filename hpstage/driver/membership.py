@@ -12,6 +12,7 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
 from hpstage.driver.driver_leases import DriverLeases
+from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
@@ -22,7 +23,7 @@ from hpstage.plan.messages import Verify
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
 from hpstage.scheduler.scheduler import Scheduler
-from hpstage.store import Journal, Leases
+from hpstage.store import Journal, Leases, Snapshots
 
 logger = logging.getLogger("hpstage")
 
@@ -65,6 +66,7 @@ def join_plan(
     plan = open_plan(journal, workload, described, loaded, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None
+    snapshots = SnapshotWriter(journal, plan) if isinstance(journal, Snapshots) else None
     scheduler = Scheduler(
         plan,
         driver=me,
@@ -86,8 +88,11 @@ def join_plan(
         strict=verify != "off",
         probe=StateProbe(checkpoints),
         workers=workers,
+        snapshots=snapshots,
     )
     with ExitStack() as leaving:
+        if snapshots is not None:
+            leaving.callback(snapshots.close)
         if leases is not None:
             leaving.callback(leases.close)
             place = checkpoints.identity()
@@ -108,9 +113,11 @@ def join_plan(
             executor.close()  # nothing may run here once the others know that this driver left
             with suppress(StoreError):  # if the store is gone, the lease expires
                 driver.leave()
+                driver.write_snapshot()
             raise
         if leases is not None:
             driver.leave()
+        driver.write_snapshot()
 
 
 def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,6 +17,9 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import NO_FENCES, Journal
+from hpstage.store.snapshots import Snapshots
+
+logger = logging.getLogger("hpstage")
 
 encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact)
@@ -51,9 +55,30 @@ def open_plan(
         created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded))
         journal.append([encode(created)], expect=Cursor())  # may lose a race: the check below covers both
     _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
-    plan = SearchPlan(workload, sharing=sharing)
-    fold_all(journal, plan, plan.apply)
+    plan = _from_snapshot(journal, workload, sharing)
+    if plan is None:
+        plan = SearchPlan(workload, sharing=sharing)
+        fold_all(journal, plan, plan.apply)
     return plan
+
+
+def _from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> SearchPlan | None:
+    """Return the plan of a journal, folded from its snapshot on; ``None`` if that is of no use."""
+    if not isinstance(journal, Snapshots):
+        return None
+    try:
+        content = journal.read_snapshot()
+        if content is None:
+            return None
+        from hpstage.plan.snapshot import restored  # builds the decoders of all columns
+
+        with uncollected():
+            plan = restored(content, workload, sharing=sharing)
+            fold_all(journal, plan, plan.apply)
+        return plan
+    except StoreError as error:  # also if the journal, or what follows in it, is not that of the snapshot
+        logger.info("The plan's snapshot is of no use (%s): all of its journal is folded", error)
+        return None
 
 
 def fold_all(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object]) -> None:

@@ -71,6 +71,7 @@ class SearchPlan:
         self.id: str = workload
         """Unique even among plans of the same workload: a study may be searched on several."""
         self.cursor = Cursor()  # after the last record folded
+        self.restored = 0  # of these records, those that were not folded here, but restored from a snapshot
         self._tree = NodeTree(workload, sharing=sharing)
         self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}

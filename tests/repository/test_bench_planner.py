@@ -45,10 +45,12 @@ def test_each_part_gives_its_figures(bench: ModuleType, tmp_path: Path) -> None:
     assert bench.part_insert("shared", 200, OPTIONS)["per_s"] > 0
     figures = bench.part_decide("shared", 500, OPTIONS)
     assert 0 < figures["p50_us"] <= figures["p99_us"] and figures["choose_us"] < figures["turn_us"]
-    bench.fill(tmp_path, 3000)
-    opened = bench.part_open("shared", 0, argparse.Namespace(store=tmp_path))
-    journal = SQLiteJournal(tmp_path / "plan.sqlite")
-    assert opened["records"] == len(journal) >= 3000
+    folded, restored = (
+        bench.part_open(kind, 3000, argparse.Namespace(store=tmp_path)) for kind in ("folded", "restored")
+    )
+    journal = SQLiteJournal(tmp_path / "3000" / "plan.sqlite")
+    assert folded["records"] == restored["records"] == len(journal) >= 3000
+    assert folded["snapshot_mb"] * 1e6 == (tmp_path / "3000" / "plan.sqlite-snapshot").stat().st_size
     plan = open_existing_plan(journal)
     journal.close()
     assert plan.totals.steps_trained == plan.steps_unique and not plan.chains

@@ -1,0 +1,314 @@
+"""A plan restored from its snapshot is the plan that was folded, field by field, and goes on as that would."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan import (
+    endings,
+    node_tree,
+    nodes,
+    open_chain,
+    payments,
+    presence,
+    searches,
+    step_times,
+    tally,
+    totals,
+    winners,
+)
+from hpstage.plan.facts import Fact, TrialAdded, TrialId, TrialProposed
+from hpstage.plan.invariants import validate
+from hpstage.plan.log import encode, fold_checked, open_plan
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of
+from hpstage.store.cursor import Cursor
+from hpstage.store.memory import MemoryJournal
+from tests.unit.driver.test_one_order_of_facts import portrait
+from tests.unit.plan.journals import journal
+from tests.unit.searches import WORKLOAD, Search, trial
+from tests.unit.searches import searches as random_searches
+
+_DIGEST = 16
+
+
+def folded(facts: Sequence[Fact], sharing: bool = True) -> SearchPlan:
+    plan = SearchPlan(WORKLOAD, sharing=sharing)
+    fold(plan, facts)
+    return plan
+
+
+def fold(plan: SearchPlan, facts: Sequence[Fact]) -> None:
+    # What a journal gives back: every fact anew, and as it was written.
+    records = [encode(fact) for fact in facts]
+    for position, record in enumerate(records, plan.position):
+        fold_checked(plan, msgspec.json.decode(record, type=Fact), position, plan.apply)
+    plan.cursor = plan.cursor.after(records)
+
+
+def whole(plan: SearchPlan) -> object:
+    """All of a plan that can be compared."""
+    tree = plan._tree
+    return (
+        [(name, value) for name, value in portrait(plan) if name not in ("restored", "_targets", "verified")],
+        sorted(plan.verified),
+        {driver: {target: state.ref for target, state in open.items()} for driver, open in plan._open.items()},
+        [[child.id for child in node.children] for node in plan.nodes],
+        (list(tree.milestones), tree.partings, {key: node.id for key, node in tree._begun.items()}),
+        [*plan.trials, *plan.kept, *plan.ended, *plan.searches, *plan.tallies, *plan.drivers, *plan.chains],
+        [state.ref for state in plan.winners],
+        [plan.key(state.node, state.step) for node in plan.nodes for state in node.states.values()],
+    )
+
+
+@given(st.integers(), st.integers(1, 150), st.integers(0, 60), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_a_plan_is_the_same_whether_folded_or_restored_and_folded_from_there(seed, before, after, sharing):
+    facts = journal(seed, before + after, sharing=sharing)
+    plan = folded(facts[:before], sharing)
+    again = restored(snapshot_of(plan), WORKLOAD, sharing=sharing)
+    assert again.cursor == plan.cursor and again.restored == len(facts[:before])
+    assert repr(whole(again)) == repr(whole(plan))  # NaN is not equal to itself
+    fold(again, facts[before:])
+    fold(plan, facts[before:])
+    assert repr(whole(again)) == repr(whole(plan)) == repr(whole(folded(facts, sharing)))
+    assert snapshot_of(again) == snapshot_of(plan)
+
+
+def test_the_random_journals_of_that_test_have_every_kind_of_fact() -> None:
+    """Else it would show little."""
+    seen = {type(fact) for seed in range(5) for fact in journal(seed, 300)}
+    assert seen == set(Fact.__args__)
+
+
+class Here(SimulatedExecutor):
+    pool = "here"  # so that what two write is the same
+
+
+@given(random_searches(), st.data(), st.integers(0, 30))
+@settings(max_examples=25, deadline=None)
+def test_a_search_goes_on_alike_on_a_plan_that_was_restored(trials, data, turns):
+    """Interrupted at any moment, with chains running and targets open."""
+    stops = data.draw(st.lists(st.integers(1, 8), min_size=len(trials), max_size=len(trials)))
+    store = MemoryJournal()
+    first = Search(Here(2, evaluate_seconds=0.5), store)
+    first.driver.add(trials)
+    for added, stop in zip(trials, stops, strict=True):
+        first.driver.ask(added.trial, stop)
+    for _ in range(turns):
+        first.driver.wait(0.0)
+    content = snapshot_of(first.plan)
+    outcomes = []
+    for snapshot in (None, content):
+        copy = MemoryJournal()
+        copy.append(store.read())
+        if snapshot is not None:
+            copy.write_snapshot(snapshot)
+        kept = set(first.plan.kept)
+        search = Search(Here(2, kept=kept, evaluate_seconds=0.5), copy)
+        assert search.plan.restored == (len(store) if snapshot else 0)
+        search.scheduler.validate()
+        search.driver.log.write([])
+        answers = search.run([trial(100, {"a": s.constant(3), "b": s.constant(1)}, 8), *trials], [8, *stops])
+        validate(search.plan)
+        outcomes.append((answers, copy.read(), repr(whole(search.plan))))
+    assert outcomes[0] == outcomes[1]
+
+
+KNOWN: dict[type, set[str]] = {
+    SearchPlan: {
+        *("workload", "sharing", "id", "cursor", "restored", "_tree", "nodes", "trials", "totals", "tallies"),
+        *("winners", "payments", "failures", "endings", "_open", "_targets", "kept", "kept_bytes", "differences"),
+        *(
+            "verified",
+            "ended",
+            "drivers",
+            "presence",
+            "place",
+            "chains",
+            "losses",
+            "milestones",
+            "partings",
+            "searches",
+        ),
+        "step_times",
+    },
+    node_tree.NodeTree: {"workload", "sharing", "nodes", "milestones", "partings", "_begun"},
+    nodes.Node: {
+        *("_history", "_states", "_trail", "answered", "children", "curves", "first", "id", "keep_at", "maker"),
+        *("names", "parent", "reach", "seconds", "start", "trained"),
+    },
+    nodes.State: {"bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used"},
+    nodes.PlannedTrial: {
+        *("answered", "asked", "fresh", "id", "keep_at", "last", "paid_seconds", "plateaus", "steps", "study"),
+        "targets",
+    },
+    open_chain.OpenChain: {"id", "driver", "worker", "spans", "since", "kept", "gang", "reached"},
+    searches.Searches: {"_latest", "proposed"},
+    searches.SearchRecord: {
+        *("started", "before", "paid_before", "proposed", "open", "paused", "unbegun", "ended"),
+    },
+    presence.Presence: {"now", "_present", "_pools", "_paid", "_studies"},
+    presence._Present: {"drivers", "since"},
+    payments.Payments: {"_asked"},
+    endings.Endings: {"ended", "_failed"},
+    winners.Winners: {"_of"},
+    winners._OfStudy: {"search", "leading", "completed"},
+    tally.Tally: {"totals", "reach", "_answered"},
+    step_times.StepTimes: {"seconds"},
+}
+"""The fields of the plan's classes that snapshots hold, or that follow from others."""
+
+
+def fields_of(kind: type) -> set[str]:
+    slots = {name for each in kind.__mro__ for name in getattr(each, "__slots__", ())}
+    if slots:
+        return slots
+    made = {SearchPlan: lambda: SearchPlan(WORKLOAD), node_tree.NodeTree: lambda: SearchPlan(WORKLOAD)._tree}
+    return set(vars(made.get(kind, kind)()))
+
+
+@pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
+def test_snapshots_know_every_field_of(kind: type) -> None:
+    new, gone = fields_of(kind) - KNOWN[kind], KNOWN[kind] - fields_of(kind)
+    where = "hpstage/plan/snapshot writes and restores it field by field: change it there, and then here"
+    assert not new, f"{kind.__name__} has new fields {sorted(new)}; {where}"
+    assert not gone, f"{kind.__name__} no longer has {sorted(gone)}; {where}"
+
+
+@pytest.mark.parametrize("kind", [totals.Totals, tally.StudyTotals], ids=lambda kind: kind.__name__)
+def test_all_fields_are_public_where_snapshots_hold_those_alone_of(kind: type) -> None:
+    assert not [name for name in fields_of(kind) if name.startswith("_")], "msgspec leaves private fields out"
+
+
+def test_equal_plans_have_one_snapshot_and_it_names_its_layout_first() -> None:
+    facts = journal(1, 200)
+    content = snapshot_of(folded(facts))
+    assert content == snapshot_of(folded(facts)) and content.startswith(TAG)
+
+
+def test_a_plan_with_an_integer_of_more_than_64_bits_has_no_snapshot() -> None:
+    facts = [*journal(3, 30), TrialProposed("study", 1, TrialId("study/1"), {}, params={"n": 2**70})]
+    plan = folded(journal(3, 30))
+    plan.searches.proposed[TrialId("study/1")] = facts[-1]
+    with pytest.raises(Unusable, match="cannot be written"):
+        snapshot_of(plan)
+
+
+# --- snapshots of no use --------------------------------------------------------------------------------------
+
+
+@given(st.integers(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_damaged_or_truncated_snapshot_is_unusable(seed, data):
+    content = snapshot_of(folded(journal(seed, 60)))
+    at = data.draw(st.integers(0, len(content) - 1))
+    flipped = bytearray(content)
+    flipped[at] ^= data.draw(st.integers(1, 255))
+    for damaged in (bytes(flipped), content[:at], content + b"\0", content[at + 1 :]):
+        with pytest.raises(Unusable):
+            restored(damaged, WORKLOAD, sharing=True)
+
+
+def test_a_snapshot_of_another_workload_is_unusable() -> None:
+    content = snapshot_of(folded(journal(0, 60)))
+    for workload, sharing in (("0" * 32, True), (WORKLOAD, False)):
+        with pytest.raises(Unusable, match="another workload"):
+            restored(content, workload, sharing=sharing)
+
+
+def sealed(body: bytes) -> bytes:
+    """A body as in a snapshot, its digest right."""
+    return TAG + xxhash.xxh3_128_digest(body) + body
+
+
+def changes(value: Any) -> Iterator[Any]:
+    """The same value with one of its columns a little longer, shorter, or with another number in it."""
+    if not isinstance(value, list):
+        return
+    for index, part in enumerate(value):
+        for changed in changes(part):
+            yield [*value[:index], changed, *value[index + 1 :]]
+    if value and not isinstance(value[0], list | dict):
+        yield value[:-1]
+        yield [*value, value[-1]]
+        if isinstance(value[0], int):
+            yield from ([number, *value[1:]] for number in (-7, -1, 10**6, 2**63))
+
+
+def test_contents_that_were_changed_never_do_worse_than_be_unusable() -> None:
+    plan = folded(journal(5, 120))
+    body = snapshot_of(plan)[len(TAG) + _DIGEST :]
+    header, contents = msgspec.msgpack.decode(body)
+    contents = [msgspec.msgpack.decode(one) if isinstance(one, bytes) else one for one in contents]
+    outcomes = {True: 0, False: 0}
+    for changed in changes(contents):
+        try:
+            restored(sealed(msgspec.msgpack.encode([header, changed])), WORKLOAD, sharing=True)
+            outcomes[True] += 1
+        except Unusable:
+            outcomes[False] += 1
+    assert outcomes[False] > 500
+
+
+@pytest.mark.parametrize("kind", ["damaged", "truncated", "empty", "another history", "another layout", "contradicts"])
+def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = journal(7, 150)
+    store = MemoryJournal()
+    store.append([encode(fact) for fact in facts])
+    plan = folded(facts[:100])
+    content = snapshot_of(plan)
+    match kind:
+        case "damaged":
+            content = content[:-3] + b"abc"
+        case "truncated":
+            content = content[: len(content) // 2]
+        case "empty":
+            content = b""
+        case "another history":
+            plan.cursor = Cursor().after([b"other"] * 100)
+            content = snapshot_of(plan)
+        case "another layout":
+            content = content.replace(b"hpstage-snapshot ", b"hpstage-snapshot-")
+        case "contradicts":
+            plan.totals.steps_asked += 1
+            content = snapshot_of(plan)
+    store.write_snapshot(content)
+    with caplog.at_level(logging.INFO, "hpstage"):
+        opened = open_plan(store, WORKLOAD, {})
+    assert opened.restored == 0 and repr(whole(opened)) == repr(whole(folded(facts)))
+    assert ["The plan's snapshot is of no use" in message for message in caplog.messages] == [True]
+
+
+def test_a_snapshot_of_what_is_there_is_used_and_the_rest_folded(caplog: pytest.LogCaptureFixture) -> None:
+    facts = journal(7, 150)
+    store = MemoryJournal()
+    store.append([encode(fact) for fact in facts])
+    for position in (1, 100, 150):
+        store.write_snapshot(snapshot_of(folded(facts[:position])))
+        with caplog.at_level(logging.INFO, "hpstage"):
+            opened = open_plan(store, WORKLOAD, {})
+        assert opened.restored == position and repr(whole(opened)) == repr(whole(folded(facts)))
+    assert not caplog.messages
+
+
+def test_a_record_that_contradicts_those_before_is_still_named_after_a_snapshot() -> None:
+    facts = journal(7, 60)
+    store = MemoryJournal()
+    store.append([encode(fact) for fact in facts])
+    store.write_snapshot(snapshot_of(folded(facts)))
+    store.append([encode(TrialAdded(TrialId("x"), {"a": s.constant(1)}, 8)), b'{"type":"TargetAsked","trial":"y"}'])
+    with pytest.raises(Exception, match="record 61"):
+        open_plan(store, WORKLOAD, {})
