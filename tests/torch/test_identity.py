@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import importlib.metadata
 import os
 import random
 import subprocess
@@ -21,7 +22,7 @@ import torch
 
 from hpstage.errors import UsageError
 from hpstage.training.capture.kinds import kind_of
-from hpstage.training.identity.source import is_users
+from hpstage.training.identity.source import distributions_of, is_users
 from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
@@ -378,3 +379,25 @@ def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_d
     assert kind_of(type("Made", (), {"__module__": "hpstage.workloads.made"})()) is expected
     assert not is_users("hpstage.torch.loop")
     assert kind_of(type("Made", (), {"__module__": "hpstage.torch.loop"})()) is not expected
+
+
+def test_the_distributions_of_a_package_are_found() -> None:
+    known = importlib.metadata.packages_distributions()
+    for package in ("sklearn", "yaml", "dateutil", "_pytest"):
+        assert distributions_of(package) == tuple(sorted(set(known[package]))) != ()
+    assert distributions_of("torch") == ("torch",)
+    assert distributions_of("no_such_package") == ()
+
+
+def test_the_distribution_of_a_package_is_found_without_top_level_txt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "fast_layers-1.0.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: fast-layers\nVersion: 1.0\n")
+    (made / "RECORD").write_text(
+        '"fastlayers/a,b.py",,\nfastops.cpython-311-x86_64-linux-gnu.so,,\nfast_layers-1.0.dist-info/RECORD,,\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("fastlayers", "fastops", "fast_layers-1", "layers")
+    assert [distributions_of(name) for name in names] == [("fast-layers",), ("fast-layers",), (), ()]
