@@ -23,6 +23,12 @@ from hpstage.errors import ClusterError
 _LANES = 256
 """Chains that a worker may train side by side, as far as Dask is concerned; its tasks only wait, on an event loop."""
 
+_QUIET = {
+    # Scheduler and workers share this process, and this process the cores with training.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+}
 _CUT_OFF = ("Batched Comm Closed", "Failed to communicate with scheduler during heartbeat")
 
 
@@ -74,7 +80,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             logging.getLogger(name).addFilter(_is_news)
         path = list(sys.path)
         try:
-            with warnings.catch_warnings(), dask.config.set({"distributed.worker.profile.enabled": False}):
+            with warnings.catch_warnings(), dask.config.set(_QUIET):
                 # Another cluster may take the port after the check; Dask then picks another one.
                 warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
                 super().__init__(

@@ -9,6 +9,10 @@ from distributed import Worker
 
 from hpstage.cluster.fork_server import ForkServer
 
+_HEARTBEAT = 5.0
+"""Seconds between two heartbeats. The scheduler asks for two a second, each of which takes milliseconds that training
+could have; a worker in the scheduler's own process cannot be lost without it."""
+
 
 class LocalWorker(Worker):  # type: ignore[misc]
     """A worker of a local cluster. It only passes messages to its training process, and so needs no process itself.
@@ -24,3 +28,7 @@ class LocalWorker(Worker):  # type: ignore[misc]
         super().__init__(*arguments, **options)
         self.variables = variables
         self.fork_server = fork_server
+
+    async def heartbeat(self) -> None:
+        await super().heartbeat()  # which sets the scheduler's interval
+        self.periodic_callbacks["heartbeat"].callback_time = 1000 * _HEARTBEAT

@@ -32,6 +32,21 @@ def test_workers_are_not_profiled(client: Client) -> None:
     assert set(client.run(profiled).values()) == {False}
 
 
+def test_workers_in_this_process_leave_it_alone() -> None:
+    def intervals(dask_worker: Any = None) -> dict[str, float]:
+        return {name: callback.callback_time for name, callback in dask_worker.periodic_callbacks.items()}
+
+    async def heartbeat(dask_worker: Any = None) -> None:
+        await dask_worker.heartbeat()
+
+    with local_cluster(1, gpus=0) as cluster, Client(cluster) as client:
+        client.run(heartbeat)  # whose answer tells the interval that the scheduler would like
+        (found,) = client.run(intervals).values()
+        tick = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.periodic_callbacks["tick"].callback_time)
+    assert (found["heartbeat"], found["tick"], found["monitor"]) == (5000, 1000, 5000)
+    assert tick == 1000
+
+
 class Seeing(Counter):
     """Tells which device its process sees, and how many share it."""
 
