@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from itertools import accumulate, pairwise
+from random import Random
 
-from hpstage.algorithm import Trials
+from hpstage.algorithm import Ask, Search, Trials
 from hpstage.plan.facts import StateKey, TrialAdded, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
@@ -19,17 +20,19 @@ _MOST = 256
 def lines_at_a_time(request: Request) -> list[tuple[int, int]] | None:
     """Return pairs of a number of steps and of the lines that are trained over them, from the first step to the last.
 
-    They are those of trials that a copy of the study's sampler proposes, as many as the algorithm has open at a time.
-    That it stops some early is not known yet. ``None``: how many trials there will be is not known.
+    They are those of trials that a copy of the study's sampler proposes, as many as the algorithm has open at a time,
+    which are stopped as early as it stops trials of random values. ``None``: how many trials there will be is not
+    known.
     """
     if request.n_trials is None:
         return None
     plan = SearchPlan(StateKey("0" * 32), sharing=request.sharing)
     reach: Counter[int] = Counter()
-    for number, described in enumerate(drawn(request, _drawn(request, request.n_trials))):
+    count = _drawn(request, request.n_trials)
+    for number, (described, last) in enumerate(zip(drawn(request, count), _reached(request, count), strict=False)):
         trial = TrialId(f"drawn/{number}")
         plan.apply(TrialAdded(trial, described.schedules, described.steps))
-        for node, _, stop in plan.trials[trial].path_to(described.steps):
+        for node, _, stop in plan.trials[trial].path_to(min(described.steps, last or described.steps)):
             reach[node.id] = max(reach[node.id], stop)
     changes: Counter[int] = Counter()
     for node in plan.nodes:
@@ -42,6 +45,27 @@ def lines_at_a_time(request: Request) -> list[tuple[int, int]] | None:
 
 def _drawn(request: Request, n_trials: int) -> int:
     return min(n_trials, request.algorithm.start(request.setting, Trials()).room(), _MOST)
+
+
+def _reached(request: Request, count: int) -> list[int]:
+    """Return how far the algorithm trains each of so many trials if their values are random; forks are left out."""
+    search = request.algorithm.start(request.setting, Trials())
+    reached, random, asked = [0] * count, Random(0), deque[Ask]()
+    for index in range(count):
+        while search.room() < 1 and asked:
+            asked.extend(_told(search, asked.popleft(), reached, random))
+        if search.room() < 1:
+            break  # it waits for a fork
+        asked.extend(action for action in search.added(index) if isinstance(action, Ask))
+    while asked:
+        asked.extend(_told(search, asked.popleft(), reached, random))
+    return reached
+
+
+def _told(search: Search, ask: Ask, reached: list[int], random: Random) -> list[Ask]:
+    """Tell a random value of a target; return the targets that the algorithm asks for then."""
+    reached[ask.index] = max(reached[ask.index], ask.step)
+    return [action for action in search.told(ask.index, ask.step, random.random()) if isinstance(action, Ask)]
 
 
 def steps_in_all(request: Request, lines: list[tuple[int, int]]) -> float:

@@ -17,6 +17,7 @@ from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.effects import put_back
 from hpstage.torch.backends.lookup import AUTO
+from hpstage.torch.backends.measuring import SHARE
 from hpstage.torch.backends.measuring_stacks import StackMeasurement
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
@@ -101,6 +102,10 @@ class StackedLoop(TorchLoop):
         """Return the seconds of a step by each backend that can be chosen, and of several siblings that are stacked."""
         chosen = self._numerics
         found = super().measure_backends(initial, steps) if chosen == AUTO else {}
+        expected = steps * found.get("eager", math.inf)
+        if self.lanes > 1 and SHARE * expected < StackedBackend.begins:
+            self.close()
+            return {**found, "stacked untried": expected}
         lanes = [lane for lane in self.members() if isinstance(lane, StackedLoop)]
         try:
             if len(lanes) > 1:

@@ -19,6 +19,9 @@ logger = logging.getLogger("hpstage")
 _FIRST = 3
 """Steps that count as the beginning: something may be compiled in the first, and for the optimizer in the second."""
 STEPS = 50
+SHARE = 0.1
+"""A backend that begins slowly is tried if that is known to take at most this share of what the steps take eagerly:
+what it gains is not known before, and trying it may be in vain."""
 _SECONDS, _LEAST = 5.0, 3
 """Fewer steps are measured once they have taken so many seconds, but at least so many."""
 
@@ -56,14 +59,14 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
 
     Return the mean seconds of a step, by name, and those until the backend had begun, under ``"NAME begins"``. What is
     compiled later than at the beginning is part of the mean: it would be compiled again and again. A backend that fails
-    is left out, unless it is ``eager``, whose errors are the user's. One that takes longer to begin than ``steps`` take
-    eagerly is not tried.
+    is left out, unless it is ``eager``, whose errors are the user's. One that takes long to begin, beside what
+    ``steps`` take eagerly, is not tried.
     """
     found: dict[str, float] = {}
     clock = clock_of(trainable)
     for name in sorted(names, key="eager".__ne__):
         expected = steps * found.get("eager", math.inf)
-        if expected < backend_named(name).begins:
+        if SHARE * expected < backend_named(name).begins:
             found[f"{name} untried"] = expected
             continue
         try:

@@ -22,6 +22,7 @@ class StackedBackend(StepBackend):
 
     numerics: ClassVar[str] = "stacked-v2"
     several: ClassVar[bool] = True
+    begins: ClassVar[float] = 1.0  # measured: 1 to 2 with its measurement, of models of a millisecond a step
 
     as_it_is = False
     """Whether the model is trained by itself, by ``update()``."""

@@ -14,6 +14,7 @@ from hpstage.errors import StoreError, UsageError
 from hpstage.plan.log import NUMERICS, read_header
 from hpstage.search.numerics import fastest
 from hpstage.store import MemoryJournal, SQLiteJournal
+from hpstage.torch.backends.lanes import StackedLoop
 from hpstage.torch.backends.measuring import measure
 from hpstage.torch.loop import TorchLoop
 from tests.torch.backends.forking import by
@@ -138,6 +139,17 @@ def test_what_takes_longer_to_begin_than_there_is_to_train_is_not_tried() -> Non
     assert found.keys() == {"eager", "eager begins", "compiled untried"}
     assert found["compiled untried"] == 10 * found["eager"]
     assert fastest(found, 10) == "eager"
+
+
+def test_siblings_are_not_stacked_to_see_whether_it_pays_in_a_search_that_is_over_before() -> None:
+    subject = by("auto", Tiny)()
+    subject.max_stacked = 4
+    trainable = StackedLoop(subject)
+    found = trainable.measure_backends(hp_at(0), 10)
+    assert found["stacked untried"] == 10 * found["eager"]
+    assert not any("at a time" in name for name in found)
+    assert fastest(found, 10) == "eager"
+    assert "4 at a time" in trainable.measure_backends(hp_at(0), math.inf)
 
 
 def test_a_backend_that_fails_is_left_out_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:

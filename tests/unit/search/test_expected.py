@@ -1,0 +1,62 @@
+"""What a search is expected to train, before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+
+from hpstage.algorithm import Algorithm
+from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
+from hpstage.search.expected import lines_at_a_time, steps_in_all
+from hpstage.search.request import Request
+
+STEPS, N_TRIALS = 81, 27
+
+
+def expected(algorithm: Algorithm, **values: Any) -> float:
+    """How many steps all trials are expected to take; they have nothing in common."""
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": trial.suggest_float("lr", 0.1, 0.2), **values}
+
+    request = Request(
+        study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
+        trainable=None,
+        space=space,
+        metrics=("loss",),
+        steps=STEPS,
+        n_trials=N_TRIALS,
+        algorithm=algorithm,
+        timeout=None,
+        callbacks=(),
+        catch=(),
+        extend=False,
+        sharing=True,
+        evaluate_every=None,
+        checkpoint_every=None,
+        checkpoint_budget=None,
+        verify="off",
+    )
+    lines = lines_at_a_time(request)
+    assert lines is not None
+    return steps_in_all(request, lines)
+
+
+def test_trials_that_an_algorithm_stops_are_expected_to_be_stopped() -> None:
+    assert expected(FullTraining()) == STEPS * N_TRIALS
+    rungs = 27 * 3 + 9 * (9 - 3) + 3 * (27 - 9) + 1 * (81 - 27)
+    assert expected(SuccessiveHalving(min_steps=3, reduction_factor=3)) == rungs
+    assert expected(ASHA(min_steps=3, reduction_factor=3)) < 0.6 * STEPS * N_TRIALS
+
+
+def test_a_trial_is_expected_to_end_where_its_space_ends_it() -> None:
+    assert expected(FullTraining(), steps=40) == 40 * N_TRIALS
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Hyperband(min_steps=3), MedianStopping(interval=9), PopulationBasedTraining(interval=9)], ids=repr
+)
+def test_every_algorithm_is_played(algorithm: Algorithm) -> None:
+    assert 0 < expected(algorithm) <= STEPS * N_TRIALS
