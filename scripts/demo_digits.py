@@ -21,12 +21,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
 import torch
-from distributed import Client
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from torch import nn
@@ -35,8 +34,11 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
-from hpstage.cluster import DaskExecutor, local_cluster
-from hpstage.cluster.dashboard import page_of
+
+if TYPE_CHECKING:  # Dask is imported by functions, since `hpstage plan` needs none
+    from distributed import Client
+
+    from hpstage.cluster import DaskExecutor
 
 STEPS = 120
 N_TRIALS = 48
@@ -157,6 +159,8 @@ def phase(folder: Path, options: argparse.Namespace, client: Client | None, *, s
         return json.loads(written.read_text())
     began = time.perf_counter()
     resumed = place.exists()
+    from hpstage.cluster import DaskExecutor
+
     executor = DaskExecutor(client) if client is not None else DaskExecutor(n_workers=options.workers)
     result = search(place, executor, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
     wall = time.perf_counter() - began
@@ -209,7 +213,11 @@ def main() -> int:
 
     if not options.wait:
         return compare(folder, options, None)
-    with local_cluster(options.workers) as cluster, Client(cluster) as client:
+    from distributed import Client
+
+    from hpstage.cluster.dashboard import page_of
+
+    with hpstage.local_cluster(options.workers) as cluster, Client(cluster) as client:
         status = compare(folder, options, client)
         print(f"\n{page_of(client) or cluster.dashboard_link} stays open until Ctrl-C", flush=True)
         with suppress(KeyboardInterrupt):

@@ -120,9 +120,10 @@ class TorchLoop(Adapter):
                 self._told = True
                 logger.warning(_UNSEEN, type(self._user).__name__)
             if self._user.terminate_on_nan and isinstance(loss, torch.Tensor | float):
-                value = loss.detach().sum().item() if isinstance(loss, torch.Tensor) else loss
-                if not math.isfinite(value):
-                    raise NonFiniteLoss(f"the training loss is {value} in step {step}")
+                if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
+                    loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
+                if not math.isfinite(loss):
+                    raise NonFiniteLoss(f"the training loss is {loss} in step {step}")
         self._see_values("update() or loss()")
 
     def evaluate(self) -> Mapping[str, float]:
