@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hpstage.checkpoints.stage_log import Series, StageLog
 from hpstage.errors import UsageError
@@ -36,6 +36,7 @@ class Sink(Protocol):
     def log(self, name: str, value: Any) -> None: ...
 
 
+_S = TypeVar("_S", bound=Sink | None)
 _sink: Sink | None = None
 
 
@@ -61,11 +62,11 @@ def exchanged(sink: Sink | None) -> Sink | None:
 
 
 @contextmanager
-def recording(sink: Sink | None) -> Iterator[None]:
+def recording(sink: _S) -> Iterator[_S]:
     """Let logged values go elsewhere meanwhile."""
     before = exchanged(sink)
     try:
-        yield
+        yield sink
     finally:
         exchanged(before)
 
@@ -239,14 +240,14 @@ def snapshot(name: str, value: Any) -> Any:
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.is_complex():
-            raise UsageError(
-                f"log({name!r}, ...): a tensor of shape {tuple(value.shape)} and {value.dtype} is no number"
-            )
-        value = value.detach()
-        if value.device.type == "cpu" and type(value) is torch.Tensor:
-            return float(value.item())
-        return value.clone().reshape(())
+        try:
+            if value.is_cpu:
+                return float(value.item())
+            if not value.is_complex():
+                return value.detach().reshape(()).clone()
+        except (RuntimeError, TypeError):
+            pass  # it has several elements, or is complex
+        raise UsageError(f"log({name!r}, ...): a tensor of shape {tuple(value.shape)} and {value.dtype} is no number")
     jax: Any = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array) and value.size == 1 and value.dtype.kind != "c":
         return value.reshape(())  # it never changes

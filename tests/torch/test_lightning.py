@@ -23,6 +23,7 @@ from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
 from hpstage.testing.trainable import Make, TrainableContract, Values, fresh, outcome, trained
 from hpstage.training.identity.workload import code_identity
+from hpstage.training.logs import Noted, recording
 from hpstage.training.trainables import as_trainable
 
 pytest.importorskip("lightning")
@@ -176,8 +177,12 @@ def test_a_search_shares_stages_and_gives_the_module_back(tmp_path: Path, monkey
         loaded = result.load(trial)
         schedules = result.schedules(trial)
         alone = fresh(CASES["weight averaging"].trainable(), lambda step, of=schedules: at(of, step))
-        trained(alone, lambda step, of=schedules: at(of, step), 0, loaded.step)
+        with recording(Noted()) as noted:
+            trained(alone, lambda step, of=schedules: at(of, step), 0, loaded.step)
         assert alone.evaluate() == loaded.metrics
+        log = result.log(trial).values["train_loss"]
+        assert list(log.items()) == list(enumerate(value for name, value in noted.values if name == "train_loss"))
+        assert len(log) == loaded.step
         assert_equal(alone._attached["model"].state_dict(), loaded.model.state_dict(), trial.number)  # type: ignore[attr-defined]
         alone.close()  # type: ignore[attr-defined]
     best = result.best_model()

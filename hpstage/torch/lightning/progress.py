@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
+
+from hpstage.training.logs import log
 
 _CLOCKS = ("_last_val_time", "_train_start_time")
 _PLAIN = (type(None), bool, int, float, str)
@@ -24,6 +27,7 @@ class Progress:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer
         self._base = {name: _flags(obj) for name, obj in self._parts()}
+        self._log_as_well()
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         trainer = self._trainer
@@ -59,6 +63,18 @@ class Progress:
             for key in _flags(obj).keys() - flags.keys():
                 del own[key]
             own.update(flags)
+
+    def _log_as_well(self) -> None:
+        """Log what the module logs in training, as it comes: a number of each batch, before Lightning sums them up."""
+        results = self._trainer.fit_loop.epoch_loop._results
+        own = results.log
+
+        def both(fx: str, name: str, value: Any, **about: Any) -> None:
+            if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+                log(name, value)
+            own(fx, name, value, **about)
+
+        results.log = both
 
     def _read(self, written: list[dict[str, Any]]) -> None:
         results = self._trainer.fit_loop.epoch_loop._results

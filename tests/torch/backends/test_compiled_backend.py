@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hpstage
 from hpstage.torch.backends import formulas
+from hpstage.training.logs import Recorder, recording
 from tests.torch.backends.forking import by, compiled_of, forks_exactly
 from tests.torch.backends.odd_programs import Tiny
 from tests.torch.trainables import Averaged, Small, adam, advance, fresh, outcome
@@ -176,3 +178,46 @@ def test_a_step_up_to_an_optimizer_without_a_formula_is_compiled() -> None:
     trainable = advance(fresh(by("compiled", Slow)()), 0, 5)
     assert compiled_of(trainable).compiled == 1
     assert metrics(trainable) == pytest.approx(metrics(advance(fresh(Slow()), 0, 5)), rel=1e-3)
+
+
+class Logging(Weighted):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        self.log("loss", loss)
+        hpstage.log("weight", self.hp["weight"])
+        self.log("number", 3)
+        for factor in (1, 3):
+            self.log("twice", factor * loss)
+        return loss
+
+
+class Updating(Logging):
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Any:
+        loss = super().update(model, optimizer, batch)
+        self.log("update", loss)
+        return loss
+
+
+@pytest.mark.parametrize("make", [Logging, Updating])
+def test_compiled_code_logs_what_the_code_does(make: type[Logging]) -> None:
+    def logged(trainable: Any) -> dict[str, dict[int, float]]:
+        recorder = Recorder(0)
+        trainable.train(0, changing(0))  # nobody listens, as in a verification
+        for step in range(1, 6):
+            recorder.step = step
+            with recording(recorder):
+                trainable.train(step, changing(step))
+        taken = recorder.take(6)
+        assert taken is not None
+        return {name: dict(zip(found.steps, found.values, strict=True)) for name, found in taken.series.items()}
+
+    compiled = fresh(by("compiled", make)(), changing(0))
+    values, expected = logged(compiled), logged(fresh(make(), changing(0)))
+    assert compiled_of(compiled).compiled
+    assert values.keys() == expected.keys()
+    for name, found in values.items():
+        assert found == pytest.approx(expected[name], rel=1e-3)
+    silent = fresh(by("compiled", make)(), changing(0))
+    for step in range(6):
+        silent.train(step, changing(step))
+    assert metrics(compiled) == metrics(silent)

@@ -253,3 +253,60 @@ class Keeping(Siblings):
 def test_what_cannot_be_stacked_is_refused_by_name(kind: type[Siblings], named: str, stacked: int) -> None:
     with pytest.raises(UsageError, match=f"numerics = 'stacked'.*{named}|{named}.*numerics = 'stacked'"):
         search(kind(), stacked, lambda trial: {"lr": 0.1, "batch_size": 5}, n_trials=3)
+
+
+class Logging(Siblings):
+    """Logs tensors of the graph, a parameter that the step changes, a hyper-parameter and a number; twice one name."""
+
+    step_unit = "epoch"
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        loss = super().loss(model, batch)
+        self.log("loss", loss)
+        self.log("weight", model[0].weight[0, 0])
+        self.log("rate", self.hp["lr"])
+        self.log("number", 3)
+        self.log("twice", loss)
+        self.log("twice", 3 * loss)
+        return loss
+
+
+def test_each_sibling_logs_what_it_would_alone(tmp_path: Path) -> None:
+    eager = Logging()
+    eager.numerics = "eager"
+    # A step of the eager class has other bits, and what it logs is the same but for rounding.
+    alone, together, by_itself = (
+        search(trainable, stacked, checkpoints=tmp_path / str(index), n_trials=6)
+        for index, (trainable, stacked) in enumerate([(Logging(), 1), (Logging(), 4), (eager, 1)])
+    )
+    for number in range(6):
+        values = together.log(number).values
+        assert values == alone.log(number).values
+        assert values.keys() == {"loss", "weight", "rate", "number", "twice"}
+        for name, found in by_itself.log(number).values.items():
+            assert values[name] == pytest.approx(found, rel=1e-3)
+        assert [*values["loss"]] == steps_of(together, number)
+        assert values["twice"] == pytest.approx({step: 2 * loss for step, loss in values["loss"].items()})
+
+
+def steps_of(result: hpstage.Result, number: int) -> list[int]:
+    """The steps that a trial has begun: the loss that ends one is logged as well."""
+    ended = result.study.trials[number].state == TrialState.PRUNED
+    return list(range(result.trial(number).planned.asked + ended))
+
+
+class Printing(Logging):
+    """Cannot be recorded: each of its models is trained by itself."""
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        loss = super().loss(model, batch)
+        self.log("item", loss.item())
+        return loss
+
+
+def test_what_cannot_be_stacked_logs_as_well(tmp_path: Path) -> None:
+    result = search(Printing(), 3, n_trials=2, checkpoints=tmp_path)
+    for number in range(2):
+        values = result.log(number).values
+        assert values["item"] == values["loss"]
+        assert [*values["item"]] == steps_of(result, number)

@@ -187,4 +187,17 @@ COUNTERS: dict[str, Callable[[], Nodes]] = {
     "of the leader": lambda: Counting(0),
     "of a follower": lambda: Counting(7),
 }
-ALL = CASES | FAULTS | COUNTERS
+
+
+class Logging(Nodes):
+    """Logs what each virtual node sees."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = super().loss(model, batch)
+        self.log("train_loss", loss)
+        self.log("first", batch[0].flatten()[0])
+        return loss
+
+
+LOGGING: dict[str, Callable[[], Any]] = {"logging": Logging}
+ALL = CASES | FAULTS | COUNTERS | LOGGING

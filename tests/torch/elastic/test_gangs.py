@@ -7,18 +7,21 @@ import os
 import random
 import re
 import socket
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NoReturn
 
 import pytest
 
+from hpstage.checkpoints.stage_log import StageLog
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import GangApart, GangLost, NonFiniteLoss, StateError, StopTraining, UsageError
 from hpstage.plan.facts import StateKey
 from hpstage.torch.elastic.shared_memory import Reader
 from hpstage.trainable import Bundling, Elastic
+from hpstage.training.logs import Recorder, recording
 from hpstage.training.trainables import as_trainable
-from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, STEPS, Nodes, hp_at
+from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, LOGGING, STEPS, Nodes, hp_at
 from tests.torch.elastic.followers import TIMEOUT, Followers, key_of, trained
 
 
@@ -221,4 +224,23 @@ def test_seconds_of_one_process_are_estimated(followers: Followers) -> None:
 
 
 def test_all_cases_are_known_to_followers() -> None:
-    assert ALL.keys() == CASES.keys() | FAULTS.keys() | COUNTERS.keys()
+    assert ALL.keys() == CASES.keys() | FAULTS.keys() | COUNTERS.keys() | LOGGING.keys()
+
+
+def test_what_is_logged_does_not_depend_on_how_many_processes_trained(followers: Followers) -> None:
+    def logged(size: int) -> StageLog | None:
+        trainable, recorder = trained("logging", stop=2), Recorder(2)
+        with followers.gang("logging", trainable, 2, size) if size > 1 else nullcontext([]) as others:
+            for step in range(2, STEPS):
+                recorder.step = step
+                with recording(recorder):
+                    trainable.train(step, hp_at(step))
+            trainable.dismiss("")
+            assert all(other.answer() for other in others)
+        return recorder.take(STEPS)
+
+    alone = logged(1)
+    assert alone is not None
+    assert alone.series.keys() == {"train_loss", "first"}
+    assert alone.series["train_loss"].steps == list(range(2, STEPS))
+    assert logged(2) == logged(4) == alone
