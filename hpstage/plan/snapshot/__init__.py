@@ -1,29 +1,22 @@
 """Snapshots of a plan: what was folded from a journal, in bytes, so that it need not be folded again. Pure.
 
-A snapshot only saves time. One of another layout or workload, a damaged one, and one that contradicts itself are
+A snapshot only saves time. One of other code or of another workload, a damaged one, and one that contradicts itself are
 :class:`Unusable`, and the journal is folded instead. It is typed MessagePack, never pickle; where there are many
 equal things, in columns, one list per field.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import xxhash
 
 from hpstage.errors import StoreError
-from hpstage.plan import facts, keys
-from hpstage.plan.checks import FORMAT
 from hpstage.plan.facts import StateKey
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot.contents import Contents, contents_of, fill
-from hpstage.schedule import Plateau, Schedule, Segment, forms
 from hpstage.store.cursor import Cursor
-
-LAYOUT = 1
-"""Version of what the columns mean. Other fields change :data:`TAG` by themselves."""
 
 
 class Unusable(StoreError):
@@ -39,22 +32,18 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     hash: bytes
 
 
-def _structs(*places: object) -> Iterator[type[msgspec.Struct]]:
-    """Yield the structs among classes, and in modules."""
-    for place in places:
-        for kind in [place] if isinstance(place, type) else vars(place).values():
-            if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
-                yield kind
+def tag(package: Path) -> bytes:
+    """Return what snapshots of a version of hpstage begin with: a digest of its code that folds facts, since other code
+    may make another plan of them."""
+    hasher = xxhash.xxh3_128()
+    for folder in ("plan", "schedule"):
+        for file in sorted((package / folder).rglob("*.py")):
+            hasher.update(file.read_bytes())
+    return b"hpstage-snapshot " + hasher.hexdigest().encode() + b"\n"
 
 
-def _layout() -> Iterator[str]:
-    yield f"{LAYOUT} {FORMAT} {keys.VERSION!r} {sys.byteorder}"
-    for kind in _structs(facts, forms, Plateau, Schedule, Segment, Contents):
-        yield f"{kind.__qualname__} {[(field.name, str(field.type)) for field in msgspec.structs.fields(kind)]}"
-
-
-TAG = b"hpstage-snapshot " + xxhash.xxh3_128_hexdigest("\n".join(_layout()).encode()).encode() + b"\n"
-"""The first bytes of every snapshot of this layout; the next are the digest of the rest."""
+TAG = tag(Path(__file__).parents[2])
+"""The first bytes of every snapshot of this version; the next are the digest of the rest."""
 _START = len(TAG) + xxhash.xxh3_128().digest_size
 
 _decode = msgspec.msgpack.Decoder(tuple[_Header, msgspec.Raw]).decode
@@ -82,7 +71,7 @@ def restored(content: bytes, workload: StateKey, *, sharing: bool) -> SearchPlan
     """Return the plan of a snapshot.
 
     Raises:
-        Unusable: it is damaged, of another layout or workload, or contradicts itself.
+        Unusable: it is damaged, of another version or workload, or contradicts itself.
     """
     if not content.startswith(TAG):
         raise Unusable("it is of another version of hpstage")

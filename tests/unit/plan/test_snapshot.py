@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hpstage
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan import (
@@ -31,7 +34,7 @@ from hpstage.plan.facts import Fact, TrialAdded, TrialId, TrialProposed
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import encode, fold_checked, open_plan
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of
+from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of, tag
 from hpstage.store.cursor import Cursor
 from hpstage.store.memory import MemoryJournal
 from tests.unit.driver.test_one_order_of_facts import portrait
@@ -191,10 +194,23 @@ def test_all_fields_are_public_where_snapshots_hold_those_alone_of(kind: type) -
     assert not [name for name in fields_of(kind) if name.startswith("_")], "msgspec leaves private fields out"
 
 
-def test_equal_plans_have_one_snapshot_and_it_names_its_layout_first() -> None:
+def test_equal_plans_have_one_snapshot_and_it_names_its_version_first() -> None:
     facts = journal(1, 200)
     content = snapshot_of(folded(facts))
     assert content == snapshot_of(folded(facts)) and content.startswith(TAG)
+
+
+def test_snapshots_of_other_code_that_folds_begin_otherwise(tmp_path: Path) -> None:
+    package = Path(hpstage.__path__[0])
+    for folder in ("plan", "schedule", "report"):
+        shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    assert tag(tmp_path) == tag(package) == TAG
+    (tmp_path / "report" / "page.py").write_text("")
+    assert tag(tmp_path) == TAG
+    for name in ("plan/plan.py", "schedule/forms.py", "plan/snapshot/nodes.py"):
+        before = tag(tmp_path)
+        (tmp_path / name).write_text((tmp_path / name).read_text() + "\n")
+        assert tag(tmp_path) not in (before, TAG)
 
 
 def test_a_plan_with_an_integer_of_more_than_64_bits_has_no_snapshot() -> None:
@@ -261,7 +277,7 @@ def test_contents_that_were_changed_never_do_worse_than_be_unusable() -> None:
     assert outcomes[False] > 500
 
 
-@pytest.mark.parametrize("kind", ["damaged", "truncated", "empty", "another history", "another layout", "contradicts"])
+@pytest.mark.parametrize("kind", ["damaged", "truncated", "empty", "another history", "another version", "contradicts"])
 def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,7 +296,7 @@ def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
         case "another history":
             plan.cursor = Cursor().after([b"other"] * 100)
             content = snapshot_of(plan)
-        case "another layout":
+        case "another version":
             content = content.replace(b"hpstage-snapshot ", b"hpstage-snapshot-")
         case "contradicts":
             plan.totals.steps_asked += 1
