@@ -67,6 +67,7 @@ class PlanView(Observer):
         self.position = 0  # position of the next record
         self.hash = b""  # of the records so far, by which their sender checks whether the journal still has them
         self.heard = 0.0  # time of the last report
+        self.store = ""  # the store's address, without secrets
         self.whole = False  # whether the end of the journal was reached once, so that the numbers are those of the plan
         self.problem = ""
         self.studies: dict[str, StudyView] = {}
@@ -129,6 +130,7 @@ class PlanView(Observer):
         for node in self._changed:
             for lane in self._lanes.get(node, ()):
                 study = lane.study
+                study.lane_changes.mark(node)
                 pieces = tuple(state for _, _, state in cut(self, study.name, lane, ahead.get(node)))
                 if pieces != lane.pieces:
                     for state in lane.pieces:
@@ -171,6 +173,7 @@ class PlanView(Observer):
                 kept = len(plan.kept)
                 super().apply(fact)
                 self.states_lost[fact.reason] += kept - len(plan.kept)  # 0 if another driver has reported it already
+                self._changed.add(fact.node)
                 return None
         paid = super().apply(fact)
         match fact:
@@ -182,6 +185,7 @@ class PlanView(Observer):
                 assert paid is not None
                 study = self._study_of(paid.trial)
                 if study is not None:
+                    study.trial_changes.mark(paid.trial)
                     study.lose(fact, plan)
             case StageFailed():
                 self.failed["evaluate" if fact.evaluating else "train"] += 1
@@ -235,6 +239,7 @@ class PlanView(Observer):
             self._touch_below(id, fails_at)
         study = self._study_of(paid.trial)
         if study is not None:
+            study.trial_changes.mark(paid.trial)
             study.mark(fact.at, plan)
         metrics = node.states[fact.step].metrics
         for trial in answered:
@@ -313,17 +318,22 @@ class Board:
         with self.lock:
             return self._offer(plan, first, records)
 
-    def take_in(self, plan: str, first: int, records: list[bytes], anew: bool = False) -> tuple[int, bytes]:
+    def take_in(
+        self, plan: str, first: int, records: list[bytes], anew: bool = False, store: str = ""
+    ) -> tuple[int, bytes]:
         """Same as :meth:`offer`, for a process that follows the journal; return the cursor after the folded records.
 
         Args:
             anew: the journal has lost records that were folded: discard them.
+            store: the address of the journal's store, without secrets.
         """
         if anew:
             with self.lock:
                 self.plans.pop(plan, None)
         wanted = self.offer(plan, first, records)
         view = self.plans.get(plan)
+        if view is not None and store:
+            view.store = store
         return wanted, b"" if wanted == NO_MORE or view is None else view.hash
 
     def _offer(self, plan: str, first: int, records: list[bytes]) -> int:
@@ -350,10 +360,9 @@ class Board:
         ]
         return sorted(found, key=lambda shown: (shown.is_driven, shown.study.started.at), reverse=True)
 
-    def find(self, key: str | None) -> Shown | None:
-        """Return the study with this key, or the first of :meth:`studies` if there is none."""
-        studies = self.studies()
-        return next((shown for shown in studies if shown.key == key), studies[0] if studies else None)
+    def find(self, name: str | None) -> Shown | None:
+        """Return the study of this key or name, by default the latest; see :meth:`studies`."""
+        return next((shown for shown in self.studies() if name in (None, shown.key, shown.study.name)), None)
 
     def _forget(self, now: float) -> None:
         quiet = [plan for plan, view in self.plans.items() if now - view.heard > _QUIET]

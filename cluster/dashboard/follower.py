@@ -12,6 +12,7 @@ from distributed import Client
 
 from hpstage.errors import HistoryChanged, StoreError
 from hpstage.store import Cursor, Journal
+from hpstage.store.opening import address_of
 
 logger = logging.getLogger("hpstage")
 
@@ -98,7 +99,7 @@ class Follower:
 
         async def offered() -> tuple[int, bytes]:
             answer: tuple[int, bytes] = await getattr(client.scheduler, HANDLER)(
-                plan=self._plan, first=first, records=records, anew=anew
+                plan=self._plan, first=first, records=records, anew=anew, store=address_of(self._journal)
             )
             return answer
 

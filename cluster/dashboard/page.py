@@ -1,91 +1,89 @@
-"""The documents served on the dashboard: the page, and each plot individually."""
+"""The documents served on the dashboard: the page, and each of its panels individually."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from bokeh.document import Document
 from bokeh.layouts import column, row
-from bokeh.models.widgets import Select
 from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
-from hpstage.cluster.dashboard.board import Board, Shown
-from hpstage.cluster.dashboard.plots import Metrics, Plot, Rungs, Savings, Sizing, StageTree, Summary, Workers
+from hpstage.cluster.dashboard.board import Board
+from hpstage.cluster.dashboard.figures import Metrics, Rungs, Savings, Workers
+from hpstage.cluster.dashboard.panels import Panel, Screen, Sizing
+from hpstage.cluster.dashboard.words import Chooser, Failures, StageTree, Summary
+
+PANELS: Mapping[str, type[Panel]] = {
+    "tree": StageTree,
+    "workers": Workers,
+    "savings": Savings,
+    "metrics": Metrics,
+    "rungs": Rungs,
+    "summary": Summary,
+    "failures": Failures,
+}
 
 _INTERVAL = 500
-"""Milliseconds between two updates."""
-_LATEST = ""
-"""The choice that follows the latest started study."""
-_MOST_CHOICES = 50
-
-
-class Chooser(Plot):
-    """A list of all studies, from which the displayed one is chosen."""
-
-    def make(self) -> None:
-        self.source = None
-        self.root = Select(title="Study", value=_LATEST, width=260)
-
-    def chosen(self) -> str | None:
-        return self.root.value or None
-
-    def version(self, shown: Shown | None) -> object:
-        return [(shown.key, shown.study.ended) for shown in self.board.studies()[:_MOST_CHOICES]]
-
-    def draw(self, shown: Shown | None) -> None:
-        options: list[str | tuple[Any, str]] = [(_LATEST, "the latest")]
-        for study in self.board.studies()[:_MOST_CHOICES]:
-            options.append((study.key, study.study.name + ("" if not study.study.ended else " (ended)")))
-        self.root.options = options
+"""Milliseconds between two frames."""
+_SIDE_BY_SIDE = {"display": "grid", "grid-template-columns": "repeat(auto-fit, minmax(min(340px, 100%), 1fr))"}
+"""Figures beside each other, or below where there is no room."""
+_TEMPLATE = """{% extends "simple.html" %}{% block extra_resources %}<style>
+html, body { color-scheme: light dark; height: auto; overflow-x: hidden }
+@media (prefers-color-scheme: dark) { html { background: #121314; color: #dddddd }
+  .navbar ul { background-color: #26282b } .navbar li a { color: #dddddd } }
+</style>{% endblock %}"""
 
 
 def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
-    """Build the page: all plots of one study, which can be chosen."""
-    chooser = Chooser(board, scheduler)
+    """Build the page: all panels of one study, which can be chosen or is named by the address: ``?study=digits``."""
+    chooser = Chooser(board, scheduler, doc)
+    chooser.name = _named(doc)
 
-    def plot(kind: type[Plot], height: int = 0, sizing_mode: Sizing = "stretch_width") -> Plot:
-        return kind(board, scheduler, choose=chooser.chosen, sizing_mode=sizing_mode, height=height)
+    def panel(kind: type[Panel], height: int = 0, sizing_mode: Sizing = "stretch_width") -> Panel:
+        return kind(board, scheduler, doc, sizing_mode=sizing_mode, height=height)
 
-    summary = plot(Summary)
-    tree, workers = plot(StageTree, 480), plot(Workers, 200)
-    savings, metrics, rungs = plot(Savings, 300), plot(Metrics, 300), plot(Rungs, 300)
-    shown = [chooser, summary, tree, workers, savings, metrics, rungs]
-    for one in shown:
-        one.update()
-        add_periodic_callback(doc, one, _INTERVAL)
+    summary, failures, tree, workers = panel(Summary), panel(Failures), panel(StageTree), panel(Workers, 120)
+    side_by_side = [panel(kind, 300) for kind in (Metrics, Savings, Rungs)]
+    screen = Screen(board, [chooser, summary, failures, tree, workers, *side_by_side], chooser.chosen)
 
-    def update_all(attribute: str, old: object, new: object) -> None:
-        for one in shown:
-            one.update()
+    def choose(attribute: str, old: object, new: object) -> None:
+        chooser.name = None
+        screen.draw()
 
-    chooser.root.on_change("value", update_all)
-    doc.add_root(
-        column(
-            row(chooser.root, summary.root, sizing_mode="stretch_width"),
-            tree.root,
-            workers.root,
-            row(metrics.root, savings.root, rungs.root, sizing_mode="stretch_width"),
-            sizing_mode="stretch_width",
-        )
-    )
+    chooser.root.on_change("value", choose)
+    top = row(chooser.root, summary.root, sizing_mode="stretch_width", styles={"display": "flex", "flex-wrap": "wrap"})
+    figures = row(*(one.root for one in side_by_side), sizing_mode="stretch_width", styles=_SIDE_BY_SIDE)
+    _serve(doc, screen, column(top, failures.root, tree.root, workers.root, figures, sizing_mode="stretch_width"))
     doc.title = "Dask: hpstage"
-    doc.template = env.get_template("simple.html")
+    doc.template = env.from_string(_TEMPLATE)
     doc.template_variables.update(extra)
-    doc.theme = BOKEH_THEME
 
 
-def individual(board: Board, kind: type[Plot]) -> Callable[[Any, dict[str, Any], Document], None]:
-    """Return a function that builds a document with one plot, of the latest study."""
+def individual(board: Board, kind: type[Panel]) -> Callable[[Any, dict[str, Any], Document], None]:
+    """Return a function that builds a document with one panel, of the latest study or the one that its address
+    names."""
     return partial(_individual_doc, board, kind)
 
 
-def _individual_doc(board: Board, kind: type[Plot], scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
-    plot = kind(board, scheduler)
-    plot.update()
-    add_periodic_callback(doc, plot, _INTERVAL)
-    doc.add_root(plot.root)
+def _individual_doc(board: Board, kind: type[Panel], scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
+    name, panel = _named(doc), kind(board, scheduler, doc)
+    _serve(doc, Screen(board, [panel], lambda: name), panel.root)
     doc.title = f"hpstage: {kind.__name__}"
+
+
+def _serve(doc: Document, screen: Screen, root: Any) -> None:
+    screen.follow_colours(doc)
+    screen.draw()
+    add_periodic_callback(doc, screen, _INTERVAL)
+    doc.add_root(root)
     doc.theme = BOKEH_THEME
+
+
+def _named(doc: Document) -> str | None:
+    """Return the study that the page's address names."""
+    request: Any = getattr(doc.session_context, "request", None)
+    values = [] if request is None else request.arguments.get("study", [])
+    return values[0].decode("utf-8", "replace") if values else None

@@ -10,8 +10,7 @@ from distributed.dashboard import scheduler as dask_dashboard
 
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.follower import PAGE
-from hpstage.cluster.dashboard.page import individual, page_doc
-from hpstage.cluster.dashboard.plots import PLOTS
+from hpstage.cluster.dashboard.page import PANELS, individual, page_doc
 
 _ENTRY = f"&#{ord(PAGE[0])};{PAGE[1:]}"
 """The page's entry in the navigation bar, encoded since Dask would capitalize its name."""
@@ -29,14 +28,14 @@ def serve(scheduler: Any, board: Board) -> bool:
     if not dashboards:
         return False
     pages: dict[str, Any] = {f"/{PAGE}": partial(page_doc, board)}
-    pages |= {f"/individual-{PAGE}-{name}": individual(board, plot) for name, plot in PLOTS.items()}
+    pages |= {f"/individual-{PAGE}-{name}": individual(board, plot) for name, plot in PANELS.items()}
     # The pages of an application are fixed on creation, and Dask lists the plots of its first application only. So
     # another one with all pages is inserted before the existing one (which still serves its current viewers).
     theirs = dict(dask_dashboard.applications)
     variables = dask_dashboard.template_variables(scheduler)
     variables["pages"].insert(variables["pages"].index("info") if "info" in variables["pages"] else 0, _ENTRY)
     variables["plots"] += [
-        {"url": f"individual-{PAGE}-{name}", "name": f"{PAGE} {name.replace('-', ' ')}"} for name in PLOTS
+        {"url": f"individual-{PAGE}-{name}", "name": f"{PAGE} {name.replace('-', ' ')}"} for name in PANELS
     ]
     dask_dashboard.applications.update(pages)
     try:

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.plan.facts import ChainLost, NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.tally import StudyTotals
 from hpstage.report.lanes import Lane, extend
+from hpstage.report.measured import can_be_drawn
 
 Activity = Literal["train", "evaluate", "load", "save", "wasted"]
 """What workers spend their time on; ``wasted``: training that was discarded, regardless of its purpose."""
@@ -35,7 +37,6 @@ class StudyLane(Lane):
 
     study: StudyView
     pieces: tuple[PieceState, ...] = ()  # as last counted
-    values: str = ""  # the hyper-parameters as text, once drawn
 
 
 @dataclass(slots=True)
@@ -94,10 +95,15 @@ class StudyView:
         self.standing: dict[TrialId, Result] = {}  # the farthest finite result of each trial
         self._ranking: list[_Rank] = []  # of the standing results, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
+        self.told = 0  # results so far
+        self.extent: tuple[float, float] | None = None  # the lowest and the highest of them that can be drawn
         self.began = started.at  # the first call
         self.history = History()  # (seconds since then, worker-seconds of the trials alone, worker-seconds spent)
         self.history.add(0.0, 0.0, 0.0)
         self.chains_lost: Counter[str] = Counter()  # by outcome
+        self.longest = started.steps  # of a trial
+        self.lane_changes: Changes[NodeId] = Changes()
+        self.trial_changes: Changes[TrialId] = Changes()
         self._latest = 0.0
 
     @property
@@ -112,6 +118,7 @@ class StudyView:
         """Start a further call, keeping the existing state."""
         self.started = started
         self.ended = False
+        self.longest = max(self.longest, started.steps)
         self._ranking = sorted(map(self._rank, self.standing.values()))
 
     def set_trial(self, trial: TrialId, end: str | None) -> None:
@@ -120,10 +127,12 @@ class StudyView:
             self.trials_by_end[self.trials[trial]] -= 1
         self._stand(trial, end, self.standing.get(trial))
         self.trials_by_end[end] += 1
+        self.trial_changes.mark(trial)
 
     def ask(self, trial: PlannedTrial, before: int, step: int) -> list[StudyLane]:
         """Record that ``step`` was asked of a trial, the farthest before being ``before``. Return the new lanes."""
         self.rungs.setdefault(step, Rung()).asked += 1
+        self.trial_changes.mark(trial.id)
         return extend(self.lanes, trial, before, step, lambda node: StudyLane(node, node.start, study=self))
 
     def tell(self, trial: PlannedTrial, step: int, metrics: Mapping[str, float]) -> None:
@@ -131,6 +140,7 @@ class StudyView:
         value = metrics.get(self.started.metric[0], math.nan)
         rung = self.rungs.setdefault(step, Rung())
         rung.told += 1
+        self.trial_changes.mark(trial.id)
         if not math.isfinite(value):
             return
         result = Result(trial.id, step, value)
@@ -138,6 +148,10 @@ class StudyView:
         if standing is None or step > standing.step:
             self._stand(trial.id, self.trials.get(trial.id), result)
         self.results.append(result)
+        self.told += 1
+        if can_be_drawn(value):
+            low, high = self.extent or (value, value)
+            self.extent = min(low, value), max(high, value)
         better = rung.best is None or (value > rung.best if self.maximize else value < rung.best)
         rung.best = value if better else rung.best
 

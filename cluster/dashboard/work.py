@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpstage.cluster.dashboard.board import Board, PlanView
-from hpstage.cluster.dashboard.tree import values_text
 from hpstage.plan.facts import WorkerId
+from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
+from hpstage.text import clean, shortened
+
+_MOST_TEXT = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a running chain is: the estimated ``step`` on a ``node``, and the share ``done`` of its path."""
+
+    node: Node
+    step: int
+    done: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +36,36 @@ class Work:
 
 
 def work_of(board: Board, pool: str, now: float) -> dict[WorkerId, Work]:
-    """Return the current training by worker, for the workers in ``pool``.
-
-    A chain reports only at boundaries, which may be a minute apart. In between it is assumed to progress at its node's
-    previous speed, at most up to the end of the current node.
-    """
+    """Return the current training by worker, for the workers in ``pool``."""
     found = {}
     for view in board.plans.values():
         for chain in view.plan.chains.values():
             driver = view.plan.drivers.get(chain.driver)
             if driver is not None and driver.pool == pool:
-                found[chain.worker] = _work(view, chain, now)
+                for worker in chain.workers:
+                    found[worker] = _work(view, chain, now)
     return found
 
 
 def _work(view: PlanView, chain: OpenChain, now: float) -> Work:
+    stop, study, place = chain.spans[-1].stop, view.driven_by(chain), place_of(view, chain, now)
+    if place is None:
+        node = view.plan.nodes[chain.spans[-1].node]
+        return Work(study, stop, stop, 1.0, values_text(node, max(node.start, stop - 1)))
+    return Work(study, place.step, stop, place.done, values_text(place.node, place.step))
+
+
+def place_of(view: PlanView, chain: OpenChain, now: float) -> Place | None:
+    """Return where a chain is; ``None`` if it has passed all its spans.
+
+    A chain reports only at boundaries, which may be a minute apart. In between it is assumed to progress at its node's
+    previous speed, at most up to the end of the current node.
+    """
     ahead = list(chain.ahead())[::-1]
-    last = chain.spans[-1]
+    if not ahead:
+        return None
     whole = sum(span.stop - span.start for span in chain.spans)
     left = sum(span.stop - span.start for span in ahead)
-    if not ahead:
-        node = view.plan.nodes[last.node]
-        return Work(view.driven_by(chain), last.stop, last.stop, 1.0, values_text(node, max(node.start, last.stop - 1)))
     span = ahead[0]
     node = view.plan.nodes[span.node]
     passed = 0
@@ -51,7 +73,31 @@ def _work(view: PlanView, chain: OpenChain, now: float) -> Work:
         pace = view.plan.step_seconds(node)
         passed = int((now - chain.since) / pace) if pace > 0 else 0
     passed = max(0, min(passed, span.stop - span.start - 1))
-    step = span.start + passed
-    return Work(
-        view.driven_by(chain), step, last.stop, (whole - left + passed) / max(1, whole), values_text(node, step)
-    )
+    return Place(node, span.start + passed, (whole - left + passed) / max(1, whole))
+
+
+def values_text(node: Node, step: int) -> str:
+    """Return the hyper-parameters at training step ``step`` as text; those changed by the node come first."""
+    values = node.hyperparameters(step)
+    before = {} if node.parent is None or not node.start else node.parent.hyperparameters(node.start - 1)
+    names = sorted(values, key=lambda name: (name in before and before[name] == values[name], name))
+    text = ", ".join(f"{clean(name)} {shortened(values[name])}" for name in names)
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """What a worker's device is doing: ``use`` from 0 to 1, bytes of memory used and in all."""
+
+    use: float
+    memory_used: float
+    memory: float
+
+
+def gpu_of(metrics: Mapping[str, Any]) -> GPU | None:
+    """Return the GPU of a worker from the metrics that it sends Dask's scheduler where NVML is installed; ``None``
+    without."""
+    total = metrics.get("gpu-memory-total") or 0
+    if total <= 0:
+        return None
+    return GPU((metrics.get("gpu_utilization") or 0) / 100, float(metrics.get("gpu_memory_used") or 0), float(total))

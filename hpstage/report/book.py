@@ -38,7 +38,7 @@ from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
 from hpstage.report.pauses import Pauses, Period, united
 from hpstage.store import Journal
-from hpstage.store.opening import open_journal
+from hpstage.store.opening import address_of, open_journal
 
 # Maximum number of studies listed in a message.
 _NAMED = 20
@@ -90,6 +90,8 @@ class Book:
     study: str | None = None
     checkpoints: CheckpointStore | None = None
     """Where the plan's training logs are, if that is known."""
+    store: str = ""
+    """The address of the store, without secrets; ``""`` if the journal was given without one."""
 
     def is_mine(self, trial: TrialId) -> bool:
         return self.study is None or self.account.plan.study_of(trial) == self.study
@@ -260,6 +262,14 @@ class Book:
                     found[id] = values
         return found
 
+    def value_of(self, id: TrialId) -> float | None:
+        """The first objective of a trial; of one that was not completed, at the last step that it was answered."""
+        if id in self.values:
+            return self.values[id][0]
+        state = self.account.plan.result_of(self.trials[id])
+        value = None if state is None or state.metrics is None else state.metrics.get(self.metric or "")
+        return None if value is None or not math.isfinite(value) else value
+
     @cached_property
     def best(self) -> TrialId | None:
         """The completed trial with the best value, the earliest of equals. ``None`` if there is none, if several
@@ -310,7 +320,7 @@ def undominated(points: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
 
 @runtime_checkable
 class Searched(Protocol):
-    """The outcome of a search: its facts and its name in the plan (:class:`hpstage.Result`)."""
+    """The outcome of a search: its facts, its name in the plan and the store's address (:class:`hpstage.Result`)."""
 
     @property
     def journal(self) -> Sequence[Fact]: ...
@@ -320,6 +330,9 @@ class Searched(Protocol):
 
     @property
     def checkpoints(self) -> CheckpointStore | None: ...
+
+    @property
+    def address(self) -> str: ...
 
 
 def open_book(
@@ -346,7 +359,9 @@ def open_book(
         journal = source if isinstance(source, Journal) else open_journal(source, closing=closing, read_only=True)
         account = new_account(journal)
         account.catch_up(journal, seen)
-    return _checked(Book(account, study, None if isinstance(source, Journal) else _checkpoints(source, account.plan)))
+        store = address_of(journal)
+    checkpoints = None if isinstance(source, Journal) else _checkpoints(source, account.plan)
+    return _checked(Book(account, study, checkpoints, store))
 
 
 def _checkpoints(store: str | os.PathLike[str], plan: SearchPlan) -> CheckpointStore | None:
@@ -366,7 +381,7 @@ def _book_of(source: Searched, study: str, seen: Callable[[Fact], object] | None
             account.apply(fact)
             if seen is not None:
                 seen(fact)
-    return _checked(Book(account, study, source.checkpoints))
+    return _checked(Book(account, study, source.checkpoints, source.address))
 
 
 def _checked(book: Book) -> Book:

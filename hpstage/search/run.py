@@ -17,6 +17,7 @@ from hpstage.scheduler.widths import measured_speeds
 from hpstage.search.call import Call
 from hpstage.search.results.result import Result
 from hpstage.search.session import Session
+from hpstage.store.opening import address_of
 from hpstage.text import clean
 
 logger = logging.getLogger("hpstage")
@@ -96,4 +97,5 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan:
         search=name,
         checkpoints=places.checkpoints if places.lasting else None,
         trainable=call.request.trainable,
+        address=address_of(places.journal),
     )

@@ -190,6 +190,11 @@ def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only
     return journal
 
 
+def address_of(journal: Journal) -> str:
+    """Return the address under which ``hpstage`` commands find a journal, without secrets; ``""`` if it has none."""
+    return str(getattr(journal, "address", ""))
+
+
 def _own(name: str, workload: StateKey) -> str:
     """Return the name of a workload's own plan."""
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"

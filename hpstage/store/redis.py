@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 from hpstage.errors import LeaseLost, StoreError, UsageError
 from hpstage.store import redis_scripts as scripts
@@ -58,6 +59,7 @@ class RedisJournal(Store):
         self.prefix = prefix
         self._keys = [f"{{{prefix}}}:{name}" for name in ("log", "about", "handles", "leases", "snapshot")]
         self._server = RedisServer(url, patience)
+        self.address = f"{self._server.where}?prefix={quote(prefix, safe=':')}"
         self._owner = os.getpid()
         self._handle = uuid.uuid4().hex
         self._appending = threading.Lock()

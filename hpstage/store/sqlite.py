@@ -81,6 +81,7 @@ class SQLiteJournal(Store):
         read_only: bool = False,
     ) -> None:
         self.path = Path(path).absolute()
+        self.address = str(self.path.parent)
         _refuse_network(self.path)
         self._clock = clock
         self._owner = os.getpid()

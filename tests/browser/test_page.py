@@ -1,28 +1,27 @@
-"""The page in a headless browser: what is drawn while a search runs, and that names of users stay texts.
-
-``HPSTAGE_SCREENSHOTS=FOLDER`` keeps pictures of it, to be looked at.
-"""
+"""The page on Dask's dashboard in a browser: what is drawn while a search runs, what failed, and hostile names."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import optuna
 import pytest
 from distributed import Client, LocalCluster
 
+import hpstage
 from hpstage.cluster import local_cluster
 from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Failing
+from tests.browser.conftest import Open, keep
+from tests.browser.trees import Tree
 from tests.dask.studies import Running, Steady, search
 
 pytestmark = pytest.mark.browser
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_NAME = "<img src=x onerror='window.harmed = true'> & <b>bold</b>"
-_PLOTS = ("Stage tree", "Workers", "Metric", "Savings", "Rungs")
+_NAME = "<img src=x onerror='window.harmed = true'> & <b>bold</b> </script> \N{GRINNING FACE} " + "long " * 40
 
 # Out of Bokeh's documents: the plots' titles, and a column of all sources that have it.
 _MODELS = "Bokeh.documents.flatMap(document => [...document._all_models.values()])"
@@ -32,100 +31,117 @@ _COLUMN = f"""name => {_MODELS}.filter(model => model.type == 'ColumnDataSource'
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    program = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(_BROWSERS)} is installed")
-    options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=program, headless=True, args=options)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with local_cluster(2, gpus=0) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def open_page(browser: Any, cluster: LocalCluster) -> Iterator[Callable[[str], Any]]:
-    """Opens a page of the dashboard; at the end none may have raised, or have asked for what is elsewhere."""
-    problems: list[str] = []
+def open_page(open_at: Open, cluster: LocalCluster) -> Callable[..., Any]:
     base = str(cluster.dashboard_link).rpartition("/")[0]
-    own = (base, "data:", "blob:")
-    context = browser.new_context(viewport={"width": 1400, "height": 950})
 
-    def open_page(path: str) -> Any:
-        page = context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-        page.on("request", lambda asked: None if asked.url.startswith(own) else problems.append(asked.url))
-        page.goto(base + path)
-        page.wait_for_function(f"() => ({_TITLES})().length > 0 || document.querySelector('.bk-Div')", timeout=20_000)
+    def open_page(path: str, **options: Any) -> Any:
+        page = open_at(base + path, base, **options)
+        page.wait_for_function(f"() => ({_TITLES})().length > 0 || document.querySelector('.bk-Div')")
         return page
 
-    yield open_page
-    context.close()
-    assert not problems
-
-
-def keep(page: Any, name: str) -> None:
-    folder = os.environ.get("HPSTAGE_SCREENSHOTS")
-    if folder:
-        page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+    return open_page
 
 
 def test_a_running_search_is_drawn_as_it_goes_on(
-    cluster: LocalCluster, open_page: Callable[[str], Any], tmp_path: Path
+    cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = open_page("/hpstage")
     with Client(cluster, set_as_default=False) as client:
         running = Running(Steady(tmp_path, 0.1), client, tmp_path)
-        page.wait_for_function(
-            f"() => ['running', 'done'].every(state => ({_COLUMN})('state').includes(state))",
-            timeout=30_000,
-        )
+        tree = Tree(page, 4)
+        # Lines are as long as their trials from the beginning, and fill as they are trained.
+        tree.wait("fig.below[0].bounds[1] == 16 && tree.running().length > 0")
+        tree.wait("tree.shown().some(i => tree.about(i).front < tree.place(i).right)")
+        page.wait_for_function(f"() => ({_COLUMN})('text').some(text => String(text).startsWith('study: step'))")
         assert not running.over
         keep(page, "running")
-        page.wait_for_function(f"() => ({_COLUMN})('text').some(text => text.startsWith('study: step'))")
         result = running.result()
-        page.get_by_text("ended", exact=True).wait_for(timeout=20_000)
-        page.wait_for_function(f"() => ({_COLUMN})('state').every(state => state == 'done')")
-    titles = page.evaluate(_TITLES)
-    assert {plot for plot in _PLOTS for title in titles if title.startswith(plot)} == set(_PLOTS)
+        tree.wait("tree.running().length == 0 && tree.order().every(i => tree.about(i).state == 'done')")
+    page.get_by_text(f"{result.savings.steps_trained:,} steps trained").wait_for()
+    assert page.get_by_text("12 of 12 trials over").is_visible()
+    assert tree.ask("tree.size().trials") == len(result.study.trials)
     asked = [node for node in result.plan.nodes if node.reach > node.start]
-    assert f"Stage tree: {len(result.study.trials)} trials in {len(asked)} nodes" in titles
-    assert page.get_by_text(f"{result.savings.steps_trained:,} trained").is_visible()
+    assert tree.ask("tree.size().branches") == len(asked)
+    tree.find(f"trial {result.best_trial.number}")
+    tree.drawer.get_by_role("heading", name=f"Trial {result.best_trial.number}: complete").wait_for()
     keep(page, "ended")
 
 
-def test_each_plot_stands_alone(open_page: Callable[[str], Any]) -> None:
-    for plot in ("tree", "workers", "savings", "metrics", "rungs", "summary"):
-        keep(open_page(f"/individual-hpstage-{plot}"), plot)
+def test_each_panel_stands_alone_and_shows_the_study_of_its_address(
+    cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    with Client(cluster, set_as_default=False) as client:
+        for name, n_trials in (("first", 3), ("second", 5)):
+            search(Steady(None), client, MemoryJournal(), tmp_path / name, name=name, n_trials=n_trials)
+    for panel in ("tree", "workers", "savings", "metrics", "rungs", "summary", "failures"):
+        keep(open_page(f"/individual-hpstage-{panel}?study=first"), panel)
+    open_page("/individual-hpstage-summary?study=first").get_by_text("3 of 3 trials over").wait_for()
+    tree = Tree(open_page("/individual-hpstage-tree?study=first"), 3)
+    assert tree.ask("tree.size().trials") == 3
+    page = open_page("/hpstage?study=first")
+    page.get_by_text("3 of 3 trials over").wait_for()
+    page.locator("select").select_option(label="second (ended)")
+    page.get_by_text("5 of 5 trials over").wait_for()
+    Tree(page).wait("tree.size().trials == 5")
+    page.wait_for_url("**/hpstage?study=second")
 
 
-def test_names_of_users_stay_texts(cluster: LocalCluster, open_page: Callable[[str], Any], tmp_path: Path) -> None:
+def test_what_failed_is_told_and_its_traceback_is_in_the_drawer(
+    cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        return {"a": hpstage.schedule.piecewise({0: 1, 4: trial.suggest_categorical("a", [2, 7])})}
+
+    study = optuna.create_study(study_name="failing", sampler=optuna.samplers.GridSampler({"a": [2, 7]}, seed=0))
+    with Client(cluster, set_as_default=False) as client:
+        hpstage.optimize(
+            study, Failing(), space, metric="score", steps=8, n_trials=2, executor=client, store=tmp_path,
+            catch=(Exception,), verify="off", show_progress_bar=False,
+        )  # fmt: skip
+    page = open_page("/hpstage?study=failing", width=390, height=844, has_touch=True, color_scheme="dark")
+    page.get_by_text("1 trial failed").wait_for()
+    page.get_by_text("ZeroDivisionError: the user's own error").first.wait_for()
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390  # panels are stacked
+    tree = Tree(page, 2)
+    tree.wait("tree.shown().some(i => tree.about(i).failures)")
+    [failed] = [i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).failures")]
+    tree.tap(failed)
+    tree.drawer.locator("pre").wait_for()
+    assert "Traceback" in tree.drawer.locator("pre").inner_text()
+    commands = tree.drawer.locator("code").all_inner_texts()
+    assert all(f" {tmp_path}" in command for command in commands)
+    keep(page, "failed")
+
+
+def test_names_of_users_are_data(cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path) -> None:
     with Client(cluster, set_as_default=False) as client:
         search(Steady(None), client, MemoryJournal(), tmp_path / "states", name=_NAME, n_trials=4)
-    page = open_page("/hpstage")
-    page.get_by_text("ended", exact=True).wait_for(timeout=20_000)
-    options = page.locator("select option")
-    labels = options.all_text_contents()
-    assert f"{_NAME} (ended)" in labels
-    page.locator("select").select_option(label=f"{_NAME} (ended)")
+    page = open_page(f"/hpstage?study={quote(_NAME)}")
+    page.get_by_text("4 of 4 trials over").wait_for()
+    options = page.locator("select option").all_text_contents()
+    assert any(option.startswith(_NAME[:40]) and option.endswith("(ended)") for option in options)
     page.wait_for_function(f"() => ({_COLUMN})('trial').some(trial => trial.startsWith('<img'))")
     # The hint over the curve of a trial has the study's name in it.
-    hint = page.locator(".bk-Tooltip").filter(has_text=_NAME)
-    box = page.locator(".bk-Figure").nth(2).bounding_box()
+    hint = page.locator(".bk-Tooltip").filter(has_text=_NAME[:40])
+    curves = page.locator(".bk-Figure").nth(2)
+    curves.scroll_into_view_if_needed()
+    box = curves.bounding_box()
     for part in range(20, 160):
         if hint.count():
             break
         page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] * part / 200)
         page.wait_for_timeout(20)  # hints come with the next frame
     assert hint.count()
+    tree = Tree(page, 4)
+    tree.find("trial 0")
+    tree.drawer.get_by_role("heading", name="Trial 0").wait_for()
+    assert _NAME[:12] in tree.drawer.locator("code").last.inner_text()
     assert page.evaluate("() => window.harmed") is None
     assert page.locator("img[src=x]").count() == 0
     keep(page, "names")

@@ -15,24 +15,29 @@ from typing import Any
 import optuna
 import pytest
 from distributed import Client, LocalCluster
+from msgspec import structs
 
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster.dashboard import install, page_of
-from hpstage.cluster.dashboard.board import Board, PlanView
+from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
+from hpstage.cluster.dashboard.changes import Changes
+from hpstage.cluster.dashboard.feed import Feed
 from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED, NO_MORE
-from hpstage.cluster.dashboard.plots import PLOTS, summary
+from hpstage.cluster.dashboard.headline import failures_html, head_html, headline
+from hpstage.cluster.dashboard.page import PANELS
+from hpstage.cluster.dashboard.panels import around, nice
 from hpstage.cluster.dashboard.study import History, StudyView, curve
-from hpstage.cluster.dashboard.tree import Tree, draw
 from hpstage.cluster.dashboard.work import work_of
 from hpstage.errors import HistoryChanged
+from hpstage.report.tree.rows import ROOT, Rows
 from hpstage.store import Cursor, Journal, MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 from tests.dask.commands import Command, free_port, until
 from tests.dask.steady import Steady
 from tests.dask.studies import Running, search
 
-PAGES = [f"/individual-hpstage-{name}" for name in PLOTS]
+PAGES = [f"/individual-hpstage-{name}" for name in PANELS]
 
 # --- the fold -----------------------------------------------------------------------------------------------
 
@@ -64,28 +69,66 @@ def covered(board: Board) -> int:
     return sum(view.front(node.id) - node.start for node in view.plan.nodes)
 
 
-def check(view: PlanView, study: StudyView, tree: Tree) -> None:
-    """Each lane that is drawn is covered once from its start to its reach; nothing overlaps on a row."""
-    lanes: dict[int, list[tuple[int, int]]] = {}
-    rows: dict[int, list[tuple[int, int]]] = {}
-    for piece in tree.pieces:
-        lanes.setdefault(piece.node, []).append((piece.start, piece.stop))
-        rows.setdefault(piece.row, []).append((piece.start, piece.stop))
-        assert piece.trials == sum(
-            any(node.id == piece.node for node, _, _ in trial.path_to(trial.asked))
-            for id, trial in view.plan.trials.items()
-            if id in study.trials
+Pieces = list[tuple[int, int, int, str]]
+
+
+def pieces_of(view: PlanView, study: StudyView) -> Pieces:
+    """Node, start, stop and state of each piece of the study's lanes: each is covered once from its start to reach."""
+    ahead, found = running(view), []
+    for id, lane in study.lanes.items():
+        own = list(cut(view, study.name, lane, ahead.get(id)))
+        assert own[0][0] == lane.node.start and own[-1][1] == lane.reach
+        assert all(stop == start for (_, stop, _), (start, _, _) in itertools.pairwise(own))
+        found += [(id, *piece) for piece in own]
+    assert Counter(state for *_, state in found) == +study.stages
+    return found
+
+
+class Mirror:
+    """What a browser knows of a study's tree from the rows that it was sent."""
+
+    def __init__(self) -> None:
+        self.rows = Rows()
+
+    def take(self, feed: Feed, seconds: float = 10.0) -> bool:
+        sent = feed.rows(0.0, seconds)
+        if sent is None:
+            return False
+        assert json.loads(sent.encoded())
+        for index, row in sent.branches.items():
+            assert row.parent < index and (row.parent == ROOT or row.parent in self.rows.branches | sent.branches)
+        for name in ("branches", "trials", "failures", "texts"):
+            getattr(self.rows, name).update(getattr(sent, name))
+        for index in sent.gone:
+            del self.rows.failures[index]
+        self.rows.head = sent.head or self.rows.head
+        return True
+
+    def content(self) -> object:
+        """All of it, regardless of the order in which it came."""
+        node = {ROOT: ROOT} | {index: row.node for index, row in self.rows.branches.items()}
+        branches = {row.node: structs.replace(row, parent=node[row.parent]) for row in self.rows.branches.values()}
+        trials = {row.name: structs.replace(row, branch=node[row.branch]) for row in self.rows.trials.values()}
+        failures = {(node[f.branch], f.step, f.doing, f.summary, self.rows.texts[f.text])
+                    for f in self.rows.failures.values()}  # fmt: skip
+        head = self.rows.head
+        assert head is not None
+        best = None if head.best == ROOT else self.rows.trials[head.best].name
+        return (
+            branches,
+            trials,
+            failures,
+            best,
+            head.end,
+            [(node[place], step, worker) for place, step, worker in head.at],
         )
-    assert len(lanes) + tree.hidden == len(study.lanes)
-    if not tree.hidden:
-        assert Counter(piece.state for piece in tree.pieces) == +study.stages
-    for node, pieces in lanes.items():
-        lane = study.lanes[node]  # type: ignore[index]
-        assert pieces[0][0] == lane.node.start and pieces[-1][1] == lane.reach
-        assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(pieces))
-    for pieces in rows.values():
-        pieces.sort()
-        assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(pieces))
+
+
+def anew(view: PlanView, study: StudyView) -> Mirror:
+    mirror, feed = Mirror(), Feed(view, study)
+    while mirror.take(feed):
+        pass
+    return mirror
 
 
 def test_the_figures_are_those_of_the_result() -> None:
@@ -119,24 +162,64 @@ def test_what_it_saves_is_about_what_the_result_says() -> None:
     assert study.totals.alone_seconds(view.plan.totals) == pytest.approx(result.savings.worker_seconds_alone, rel=0.5)
 
 
-def test_a_tree_is_whole_at_every_moment_and_done_in_the_end() -> None:
+def test_a_page_that_is_sent_what_changes_has_the_tree_of_every_moment() -> None:
     _, journal = searched()
-    records = journal.read()
-    board = Board()
+    board, mirror = Board(), Mirror()
+    feed: Feed | None = None
     seen: set[str] = set()
-    for position, record in enumerate(records):
+    for position, record in enumerate(journal.read()):
         assert board.offer("plan", position, [record]) == position + 1
         view = board.plans["plan"]
-        if "study" in view.studies:
-            tree = draw(view, view.studies["study"])
-            check(view, view.studies["study"], tree)
-            states = {piece.state for piece in tree.pieces}
-            assert ("running" in states) == any(
-                view.plan.chains[id].reached is None or list(view.plan.chains[id].ahead()) for id in view.plan.chains
-            )
-            seen |= states
+        if "study" not in view.studies:
+            continue
+        study = view.studies["study"]
+        feed = feed or Feed(view, study)
+        while mirror.take(feed, 0.0):
+            pass
+        assert mirror.content() == anew(view, study).content()
+        states = {state for *_, state in pieces_of(view, study)}
+        assert ("running" in states) == any(list(chain.ahead()) for chain in view.plan.chains.values())
+        seen |= states
     assert seen == {"waiting", "ready", "running", "done"}
-    assert {piece.state for piece in draw(*shown(board)).pieces} == {"done"}
+    assert {row.state for row in mirror.rows.branches.values()} == {"done"}
+    assert all(row.front == row.reach for row in mirror.rows.branches.values())
+
+
+def test_a_page_is_sent_nothing_where_nothing_has_changed_and_little_where_little_has() -> None:
+    _, journal = searched(n_trials=40)
+    records = journal.read()
+    board = board_of(journal, len(records) // 2)
+    view, study = shown(board)
+    mirror, feed = Mirror(), Feed(view, study)
+    while mirror.take(feed):
+        pass
+    assert feed.rows(0.0, 1.0) is None
+    told = next(i for i in range(len(records) // 2, len(records)) if b"StateReached" in records[i])
+    board.offer("plan", len(records) // 2, records[len(records) // 2 : told + 1])
+    sent = feed.rows(0.0, 1.0)
+    assert sent is not None and 0 < len(sent.branches) < len(study.lanes) / 2
+
+
+def test_a_slow_page_is_sent_a_large_tree_a_little_at_a_time_parents_first() -> None:
+    _, journal = searched(n_trials=60)
+    view, study = shown(board_of(journal))
+    mirror, feed = Mirror(), Feed(view, study)
+    slices = 0
+    while mirror.take(feed, 0.0):
+        slices += 1
+    assert slices > 5
+    assert mirror.content() == anew(view, study).content()
+
+
+def test_changes_are_told_to_each_reader_once() -> None:
+    changes: Changes[str] = Changes()
+    for key in "abcab":
+        changes.mark(key)
+    assert changes.since(0) == ["c", "a", "b"]
+    at = changes.position
+    assert changes.since(at) == []
+    changes.mark("c")
+    assert changes.since(at) == ["c"] and changes.since(0) == ["a", "b", "c"]
 
 
 def test_what_another_study_trained_is_told_apart() -> None:
@@ -147,11 +230,11 @@ def test_what_another_study_trained_is_told_apart() -> None:
     board = board_of(journal)
     view, first = shown(board, "first")
     _, second = shown(board, "second")
-    assert {piece.state for piece in draw(view, first).pieces} == {"done"}
-    pieces = draw(view, second).pieces
-    assert {piece.state for piece in pieces} == {"done", "reused"}
-    check(view, second, draw(view, second))
-    own = sum(piece.stop - piece.start for piece in pieces if piece.state == "done")
+    assert {state for *_, state in pieces_of(view, first)} == {"done"}
+    pieces = pieces_of(view, second)
+    assert {state for *_, state in pieces} == {"done", "reused"}
+    assert "trained for another study" in {row.state for row in anew(view, second).rows.branches.values()}
+    own = sum(stop - start for _, start, stop, state in pieces if state == "done")
     assert own == covered(board) - before <= second.totals.steps_trained
     assert own < second.totals.steps_unique
     assert [found.study.name for found in board.studies()] == ["second", "first"]
@@ -167,17 +250,42 @@ def test_what_a_failure_puts_out_of_reach_is_failed() -> None:
     hpstage.optimize(
         study, Failing(), space, metric="score", steps=12, n_trials=4, executor=hpstage.InlineExecutor(), store=journal
     )
-    view, found = shown(board_of(journal))
-    pieces = draw(view, found).pieces
-    check(view, found, draw(view, found))
-    bad = {piece.node for piece in pieces if piece.values == "a 7"}
+    board = board_of(journal)
+    view, found = shown(board)
+    pieces, page = pieces_of(view, found), anew(view, found)
+    bad = {row.node for row in page.rows.branches.values() if row.label == "a 1 -> 7"}
     lost = bad | {lane.node.id for lane in found.lanes.values() if lane.node.parent and lane.node.parent.id in bad}
     assert len(bad) == 1 < len(lost)
-    assert {(piece.node, piece.state) for piece in pieces if piece.node in lost} == {(node, "failed") for node in lost}
-    assert {piece.state for piece in pieces if piece.node not in lost} == {"done"}
-    assert "2 failed" in summary(board_of(journal).studies()[0])
+    assert {(node, state) for node, _, _, state in pieces if node in lost} == {(node, "failed") for node in lost}
+    assert {state for node, _, _, state in pieces if node not in lost} == {"done"}
+    [failure] = page.rows.failures.values()
+    assert page.rows.branches[failure.branch].node in bad
+    assert "Traceback" in page.rows.texts[failure.text] and failure.summary in html.unescape(
+        failures_html(board.studies()[0])
+    )
+    assert "<b>2 trials failed</b>" in failures_html(board.studies()[0])
     assert not found.maximize
     assert found.best(1)[0].value == study.best_value
+
+
+def test_the_sentence_claims_nothing_before_there_is_something_to_claim() -> None:
+    _, journal = searched()
+    records = journal.read()
+    said = []
+    for stop in range(1, len(records) + 1):
+        board = board_of(journal, stop)
+        if board.studies():
+            said.append(headline(board.studies()[0]))
+    assert not any(part.startswith("-") for parts in said for part in parts)
+    assert said[0] == ["0 of 12 trials over"] and "12 of 12 trials over" in said[-1]
+
+
+def test_axes_end_at_round_numbers() -> None:
+    assert [nice(value) for value in (0.0, 0.03, 1.0, 1.1, 61.0, 4999.0)] == [1.0, 0.05, 1.0, 2.0, 100.0, 5000.0]
+    assert around(0.2, 0.99) == (0.0, 1.02)
+    for low, high in ((-3.0, 17.0), (5.0, 5.0), (0.0, 0.0), (1e-6, 2e-6), (-1e9, 1e9)):
+        start, end = around(low, high)
+        assert start < low and high < end and end - start < 3 * ((high - low) or abs(high) or 1.0)
 
 
 def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
@@ -190,7 +298,7 @@ def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
     assert board.offer("plan", 10, records[10:15]) == 30
     assert board.offer("plan", 40, records[40:]) == 30
     assert board.offer("plan", 30, records[30:]) == len(records)
-    assert summary(board.studies()[0]) == summary(board_of(journal).studies()[0])
+    assert head_html(board.studies()[0]) == head_html(board_of(journal).studies()[0])
 
 
 def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew() -> None:
@@ -206,7 +314,7 @@ def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew
         lost.read_on(behind)
     assert board.take_in("plan", 0, records[:12], anew=True) == Cursor().after(records[:12])
     assert board.take_in("plan", 12, records[12:]) == Cursor().after(records)
-    assert summary(board.studies()[0]) == summary(board_of(journal).studies()[0])
+    assert head_html(board.studies()[0]) == head_html(board_of(journal).studies()[0])
 
 
 def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
@@ -215,34 +323,8 @@ def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
     records = journal.read()
     assert board.offer("other", 0, [*records[:30], b'{"type": "OfTomorrow"}']) == NO_MORE
     assert board.offer("other", 0, records) == NO_MORE
-    assert "cannot be followed" in summary(next(found for found in board.studies() if found.view.problem))
+    assert "cannot be followed" in head_html(next(found for found in board.studies() if found.view.problem))
     assert board.offer("plan", len(records), []) == len(records)
-
-
-def test_a_large_tree_is_cut_down_to_what_most_trials_share_and_what_runs() -> None:
-    journal = MemoryJournal()
-    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
-    hpstage.optimize(
-        study,
-        Tape(),
-        lambda trial: {"a": s.piecewise({0: 1.0, 2: trial.suggest_int("b", 0, 5), 3: trial.suggest_float("c", 0, 1)})},
-        metric="score",
-        steps=4,
-        n_trials=60,
-        executor=hpstage.InlineExecutor(),
-        store=journal,
-    )
-    last = max(i for i, record in enumerate(journal.read()) if b"ChainStarted" in record)
-    view, found = shown(board_of(journal, last + 1))
-    tree = draw(view, found, most=20)
-    check(view, found, tree)
-    drawn = {piece.node for piece in tree.pieces}
-    running = {span.node for chain in view.plan.chains.values() for span in chain.ahead()}
-    assert running and running <= drawn and len(drawn) <= 20 + 3
-    assert tree.hidden == len(found.lanes) - len(drawn) > 30
-    for node in drawn:
-        parent = found.lanes[node].node.parent
-        assert parent is None or parent.id in drawn
 
 
 def test_a_long_history_is_thinned_evenly_and_keeps_its_ends() -> None:
@@ -285,8 +367,8 @@ def test_names_of_users_are_no_html() -> None:
         study, Odd(), lambda trial: {"a": 1}, metric="<i>&", steps=2, n_trials=1, store=journal,
         executor=hpstage.InlineExecutor(),
     )  # fmt: skip
-    text = summary(board_of(journal).studies()[0])
-    assert "&lt;i&gt;&amp;" in text and "<i>&" not in text
+    text = head_html(board_of(journal).studies()[0])
+    assert "&lt;script&gt;" in text and "<script>" not in text
 
 
 # --- the serving --------------------------------------------------------------------------------------------
@@ -304,7 +386,7 @@ def base(cluster: LocalCluster) -> str:
 def look(dask_scheduler: Any) -> list[tuple[str, int, str]]:
     """What the page of a scheduler knows: study, position, summary."""
     board: Board = dask_scheduler.handlers[HANDLER].__self__
-    return [(found.study.name, found.view.position, summary(found)) for found in board.studies()]
+    return [(found.study.name, found.view.position, head_html(found)) for found in board.studies()]
 
 
 def forget(dask_scheduler: Any) -> None:
@@ -329,7 +411,7 @@ def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path)
     result = search(Steady(tmp_path), client, journal, tmp_path / "states", name="seen")
     [(_, position, text)] = [found for found in client.run_on_scheduler(look) if found[0] == "seen"]
     assert position == len(journal)
-    assert f"{result.savings.steps_trained:,} trained" in text and "ended" in text
+    assert f"{result.savings.steps_trained:,} steps trained" in text and "ended" in text
 
 
 def test_who_watches_the_progress_is_told_where_the_page_is(

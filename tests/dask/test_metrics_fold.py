@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cluster.dashboard.board import Board, PlanView
+from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
 from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
-from hpstage.cluster.dashboard.tree import draw
+from hpstage.cluster.dashboard.study import StudyView
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.checks import FORMAT
@@ -28,6 +28,7 @@ from hpstage.plan.facts import (
     DriverJoined,
     DriverLeft,
     Fact,
+    NodeId,
     PlanCreated,
     SearchEnded,
     SearchStarted,
@@ -90,10 +91,14 @@ class Study:
         self.left -= len(self.driver.wait())
 
 
+def pieces_of(view: PlanView, study: StudyView) -> list[tuple[NodeId, str]]:
+    ahead = running(view)
+    return [(id, state) for id, lane in study.lanes.items() for *_, state in cut(view, study.name, lane, ahead.get(id))]
+
+
 def check_stages(view: PlanView) -> None:
     for study in view.studies.values():
-        tree = draw(view, study, most=10**9)
-        assert Counter(piece.state for piece in tree.pieces) == +study.stages
+        assert Counter(state for _, state in pieces_of(view, study)) == +study.stages
         assert all(count >= 0 for count in study.stages.values())
         assert study.trials_by_end == Counter(study.trials.values())
         ranked = sorted(
@@ -121,7 +126,7 @@ def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
             assert getattr(totals, what) == getattr(told, what) == pytest.approx(getattr(reported, what), abs=1e-4)
         assert (row.steps_asked, row.steps_unique) == (totals.steps_asked, totals.steps_unique)
         assert row.seconds_used == pytest.approx(totals.worker_seconds, abs=1e-4)
-        reused = {piece.node for piece in draw(view, study, most=10**9).pieces if piece.state == "reused"}
+        reused = {node for node, state in pieces_of(view, study) if state == "reused"}
         assert reused <= {
             id for id in study.lanes for *_, asker in view.plan.payments.askers(id, 0, 10**9)
             if view.plan.study_of(asker) != name

@@ -82,7 +82,7 @@ def test_the_wheel_holds_every_source_file_once_under_one_package(wheel):
     assert {
         "hpstage/py.typed",
         "hpstage/report/page.css",
-        "hpstage/report/tree/tree.js",
+        "hpstage/report/tree/branches.js",
         "hpstage/report/page.html",
         "hpstage/cluster/executor.py",
         "hpstage/algos/successive_halving.py",

@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 
 from hpstage.report.book import Book
-from hpstage.report.lanes import rows
-from hpstage.report.tree.layout import Layout, lay_out
+from hpstage.report.tree.book_rows import rows_of
+from hpstage.report.tree.rows import HEIGHT, Rows
 
-_LEAST, _MOST = 420, 760  # pixels of a frame; what is longer is scrolled
-_ROW, _AROUND = 19, 140  # pixels of a row of the tree, and above and below it: search, tools, axis
+_LEAST, _ROW = 340, 22  # pixels of a figure for the drawer beside it, and of each branch
+_AROUND = 96  # pixels of a frame around the figure: search, margins
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID = re.compile(rf'(?<!\\)"(?:id|docid|{_UUID.pattern})":\s*"({_UUID.pattern})"|\bid="({_UUID.pattern})"')
 _STYLE = ":root { color-scheme: light dark } body { margin: 0; font: 14px system-ui, sans-serif }"
@@ -26,10 +26,10 @@ def tree_page(book: Book) -> str:
     Raises:
         ImportError: bokeh is not installed.
     """
-    return _page(lay_out(book))
+    return _page(rows_of(book))
 
 
-def _page(layout: Layout) -> str:
+def _page(rows: Rows) -> str:
     from bokeh.document import Document
     from bokeh.embed import file_html
     from bokeh.resources import INLINE
@@ -40,7 +40,7 @@ def _page(layout: Layout) -> str:
     settings.simple_ids = False
     try:
         doc = Document()
-        component(layout, doc)
+        component(rows, doc, height=_height(rows))
         page = file_html(doc, INLINE, title="hpstage: stage tree", suppress_callback_warning=True)
     finally:
         settings.simple_ids.unset_value()
@@ -68,17 +68,15 @@ class Tree:
 
 def frame(book: Book) -> str:
     """Return the tree as an HTML element; ``""`` without bokeh."""
-    layout = lay_out(book)
+    rows = rows_of(book)
     try:
-        page = _page(layout)
+        page = _page(rows)
     except ImportError:
         return ""
-    style = f"width: 100%; height: {_height(layout)}px; border: 0"
+    style = f"width: 100%; height: {_AROUND + _height(rows)}px; border: 0"
     return f'<iframe title="Stage tree" sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page)}"></iframe>'
 
 
-def _height(layout: Layout) -> int:
-    """The pixels that a frame needs for what is unfolded at first; the least are for the drawer."""
-    shown = layout.unfolded()
-    drawn = 1 + max(rows([layout.branches[i].lane for i in shown]).values(), default=0) + len(layout.folded(shown))
-    return max(_LEAST, min(_MOST, _AROUND + _ROW * (drawn + 1)))
+def _height(rows: Rows) -> int:
+    """The pixels of a figure: fewer for a tree of few branches."""
+    return max(_LEAST, min(HEIGHT, _ROW * (len(rows.branches) + 4)))

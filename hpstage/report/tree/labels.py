@@ -106,7 +106,7 @@ def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
         if trials:
             names = [trial_name(book, id) for id in trials]
             parts.append(listed(names, _NAMED) if numbered else count_of(len(trials), "trial"))
-            values = {None if value is None else f"{value:.4g}" for value in map(layout.value_of, trials)}
+            values = {None if value is None else f"{value:.4g}" for value in map(layout.book.value_of, trials)}
             parts += [value for value in values if value is not None and len(values) == 1]
         if i in folded and i not in stubs:
             parts.append(_folded(folded[i]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,7 +50,7 @@ class Stub:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The rows of the branches that are shown. ``tree.js`` places them in the same way."""
+    """The rows of the branches that are shown. ``branches.js`` places them in the same way."""
 
     rows: dict[int, int]
     """A branch that starts where its parent, shown on the row before, ends continues on its row."""
@@ -72,15 +71,6 @@ class Layout:
     def place(self) -> dict[NodeId, int]:
         """The index of each node's branch."""
         return {branch.lane.node.id: i for i, branch in enumerate(self.branches)}
-
-    def value_of(self, id: TrialId) -> float | None:
-        """The metric of a trial; of one that was not completed, at the last step that it was answered."""
-        book, trial = self.book, self.book.trials[id]
-        if id in book.values:
-            return book.values[id][0]
-        state = self.book.account.plan.result_of(trial)
-        value = None if state is None or state.metrics is None else state.metrics.get(book.metric or "")
-        return None if value is None or not math.isfinite(value) else value
 
     @cached_property
     def best(self) -> set[int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from typing import Any
 
 from hpstage.errors import CheckpointError
+from hpstage.report.book import Book
 from hpstage.report.logs import broken_off_steps, joined, loaded, node_log_keys
-from hpstage.report.tree.layout import Layout
-from hpstage.text import shortened
+from hpstage.report.names import plain
+from hpstage.report.tree.rows import LogRow, utf8
 
 _POINTS = 24  # of a curve, on a branch
 _NAMES = 8  # of curves, on a branch
@@ -18,18 +17,19 @@ _READ = 4_000  # logs that are read: those of the branches that have failed, the
 _CHARACTERS = 2_000_000  # in all
 
 
-def logs_of(layout: Layout) -> dict[str, list[Any]]:
-    """Return, for the branches that have logged or printed anything, ``branch``, ``curves`` (JSON) and ``output``."""
-    table: dict[str, list[Any]] = {"branch": [], "curves": [], "output": []}
-    plan, checkpoints = layout.book.account.plan, layout.book.checkpoints
+def logs_of(book: Book) -> dict[int, LogRow]:
+    """Return the rows of the branches that have logged or printed anything, by the index of the branch: its place among
+    ``book.lanes``."""
+    found: dict[int, LogRow] = {}
+    plan, checkpoints = book.account.plan, book.checkpoints
     if checkpoints is None:
-        return table
+        return found
     try:
         there = checkpoints.logs()
     except CheckpointError:
-        return table  # a report is of the journal; it may be read where its checkpoints cannot
+        return found  # a report is of the journal; it may be read where its checkpoints cannot
     broken_off, spent, read = broken_off_steps(plan), 0, 0
-    nodes = [(branch.lane.node, branch.lane.trials) for branch in layout.branches] if there else []
+    nodes = [(lane.node, lane.trials) for lane in book.lanes.values()] if there else []
     for index in sorted(range(len(nodes)), key=lambda i: (nodes[i][0].id not in broken_off, -nodes[i][1], i)):
         node = nodes[index][0]
         keys = [key for key in node_log_keys(plan, node, broken_off.get(node.id, ())) if key in there]
@@ -40,14 +40,13 @@ def logs_of(layout: Layout) -> dict[str, list[Any]]:
             break
         log = joined(loaded(checkpoints, keys))
         curves = {
-            shortened(name, 80): _sampled([point for point in values.items() if math.isfinite(point[1])])
+            plain(name, 80): _sampled([point for point in values.items() if math.isfinite(point[1])])
             for name, values in list(log.values.items())[:_NAMES]
         }
-        row = index, json.dumps({name: points for name, points in curves.items() if points}), log.output[-_OUTPUT:]
-        spent += len(row[1]) + len(row[2])
-        for cells, value in zip(table.values(), row, strict=True):
-            cells.append(value)
-    return table
+        row = LogRow({name: points for name, points in curves.items() if points}, utf8(log.output[-_OUTPUT:]))
+        found[index] = row
+        spent += len(row.output) + 16 * sum(map(len, row.curves.values()))
+    return found
 
 
 def _sampled(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -50,6 +50,8 @@ class Result:
     checkpoints: CheckpointStore | None = None
     """The kept states; ``None`` if they were in a temporary folder."""
     trainable: object = field(default=None, repr=False)
+    address: str = ""
+    """The store's address for commands, without secrets; ``""`` if it was in memory."""
 
     @property
     def name(self) -> str:

@@ -1,0 +1,193 @@
+"""What a page is sent of a study's tree: all of it once, and then what has changed, a little at a time. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from hpstage.cluster.dashboard.board import PlanView
+from hpstage.cluster.dashboard.study import StudyLane, StudyView
+from hpstage.cluster.dashboard.work import place_of
+from hpstage.plan.facts import NodeId, StageFailed, TrialId
+from hpstage.plan.nodes import Node
+from hpstage.report.measured import can_be_drawn
+from hpstage.report.names import plain
+from hpstage.report.tree.branches import changes
+from hpstage.report.tree.rows import (
+    ROOT,
+    BranchRow,
+    Head,
+    Rows,
+    Texts,
+    failure_row,
+    finite,
+    kept_state,
+    trial_row,
+    values_of,
+)
+
+_AT_ONCE = 16  # rows between two looks at the clock
+
+
+class Feed:
+    """The rows of one study that one page has and wants. A page of another study needs another feed."""
+
+    def __init__(self, view: PlanView, study: StudyView) -> None:
+        self._view = view
+        self._study = study
+        self._branches: dict[NodeId, int] = {}
+        self._trials: dict[TrialId, int] = {}
+        self._failures: dict[tuple[NodeId, int, bool], tuple[int, StageFailed]] = {}
+        self._failure_count = 0
+        self._texts = Texts()
+        self._head: Head | None = None
+        self._ended = study.ended
+        # What is still to be sent: first all, parents before children.
+        self._wanted: dict[NodeId, None] = dict.fromkeys(study.lanes)
+        self._wanted_trials: dict[TrialId, None] = dict.fromkeys(study.trials)
+        self._seen = study.lane_changes.position
+        self._seen_trials = study.trial_changes.position
+        self._seen_records = -1
+
+    def is_of(self, view: PlanView, study: StudyView) -> bool:
+        """Whether this is the feed of a study of a plan."""
+        return self._view is view and self._study is study
+
+    def rows(self, now: float, seconds: float) -> Rows | None:
+        """Return rows that the page does not have yet; ``None`` if there are none.
+
+        Args:
+            now: the time on the workers' clock, by which running chains are estimated to go on.
+            seconds: after how long to stop; what is left comes with the next call.
+        """
+        until = time.perf_counter() + seconds
+        study, rows = self._study, Rows(anew=self._head is None)
+        self._wanted |= dict.fromkeys(study.lane_changes.since(self._seen))
+        self._wanted_trials |= dict.fromkeys(study.trial_changes.since(self._seen_trials))
+        self._seen, self._seen_trials = study.lane_changes.position, study.trial_changes.position
+        if self._ended != study.ended:
+            self._ended = study.ended
+            self._wanted |= dict.fromkeys(study.lanes)
+        self._add_branches(rows, until)
+        self._add_trials(rows, until)
+        if self._seen_records != self._view.position and not self._wanted:
+            self._seen_records = self._view.position
+            self._add_failures(rows)
+        head = self._new_head(now)
+        if head != self._head:
+            self._head = rows.head = head
+        return rows if rows.anew or rows != Rows() else None
+
+    def _add_branches(self, rows: Rows, until: float) -> None:
+        for count, id in enumerate(list(self._wanted), 1):
+            self._add_branch(self._study.lanes[id].node, rows)
+            del self._wanted[id]
+            if not count % _AT_ONCE and time.perf_counter() > until:
+                return
+
+    def _add_branch(self, node: Node, rows: Rows) -> int:
+        """Add the row of a branch, and of those above it that the page does not have; return its index."""
+        parent = ROOT
+        if node.parent is not None:
+            known = self._branches.get(node.parent.id)
+            parent = self._add_branch(node.parent, rows) if known is None else known
+        index = self._branches.setdefault(node.id, len(self._branches))
+        rows.branches[index] = self._branch(self._study.lanes[node.id], parent)
+        return index
+
+    def _branch(self, lane: StudyLane, parent: int) -> BranchRow:
+        node, study = lane.node, self._study
+        metric = study.started.metric[0]
+        values = [
+            state.metrics[metric]
+            for step, state in node.states.items()
+            if step <= lane.reach
+            and state.metrics is not None
+            and can_be_drawn(state.metrics.get(metric, float("nan")))
+        ]
+        best = max if study.maximize else min
+        front = min(lane.reach, self._view.front(node.id))
+        return BranchRow(
+            node.id, parent, node.start, lane.reach, front, lane.trials, best(values) if values else None,
+            _state(lane, ended=study.ended), changes(node), kept_state(node.states), values_of(node, lane.reach),
+        )  # fmt: skip
+
+    def _add_trials(self, rows: Rows, until: float) -> None:
+        if rows.branches and time.perf_counter() > until:
+            return
+        plan, study = self._view.plan, self._study
+        for count, id in enumerate(list(self._wanted_trials), 1):
+            trial, proposed, ended = plan.trials.get(id), plan.searches.proposed.get(id), plan.ended.get(id)
+            leaf = None if trial is None or not trial.asked else trial.node_at(trial.asked)
+            branch = ROOT
+            if leaf is not None:
+                known = self._branches.get(leaf.id)
+                branch = self._add_branch(leaf, rows) if known is None else known
+            number = plain(id.rpartition("/")[2], 12) if proposed is None else str(proposed.number)
+            told = study.standing.get(id)
+            value = None if told is None else told.value
+            if ended is not None and ended.state == "COMPLETE" and ended.values:
+                value = float(ended.values[0])
+            index = self._trials.setdefault(id, len(self._trials))
+            rows.trials[index] = trial_row(
+                number, trial, branch, None if ended is None else ended.state, finite(value),
+                {} if proposed is None else proposed.params, plan.payments.used.get(id, 0.0),
+            )  # fmt: skip
+            del self._wanted_trials[id]
+            if not count % _AT_ONCE and time.perf_counter() > until:
+                return
+
+    def _add_failures(self, rows: Rows) -> None:
+        """Add the failures on the study's branches, and which of those sent a later search got past."""
+        there = {}
+        for fact in failures_on(self._view, self._study):
+            key = (fact.node, fact.step, fact.evaluating)
+            there[key] = fact
+            known = self._failures.get(key)
+            if known is not None and known[1] is fact:
+                continue
+            index = self._failure_count if known is None else known[0]
+            self._failure_count += known is None
+            self._failures[key] = index, fact
+            rows.failures[index] = failure_row(
+                self._branches[fact.node], fact.step, evaluating=fact.evaluating, summary=fact.failure.summary,
+                text=self._texts.add(fact.failure.traceback, rows.texts),
+            )  # fmt: skip
+        for key in [key for key in self._failures if key not in there]:
+            rows.gone.append(self._failures.pop(key)[0])
+
+    def _new_head(self, now: float) -> Head:
+        view, study = self._view, self._study
+        best = study.best(1)
+        at = []
+        for chain in view.plan.chains.values():
+            place = place_of(view, chain, now)
+            if place is not None and place.node.id in self._branches:
+                at.append((self._branches[place.node.id], place.step, plain(chain.worker)))
+        return Head(
+            study=plain(study.name, 400),
+            metric=plain(study.started.metric[0]),
+            maximize=study.maximize,
+            end=study.longest,
+            best=self._trials.get(best[0].trial, ROOT) if best else ROOT,
+            store=view.store,
+            at=at,
+        )
+
+
+def failures_on(view: PlanView, study: StudyView) -> Iterable[StageFailed]:
+    """Yield the exceptions of the user's code on the paths of a study's trials."""
+    for fact in view.failures():
+        lane = study.lanes.get(fact.node)
+        if lane is not None and (fact.step <= lane.reach if fact.evaluating else fact.step < lane.reach):
+            yield fact
+
+
+def _state(lane: StudyLane, *, ended: bool) -> str:
+    pieces = set(lane.pieces)
+    for state in ("failed", "running"):
+        if state in pieces:
+            return state
+    if pieces & {"ready", "waiting"}:
+        return "dropped" if ended else "waiting"
+    return "trained for another study" if pieces == {"reused"} else "done"

@@ -1,0 +1,89 @@
+"""The page's sentences: what a study saves, where it stands, and what has failed. Pure."""
+
+from __future__ import annotations
+
+import html
+
+from hpstage.cluster.dashboard.board import Shown
+from hpstage.cluster.dashboard.feed import failures_on
+from hpstage.report.names import plain
+from hpstage.text import clean, count_of, shortened
+
+_FAILURES = 3  # told of; others are counted
+_SUMMARY = 160
+
+
+def headline(shown: Shown) -> list[str]:
+    """Return the parts of the sentence at the top of the page. What nothing is known of yet is left out."""
+    study, totals = shown.study, shown.study.totals
+    found = []
+    if totals.steps_unique and totals.steps_asked > totals.steps_unique:
+        found.append(
+            f"{totals.merge_rate:.1f} x less training: {totals.steps_unique:,} of {totals.steps_asked:,} steps"
+        )
+    elif totals.steps_asked:
+        found.append(f"nothing shared yet: {totals.steps_asked:,} steps")
+    saved = shown.seconds_alone - totals.worker_seconds
+    if totals.answers and saved > 0:
+        found.append(f"{worker_time(saved)} saved")
+    over = len(study.trials) - study.trials_by_end[None]
+    of = study.started.n_trials or len(study.trials)
+    found.append(f"{over:,} of {max(of, len(study.trials)):,} trials over")
+    best = study.best(1)
+    if best:
+        found.append(f"best {best[0].value:.5g}")
+    return found
+
+
+def standing(shown: Shown) -> list[str]:
+    """Return what else is told of a study: its name, whether it runs, its algorithm, and what it has spent."""
+    study, view = shown.study, shown.view
+    if view.problem:
+        state = "cannot be followed any more: " + view.problem
+    elif study.ended:
+        state = "ended"
+    else:
+        state = "running" if view.is_driven(study.name) else "interrupted"
+    totals = study.totals
+    trained = f"{totals.steps_trained:,} steps trained in {worker_time(totals.worker_seconds)}"
+    return [plain(study.name), state, clean(study.started.algorithm), trained]
+
+
+def failures(shown: Shown) -> list[str]:
+    """Return what has failed, the latest first, each on one line."""
+    facts = list(failures_on(shown.view, shown.study))
+    told = dict.fromkeys(
+        f"{'evaluating' if fact.evaluating else 'training'} at step {fact.step:,}: "
+        f"{shortened(clean(fact.failure.summary), _SUMMARY)}"
+        for fact in reversed(facts[-200:])
+    )
+    lines = list(told)[:_FAILURES]
+    more = len(facts) - len(lines)
+    return lines + ([f"and {more:,} more"] if more > 0 and lines else [])
+
+
+def worker_time(seconds: float) -> str:
+    """Format worker-seconds in the unit that suits."""
+    for unit, length in (("hours", 3600.0), ("minutes", 60.0)):
+        if abs(seconds) >= 2 * length:
+            return f"{seconds / length:,.1f} worker-{unit}"
+    return f"{round(seconds, 1) + 0.0:.1f} worker-seconds"
+
+
+def head_html(shown: Shown) -> str:
+    """Return the sentence and what else is told as HTML."""
+    first = "; ".join(headline(shown))
+    return (
+        f"<div style='font-size: 18px; font-weight: 600'>{html.escape(first)}</div>"
+        f"<div style='opacity: .75'>{html.escape(' · '.join(standing(shown)))}</div>"
+    )
+
+
+def failures_html(shown: Shown) -> str:
+    """Return the failures as HTML; ``""`` if there are none."""
+    failed, lines = shown.study.trials_by_end["FAIL"], failures(shown)
+    if not failed and not lines:
+        return ""
+    title = f"{count_of(failed, 'trial')} failed" if failed else "Failed"
+    told = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
+    return f"<b>{title}</b>{told}"

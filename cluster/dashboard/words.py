@@ -1,0 +1,115 @@
+"""The panels that are text: the study that is shown, its sentence, what has failed; and the tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bokeh.document import Document
+from bokeh.models import CustomJS, InlineStyleSheet
+from bokeh.models.widgets import Div, Select
+
+from hpstage.cluster.dashboard.board import Shown
+from hpstage.cluster.dashboard.feed import Feed
+from hpstage.cluster.dashboard.headline import failures_html, head_html
+from hpstage.cluster.dashboard.panels import FAILED, Panel
+from hpstage.report.names import plain
+from hpstage.report.tree.figure import DARK_INPUTS, TreeFigure
+from hpstage.report.tree.rows import HEIGHT
+
+LATEST = ""
+"""The choice that follows the latest started study."""
+
+_MOST_CHOICES = 50
+_ROWS_SECONDS = 0.006
+"""Seconds of the scheduler's that the tree's rows may take at a time: what is left comes with the next frame."""
+_ADDRESS = """
+const name = (key) => key.split(" ").slice(1).join(" ")
+const same = cb_obj.options.filter(([key]) => key && name(key) == name(cb_obj.value)).length
+const address = new URL(location)
+if (cb_obj.value) address.searchParams.set("study", same > 1 ? cb_obj.value : name(cb_obj.value))
+else address.searchParams.delete("study")
+history.replaceState(null, "", address)
+"""
+
+
+class Chooser(Panel):
+    """A list of all studies, from which the displayed one is chosen; the page's address follows."""
+
+    name: str | None = None
+    """The study that the address names, until another one is chosen."""
+
+    def make(self, doc: Document) -> None:
+        self.root = Select(
+            title="Study",
+            value=LATEST,
+            width=240,
+            margin=(5, 15, 5, 5),
+            stylesheets=[InlineStyleSheet(css=DARK_INPUTS)],
+        )
+        self.root.js_on_change("value", CustomJS(code=_ADDRESS))
+
+    def chosen(self) -> str | None:
+        return self.name or self.root.value or None
+
+    def version(self, shown: Shown | None, now: float) -> object:
+        return self.name, [(one.key, one.study.ended) for one in self.board.studies()[:_MOST_CHOICES]]
+
+    def draw(self, shown: Shown | None, now: float) -> None:
+        options: list[str | tuple[Any, str]] = [(LATEST, "the latest")]
+        for study in self.board.studies()[:_MOST_CHOICES]:
+            options.append((study.key, plain(study.study.name) + ("" if not study.study.ended else " (ended)")))
+        self.root.options = options
+
+
+class Summary(Panel):
+    """The sentence of the study: what it saves, and where it stands."""
+
+    def make(self, doc: Document) -> None:
+        self.root = Div(
+            text="No search has started yet.", disable_math=True, sizing_mode="stretch_width",
+            styles={"flex": "1 1 300px", "width": "auto", "overflow-wrap": "anywhere"},
+        )  # fmt: skip
+
+    def version(self, shown: Shown | None, now: float) -> object:
+        return super().version(shown, now), shown is not None and shown.view.is_driven(shown.study.name)
+
+    def draw(self, shown: Shown | None, now: float) -> None:
+        if shown is not None:
+            self.root.text = head_html(shown)
+
+
+class Failures(Panel):
+    """What has failed; nothing is there as long as nothing has."""
+
+    def make(self, doc: Document) -> None:
+        self.root = Div(
+            text="", disable_math=True, visible=False, sizing_mode="stretch_width",
+            styles={"border-left": f"4px solid {FAILED}", "padding-left": "10px", "overflow-wrap": "anywhere"},
+        )  # fmt: skip
+
+    def draw(self, shown: Shown | None, now: float) -> None:
+        text = "" if shown is None else failures_html(shown)
+        if text != self.root.text:
+            self.root.text = text
+            self.root.visible = bool(text)
+
+
+class StageTree(Panel):
+    """The stage tree of the study's trials, as in reports."""
+
+    def make(self, doc: Document) -> None:
+        self._tree = TreeFigure(None, doc, height=HEIGHT)
+        self._feed: Feed | None = None
+        self.root = self._tree.root
+
+    def version(self, shown: Shown | None, now: float) -> object:
+        return now  # chains progress between two reports
+
+    def draw(self, shown: Shown | None, now: float) -> None:
+        if shown is None or not self._tree.is_ready:
+            return
+        if self._feed is None or not self._feed.is_of(shown.view, shown.study):
+            self._feed = Feed(shown.view, shown.study)
+        rows = self._feed.rows(now, _ROWS_SECONDS)
+        if rows is not None:
+            self._tree.send(rows)

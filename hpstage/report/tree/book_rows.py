@@ -1,0 +1,75 @@
+"""The rows of the stage tree of a book's trials. Pure."""
+
+from __future__ import annotations
+
+from hpstage.report.book import Book
+from hpstage.report.names import plain, trial_name
+from hpstage.report.sums import failures_of
+from hpstage.report.tree.branches import changes, states
+from hpstage.report.tree.logs import logs_of
+from hpstage.report.tree.rows import (
+    ROOT,
+    BranchRow,
+    Head,
+    Rows,
+    Texts,
+    failure_row,
+    finite,
+    kept_state,
+    trial_row,
+    values_of,
+)
+
+
+def rows_of(book: Book) -> Rows:
+    """Return all rows of a book's tree."""
+    account, lanes = book.account, book.lanes
+    plan, told = account.plan, states(account, lanes)
+    place = {id: i for i, id in enumerate(lanes)}  # parents before children
+    rows = Rows()
+    best = max if book.maximize else min
+    for id, lane in lanes.items():
+        node = lane.node
+        points = book.measured[id].points
+        rows.branches[place[id]] = BranchRow(
+            node.id,
+            ROOT if node.parent is None else place[node.parent.id],
+            node.start,
+            lane.reach,
+            min(lane.reach, account.trained.get(id, node.start)),
+            lane.trials,
+            finite(best(value for _, value in points)) if points else None,
+            told[id],
+            changes(node),
+            kept_state(node.states),
+            values_of(node, lane.reach),
+        )
+    for i, (name, trial) in enumerate(book.trials.items()):
+        ended, proposed = plan.ended.get(name), plan.searches.proposed.get(name)
+        rows.trials[i] = trial_row(
+            trial_name(book, name),
+            trial,
+            place[trial.node_at(trial.asked).id] if trial.asked else ROOT,
+            None if ended is None else ended.state,
+            book.value_of(name),
+            {} if proposed is None else proposed.params,
+            plan.payments.used.get(name, 0.0),
+        )
+    texts = Texts()
+    for fact, _ in failures_of(book):
+        if fact.node in place:
+            text = texts.add(fact.failure.traceback, rows.texts)
+            rows.failures[len(rows.failures)] = failure_row(
+                place[fact.node], fact.step, evaluating=fact.evaluating, summary=fact.failure.summary, text=text
+            )
+    rows.logs = logs_of(book)
+    rows.head = Head(
+        study=plain(book.studies[0], 400) if len(book.studies) == 1 else "",
+        metric=plain(book.metric or ""),
+        maximize=book.maximize,
+        end=max((trial.steps for trial in book.trials.values()), default=1),
+        best=ROOT if book.best is None else list(book.trials).index(book.best),
+        store=book.store,
+        at=[],
+    )
+    return rows

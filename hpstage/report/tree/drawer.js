@@ -1,0 +1,150 @@
+// The drawer: what is known of a branch and its trials. All that users typed goes into the page by textContent.
+const LISTED = 50
+const drawer = document.createElement("aside")
+drawer.className = "hpstage-drawer"
+drawer.setAttribute("aria-label", "Details")
+drawer.tabIndex = -1
+drawer.hidden = true
+const sheet = document.createElement("style")
+sheet.textContent = `.hpstage-drawer { position: fixed; z-index: 1000; top: 0; right: 0; bottom: 0; width: 400px; box-sizing: border-box;
+  overflow: auto; padding: 12px 16px; font: 13px/1.45 system-ui, sans-serif; background: #ffffff; color: #222222;
+  border-left: 1px solid #8886; overflow-wrap: anywhere }
+.hpstage-drawer[hidden] { display: none } .hpstage-drawer:focus { outline: none } .hpstage-drawer h2 { font-size: 15px; margin: 0 32px 4px 0 }
+.hpstage-drawer h3 { font-size: 13px; margin: 14px 0 2px } .hpstage-drawer p { margin: 2px 0 }
+.hpstage-drawer pre, .hpstage-drawer code { font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap; user-select: all }
+.hpstage-drawer pre { max-height: 22em; overflow: auto; border-left: 3px solid #d55e00; padding-left: 8px; margin: 4px 0 }
+.hpstage-drawer dl { display: grid; grid-template-columns: minmax(5em, max-content) minmax(60%, 1fr); gap: 1px 12px; margin: 2px 0 }
+.hpstage-drawer dt { opacity: .7 } .hpstage-drawer dd { margin: 0 }
+.hpstage-drawer .close { position: absolute; top: 6px; right: 8px; font: 20px/1 sans-serif; padding: 6px 10px; border: 0; background: none;
+  color: inherit; cursor: pointer } .hpstage-drawer svg { display: block; width: 100%; height: 46px }
+body.hpstage-drawn { padding-right: 410px }
+@media (max-width: 800px) { .hpstage-drawer { top: 45%; left: 0; width: auto; border-left: 0; border-top: 1px solid #8886 }
+  body.hpstage-drawn { padding-right: 0; padding-bottom: 55vh } }
+@media (prefers-color-scheme: dark) { .hpstage-drawer { background: #1d1f21; color: #dddddd } }`
+document.head.append(sheet)
+document.body.append(drawer)
+
+function shut() {
+  drawer.hidden = true
+  document.body.classList.remove("hpstage-drawn")
+  selected = ROOT
+  ring()
+}
+
+function element(kind, text, ...inside) {
+  const made = document.createElement(kind)
+  if (text != null) made.textContent = text
+  made.append(...inside)
+  return made
+}
+
+const pairs = (entries) => element("dl", null, ...entries.filter(([, value]) => value !== "").flatMap(
+  ([name, value]) => [element("dt", name), element("dd", String(value))]))
+
+// The values of each hyper-parameter of a trial over its steps, end to end along its branches.
+function schedules(t) {
+  const path = []
+  for (let i = T.leaf[t]; i != ROOT; i = B.parent[i]) path.unshift(i)
+  const found = new Map()
+  path.forEach((i, k) => {
+    const last = k + 1 < path.length ? B.x[path[k + 1]] : Math.min(B.right[i], T.asked[t])
+    for (const [name, value] of Object.entries(B.values[i])) {
+      const points = found.get(name) ?? found.set(name, []).get(name)
+      const own = Array.isArray(value) ? value.filter(([step]) => step < last) : [[B.x[i], value]]
+      if (points.length && own.length && B.x[i] > points.at(-1)[0] + 1) points.push([B.x[i] - 1, points.at(-1)[1]])
+      points.push(...own)
+    }
+  })
+  for (const points of found.values()) if (points.length && points.at(-1)[0] < T.asked[t] - 1) points.push([T.asked[t] - 1, points.at(-1)[1]])
+  return found
+}
+
+function curve(points) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg")
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline")
+  const ys = points.map((p) => p[1]), [low, high, last] = [Math.min(...ys), Math.max(...ys), Math.max(1, points.at(-1)[0])]
+  svg.setAttribute("viewBox", "0 0 200 46")
+  svg.setAttribute("preserveAspectRatio", "none")
+  line.setAttribute("points", points.map(([x, y]) => `${200 * x / last},${43 - 40 * (y - low) / (high - low || 1)}`).join(" "))
+  for (const [name, value] of [["fill", "none"], ["stroke", "#2a9d8f"], ["stroke-width", "1.5"], ["vector-effect", "non-scaling-stroke"]])
+    line.setAttribute(name, value)
+  svg.append(line)
+  return svg
+}
+
+function card(t) {
+  const metric = head.metric && short(T.value[t]) && `${cut(head.metric, 60)} ${short(T.value[t])}`
+  const parts = [element("h3", `Trial ${T.name[t]}: ${[T.state[t], metric].filter(Boolean).join(", ")}`)]
+  parts.push(pairs([...Object.entries(T.params[t]), ["step", number(T.asked[t])], ["seconds paid", short(T.seconds[t])]]))
+  for (const [name, points] of schedules(t)) {
+    const ys = points.map((p) => p[1]), values = new Set(ys)
+    if (values.size < 2) continue
+    const numbers = ys.every((y) => typeof y == "number")
+    parts.push(element("p", `${name}: ${numbers ? `${short(ys[0])} to ${short(ys.at(-1))} (${short(Math.min(...ys))} to ${short(Math.max(...ys))})` : [...values].join(", ")}`))
+    if (numbers) parts.push(curve(points))
+  }
+  return parts
+}
+
+// What the line down to a branch has logged, as curves, and what the branch has printed.
+function logged(i) {
+  const parts = [], path = [], curves = new Map()
+  for (let above = i; above != ROOT; above = B.parent[above]) path.unshift(above)
+  for (const branch of path)
+    for (const [name, points] of Object.entries(L.get(branch)?.curves ?? {}))
+      curves.set(name, [...(curves.get(name) ?? []).filter((p) => p[0] < B.x[branch]), ...points])
+  for (const [name, points] of curves)
+    parts.push(element("p", `${name}: ${short(points[0][1])} to ${short(points.at(-1)[1])}`), curve(points))
+  if (parts.length) parts.unshift(element("h3", "Logged on the way to its end"))
+  const output = L.get(i)?.output
+  if (output) {
+    parts.push(element("h3", "Printed on this branch"), element("pre", output))
+    parts.at(-1).style.borderColor = "#888888"
+  }
+  return parts
+}
+
+const quoted = (text) => /^[\w./:@%?=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`
+
+// The commands of a terminal for a branch, with the store's address, and what goes on from its first trial.
+function commands(t) {
+  const store = quoted(head.store || "STORE"), study = head.study ? ` --study ${quoted(head.study)}` : ""
+  const found = [`hpstage status ${store}`, `hpstage report ${store}${study}`]
+  if (t === undefined) return found
+  const id = head.study ? `${head.study}/${T.name[t]}` : T.name[t]
+  found.push(`hpstage export ${store} weights --trial ${quoted(id)} trial-${T.name[t]}.safetensors`)
+  if (head.study)
+    found.push(`hpstage run SCRIPT.py:TRAINABLE SCRIPT.py:SPACE --store ${store} --study-name ${quoted(head.study)} --metric ${quoted(head.metric)} --steps ${2 * head.end} --n-trials ${T.name.length} --extend`)
+  return found
+}
+
+function open(i, only) {
+  const close = element("button", "×")
+  close.className = "close"
+  close.setAttribute("aria-label", "Close")
+  close.onclick = shut
+  const parts = [close, element("h2", `Node ${B.node[i]}, ${B.state[i]}`), pairs([
+    ["steps", `${number(B.x[i])} to ${number(B.right[i])}${B.front[i] < B.right[i] ? `, trained to ${number(B.front[i])}` : ""}`],
+    [B.parent[i] == ROOT ? "trains with" : "changes", B.label[i]],
+    ["trials", number(B.trials[i])], ["best from here", short(best[i])], ["checkpoint", B.kept[i]],
+  ])]
+  // What failed on the branch or on the way to it.
+  for (let above = i; above != ROOT; above = B.parent[above])
+    for (const failure of failing.get(above) ?? []) {
+      parts.push(element("h3", `Failed when ${failure.doing}, step ${number(failure.step)}, node ${B.node[above]}`), element("p", failure.summary))
+      if (texts[failure.text]) parts.push(element("pre", texts[failure.text]))
+    }
+  parts.push(...logged(i))
+  let through = []
+  for (let k = at[i]; k < stop[i]; k++) through.push(...ending[order[k]])
+  through.sort((a, b) => a - b)
+  if (only !== undefined) through = [only, ...through.filter((t) => t != only)]
+  through.slice(0, LISTED).forEach((t) => parts.push(...card(t)))
+  if (through.length > LISTED) parts.push(element("p", `and ${number(through.length - LISTED)} more trials`))
+  parts.push(element("h3", "In a terminal"))
+  for (const command of commands(through[0])) parts.push(element("p", null, element("code", command)))
+  drawer.replaceChildren(...parts)
+  drawer.scrollTop = 0
+  drawer.hidden = false
+  document.body.classList.add("hpstage-drawn")
+}

@@ -1,0 +1,184 @@
+"""The stage tree as it is sent to a browser: a row per branch, trial and failure, and a head. Pure.
+
+A page is sent rows once, or those that changed, again and again; ``branches.js`` orders, ranks and folds them. Parents
+come before their children. Everything that users typed is a string of JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from hpstage.plan.nodes import Node, PlannedTrial, State
+from hpstage.report.names import plain
+from hpstage.schedule.forms import Constant
+from hpstage.text import clean, shortened
+
+ROOT = -1
+"""The parent of a branch without a parent, and the branch of a trial of which nothing was asked yet."""
+
+HEIGHT = 620
+"""Pixels of the figure, however many rows there are: those that do not fit are scrolled to."""
+
+_NAME = 200  # characters of a hyper-parameter's name
+_VALUE = 120
+_SUMMARY = 300
+_TRACEBACK = 20_000  # the last ones
+_NAMES = 60  # hyper-parameters of a branch or a trial
+_POINTS = 8  # of a form that varies, on one branch
+
+Values = dict[str, Any]
+"""By hyper-parameter: a value, or ``[[step, value], ...]`` if it varies along the branch."""
+
+
+class BranchRow(msgspec.Struct, array_like=True):
+    """A lane of the tree. ``front``: the step up to which it is trained; ``value``: the best metric on it; ``values``:
+    its hyper-parameters that differ from the parent's or vary; ``kept``: its last kept state."""
+
+    node: int
+    parent: int
+    start: int
+    reach: int
+    front: int
+    trials: int
+    value: float | None
+    state: str
+    label: str
+    kept: str
+    values: Values
+
+
+class TrialRow(msgspec.Struct, array_like=True):
+    """A trial. ``branch``: where it ends as far as it was asked; ``value``: its objective, or the last metric;
+    ``seconds``: worker seconds that it paid."""
+
+    name: str
+    branch: int
+    asked: int
+    state: str
+    value: float | None
+    params: dict[str, str]
+    seconds: float
+
+
+class FailureRow(msgspec.Struct, array_like=True):
+    """An exception of the user's code. ``text``: the index of its traceback, which many failures may share."""
+
+    branch: int
+    step: int
+    doing: str
+    summary: str
+    text: int
+
+
+class LogRow(msgspec.Struct, array_like=True):
+    """What a branch has logged, as points of curves by name, and the end of what it has printed."""
+
+    curves: dict[str, list[tuple[int, float]]]
+    output: str
+
+
+class Head(msgspec.Struct):
+    """What concerns the whole tree. ``end``: the last step of the longest trial; ``best``: the index of the best trial;
+    ``at``: the branch, step and worker of each chain that is being trained; ``store``: its address without secrets."""
+
+    study: str
+    metric: str
+    maximize: bool
+    end: int
+    best: int
+    store: str
+    at: list[tuple[int, int, str]]
+
+
+class Rows(msgspec.Struct):
+    """Rows by index (of ``logs``: of the branch): those of an index that is known replace it. ``anew``: all rows sent before are those of another
+    tree; ``gone``: failures that a later search got past."""
+
+    anew: bool = False
+    branches: dict[int, BranchRow] = {}
+    trials: dict[int, TrialRow] = {}
+    failures: dict[int, FailureRow] = {}
+    texts: dict[int, str] = {}
+    gone: list[int] = []
+    logs: dict[int, LogRow] = {}
+    head: Head | None = None
+
+    def encoded(self) -> str:
+        """Return the rows as JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+def values_of(node: Node, reach: int) -> Values:
+    """Return what a branch adds to the hyper-parameters of its trials, up to ``reach``."""
+    parent, found = node.parent, {}
+    for i, (name, form) in enumerate(zip(node.names[:_NAMES], node.forms, strict=False)):
+        if form.__class__ is Constant:
+            if parent is None or form != parent.forms[i]:
+                found[plain(name, _NAME)] = _scalar(form.value(node.start))
+            continue
+        last = max(node.start, reach - 1)
+        steps = sorted({node.start + round(k * (last - node.start) / (_POINTS - 1)) for k in range(_POINTS)})
+        found[plain(name, _NAME)] = [[step, _scalar(form.value(step))] for step in steps]
+    return found
+
+
+def _scalar(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else str(value)
+    return value if isinstance(value, bool | int) and abs(value) < 2**53 else shortened(clean(value), _VALUE)
+
+
+def kept_state(states: Mapping[int, State]) -> str:
+    """Return the last kept state of a branch as text."""
+    kept = [step for step, state in states.items() if state.kept is not None]
+    if not kept:
+        return ""
+    state = states[max(kept)]
+    assert state.kept is not None
+    return f"step {max(kept):,}: {state.kept.key}"
+
+
+def trial_row(
+    name: str, trial: PlannedTrial | None, branch: int, state: str | None, value: float | None,
+    params: Mapping[str, object], seconds: float,
+) -> TrialRow:  # fmt: skip
+    """Return the row of a trial; ``state``: how it ended."""
+    shown = {plain(key, _NAME): shortened(clean(value) if isinstance(value, str) else value, _VALUE)
+             for key, value in list(params.items())[:_NAMES]}  # fmt: skip
+    ended = "running" if state is None else "failed" if state == "FAIL" else state.lower()
+    asked = 0 if trial is None else trial.asked
+    return TrialRow(name, branch, asked, ended, finite(value), shown, round(seconds, 3))
+
+
+def finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+class Texts:
+    """Tracebacks, each once: a fault in the user's code often fails hundreds of trials alike."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+
+    def add(self, text: str, found: dict[int, str]) -> int:
+        """Return the index of a text; if it is new, add it to ``found``."""
+        text = utf8(text[-_TRACEBACK:])
+        index = self._index.get(text)
+        if index is None:
+            index = self._index[text] = len(self._index)
+            found[index] = text
+        return index
+
+
+def failure_row(branch: int, step: int, *, evaluating: bool, summary: str, text: int) -> FailureRow:
+    doing = "evaluating" if evaluating else "training"
+    return FailureRow(branch, step, doing, shortened(utf8(summary), _SUMMARY), text)
+
+
+def utf8(text: str) -> str:
+    """Replace halves of surrogate pairs, which UTF-8 does not have."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,195 @@
+"""The interactive stage tree of a report in a browser: searched, clicked, folded, zoomed; hostile names are data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.report import open_book
+from hpstage.report.book import Book
+from hpstage.report.tree.embed import tree_page
+from hpstage.report.tree.layout import lay_out
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Tape
+from tests.browser.conftest import Open, keep
+from tests.browser.trees import Tree
+
+pytest.importorskip("bokeh")
+pytestmark = pytest.mark.browser
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+HOSTILE = "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'> \"'`${} \N{GRINNING FACE}"
+LONG = HOSTILE + "long " * 40
+OTHERS = 30
+"""Trials of a study beside those that fail."""
+
+
+class Broken(Tape):
+    def train(self, step: int, hp: Any) -> None:
+        if hp["a"] == 7:
+            raise ZeroDivisionError(f"{HOSTILE} at step {step}")
+        super().train(step, hp)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    """Of a study with 30 trials and 2 that fail, with hostile names in all places."""
+
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        late = trial.suggest_float(LONG, 0, 1)
+        return {
+            "a": s.piecewise({0: 1, 4: trial.suggest_categorical("a", [2, 3, 7])}),
+            "b": s.linear(1.0, total_iters=6),
+            LONG: s.piecewise({0: "x", 8: f"{HOSTILE} {late}"}),
+        }
+
+    folder = tmp_path_factory.mktemp("store")
+    study = optuna.create_study(study_name=HOSTILE, direction="maximize")
+    for i in range(OTHERS + 2):
+        study.enqueue_trial({"a": 7 if i in (3, 5) else 2 + i % 2, LONG: i / 100})
+    hpstage.optimize(
+        study, Broken(), space, metric="score", steps=12, n_trials=OTHERS + 2, store=folder, catch=(Exception,),
+        executor=hpstage.InlineExecutor(), show_progress_bar=False, verify="off",
+    )  # fmt: skip
+    return open_book(folder)
+
+
+@pytest.fixture
+def show(open_at: Open, tmp_path: Path) -> Callable[..., Tree]:
+    def show(book: Book, **options: Any) -> Tree:
+        path = tmp_path / "tree.html"
+        path.write_text(tree_page(book))
+        page = open_at(path.as_uri(), **options)
+        tree = Tree(page, len(book.trials))
+        page.wait_for_function("() => document.querySelector('.bk-Column') != null")
+        return tree
+
+    return show
+
+
+def many(n_trials: int) -> Book:
+    """Trials that part at once, each with a value of its own."""
+
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        return {"a": s.piecewise({0: 1, 2: trial.suggest_float("a", 0, 1), 3: trial.suggest_int("b", 0, 9)})}
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    journal = MemoryJournal()
+    hpstage.optimize(
+        study, object(), space, metric="value", steps=4, n_trials=n_trials, executor=SimulatedExecutor(8),
+        store=journal, show_progress_bar=False,
+    )  # fmt: skip
+    return open_book(journal)
+
+
+def test_search_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..., Tree]) -> None:
+    tree = show(book)
+    tree.find("trial 12")
+    tree.drawer.get_by_role("heading", name="Trial 12: complete").wait_for()
+    text = tree.drawer.inner_text()
+    assert "a\n2" in text and "0.12" in text and "checkpoint" in text
+    assert tree.drawer.locator("svg").count() >= 1  # b falls, and is drawn
+    keep(tree.page, "report-drawer")
+    tree.find("a=3")
+    tree.page.get_by_text("14 trials found").wait_for()
+    tree.page.keyboard.press("Escape")
+    assert tree.drawer.is_hidden()
+
+
+def test_a_click_on_what_failed_shows_its_traceback(book: Book, show: Callable[..., Tree]) -> None:
+    tree = show(book)
+    tree.find("failed")
+    tree.drawer.get_by_role("heading", name="Trial 3: failed").wait_for()
+    tree.page.keyboard.press("Escape")
+    [leaf] = {i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).failures")}
+    tree.click(leaf)
+    tree.drawer.locator("pre").wait_for()
+    assert "ZeroDivisionError" in tree.drawer.locator("pre").inner_text()
+    assert "in train" in tree.drawer.locator("pre").inner_text() and HOSTILE in tree.drawer.inner_text()
+    keep(tree.page, "report-failed")
+
+
+def test_commands_of_the_drawer_name_the_store_and_the_trial(book: Book, show: Callable[..., Tree]) -> None:
+    tree = show(book)
+    tree.find("trial 12")
+    commands = tree.drawer.locator("code").all_inner_texts()
+    assert book.store and all(f" {book.store}" in command for command in commands)
+    assert any(command.startswith("hpstage export ") and "/12'" in command for command in commands)
+    assert any("--extend" in command and "--steps 24" in command for command in commands)
+
+
+def test_names_of_users_are_data_everywhere(book: Book, show: Callable[..., Tree]) -> None:
+    tree = show(book)
+    tree.find("failed")
+    tree.drawer.wait_for()
+    for branch in tree.ask("tree.shown()")[:6]:
+        tree.page.mouse.move(*tree.point(branch))
+        tree.page.wait_for_timeout(50)  # hints come with the next frame
+    assert HOSTILE[:40] in tree.drawer.inner_text()
+    assert tree.page.evaluate("() => window.harmed") is None
+    assert tree.page.locator("img[src=x]").count() == 0
+
+
+def test_a_square_folds_and_unfolds_what_is_below_it(book: Book, show: Callable[..., Tree]) -> None:
+    tree = show(book)
+    rows = tree.ask("tree.size().rows")
+    [root] = [i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).parent") == -1]
+    tree.click(root, share=0.0)
+    tree.wait("tree.size().rows == 1")
+    tree.click(root, share=0.0)
+    tree.wait(f"tree.size().rows == {rows}")
+
+
+def test_wheel_keys_and_zoom_move_the_window(show: Callable[..., Tree]) -> None:
+    tree = show(many(300))
+    root = tree.ask("tree.order()[0]")
+    for _ in range(3):
+        tree.ask(f"tree.unfold({root})")
+    tree.wait("tree.size().rows > 100")
+    top = tree.ask("fig.y_range.end")
+    tree.page.mouse.move(600, 400)
+    tree.page.mouse.wheel(0, 600)
+    tree.wait(f"fig.y_range.end > {top} + 10")
+    wide = tree.ask("fig.x_range.end - fig.x_range.start")
+    tree.page.keyboard.down("Control")
+    tree.page.mouse.wheel(0, -300)
+    tree.page.keyboard.up("Control")
+    tree.wait(f"fig.x_range.end - fig.x_range.start < 0.9 * {wide}")
+    tree.page.locator(".bk-Figure").focus()
+    tree.page.keyboard.press("Home")
+    tree.wait("fig.y_range.end == -1")
+    tree.page.keyboard.press("ArrowDown")
+    tree.drawer.get_by_role("heading", name="Node").wait_for()
+    # The drawer does not cover the tree.
+    assert tree.page.locator(".bk-Figure").bounding_box()["width"] < 1400 - 380
+
+
+@pytest.mark.parametrize("n_trials", [1, 40, 300])
+def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree]) -> None:
+    layout = lay_out(many(n_trials))
+    tree = show(layout.book)
+    rows = {int(node): row for node, row in tree.ask("tree.rows()").items()}
+    shown = [layout.place[node] for node in rows]  # type: ignore[index]
+    placed = layout.placed(shown)
+    assert {layout.branches[i].lane.node.id: row for i, row in placed.rows.items()} == rows
+    assert tree.ask("tree.size().rows") == placed.count
+    assert layout.best <= set(shown)
+
+
+def test_a_phone_is_tapped_and_a_dark_page_has_no_white(book: Book, show: Callable[..., Tree]) -> None:
+    tree = show(book, width=390, height=844, has_touch=True, color_scheme="dark")
+    assert tree.page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    [root] = [i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).parent") == -1]
+    tree.tap(root)
+    tree.drawer.get_by_role("heading", name="Node").wait_for()
+    assert tree.drawer.bounding_box()["y"] > 300  # below the tree, not over it
+    box = tree.page.locator("input").evaluate("input => getComputedStyle(input).backgroundColor")
+    assert box == "rgb(29, 31, 33)"
+    keep(tree.page, "report-phone-dark")
