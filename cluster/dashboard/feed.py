@@ -131,7 +131,7 @@ class Feed:
             index = self._trials.setdefault(id, len(self._trials))
             rows.trials[index] = trial_row(
                 number, trial, branch, None if ended is None else ended.state, finite(value),
-                {} if proposed is None else proposed.params, plan.payments.used.get(id, 0.0),
+                {} if proposed is None else proposed.params,
             )  # fmt: skip
             del self._wanted_trials[id]
             if not count % _AT_ONCE and time.perf_counter() > until:

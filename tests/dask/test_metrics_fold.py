@@ -128,8 +128,8 @@ def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
         assert row.seconds_used == pytest.approx(totals.worker_seconds, abs=1e-4)
         reused = {node for node, state in pieces_of(view, study) if state == "reused"}
         assert reused <= {
-            id for id in study.lanes for *_, asker in view.plan.payments.askers(id, 0, 10**9)
-            if view.plan.study_of(asker) != name
+            id for id, lane in study.lanes.items() for *_, asker in view.plan.payments.askers(lane.node, 0, 10**9)
+            if asker.study != name
         }  # fmt: skip
 
 

@@ -53,7 +53,6 @@ def rows_of(book: Book) -> Rows:
             None if ended is None else ended.state,
             book.value_of(name),
             {} if proposed is None else proposed.params,
-            plan.payments.used.get(name, 0.0),
         )
     texts = Texts()
     for fact, _ in failures_of(book):

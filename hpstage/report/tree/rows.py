@@ -144,13 +144,13 @@ def kept_state(states: Mapping[int, State]) -> str:
 
 def trial_row(
     name: str, trial: PlannedTrial | None, branch: int, state: str | None, value: float | None,
-    params: Mapping[str, object], seconds: float,
+    params: Mapping[str, object],
 ) -> TrialRow:  # fmt: skip
     """Return the row of a trial; ``state``: how it ended."""
     shown = {plain(key, _NAME): shortened(clean(value) if isinstance(value, str) else value, _VALUE)
              for key, value in list(params.items())[:_NAMES]}  # fmt: skip
     ended = "running" if state is None else "failed" if state == "FAIL" else state.lower()
-    asked = 0 if trial is None else trial.asked
+    asked, seconds = (0, 0.0) if trial is None else (trial.asked, trial.paid_seconds)
     return TrialRow(name, branch, asked, ended, finite(value), shown, round(seconds, 3))
 
 
