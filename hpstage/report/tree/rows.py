@@ -95,8 +95,8 @@ class Head(msgspec.Struct):
 
 
 class Rows(msgspec.Struct):
-    """Rows by index (of ``logs``: of the branch): those of an index that is known replace it. ``anew``: all rows sent before are those of another
-    tree; ``gone``: failures that a later search got past."""
+    """Rows by index (of ``logs``: of the branch): those of an index that is known replace it. ``anew``: all rows sent
+    before are those of another tree; ``gone``: failures that a later search got past."""
 
     anew: bool = False
     branches: dict[int, BranchRow] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +16,9 @@ from hpstage import schedule as s
 from hpstage.cli.app import app
 from hpstage.errors import UsageError
 from hpstage.report import open_book
+from hpstage.report.names import plain
 from hpstage.report.tree import logs
-from hpstage.report.tree.layout import lay_out
 from hpstage.schedule import Scalar
-from hpstage.text import shortened
 from tests.unit.report.test_tree_embed import HOSTILE
 
 STEPS, DROP = 60, 20
@@ -78,16 +76,16 @@ def run(*arguments: str | Path) -> str:
 
 
 def test_each_branch_has_its_part_of_the_curves_and_of_the_output(store: Path) -> None:
-    layout = lay_out(open_book(store))
-    table = logs.logs_of(layout)
-    assert sorted(table["branch"]) == list(range(len(layout.branches)))
-    for index, curves, output in zip(table["branch"], table["curves"], table["output"], strict=True):
-        lane = layout.branches[index].lane
-        steps = [step for step, _ in json.loads(curves)[shortened(HOSTILE, 80)]]
+    book = open_book(store)
+    rows, lanes = logs.logs_of(book), list(book.lanes.values())
+    assert sorted(rows) == list(range(len(lanes)))
+    for index, row in rows.items():
+        lane = lanes[index]
+        steps = [step for step, _ in row.curves[plain(HOSTILE, 80)]]
         assert (steps[0], steps[-1]) == (lane.node.start, lane.reach - 1)
         assert len(steps) <= 24
-        assert all(value == 1.0 for _, value in json.loads(curves)["sometimes"])
-        assert output.count(HOSTILE) == lane.reach - lane.node.start or len(output) == 4000
+        assert all(value == 1.0 for _, value in row.curves["sometimes"])
+        assert row.output.count(HOSTILE) == lane.reach - lane.node.start or len(row.output) == 4000
 
 
 def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:
@@ -101,7 +99,7 @@ def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:
 
 def test_a_page_has_no_more_than_it_can_bear(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_CHARACTERS", 1)
-    assert len(logs.logs_of(lay_out(open_book(store)))["branch"]) == 1
+    assert len(logs.logs_of(open_book(store))) == 1
 
 
 def test_the_command_prints_the_output_of_all_stages_and_obeys_none_of_it(store: Path) -> None:
