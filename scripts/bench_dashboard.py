@@ -1,7 +1,7 @@
 """What the dashboard's page and the metrics cost Dask's scheduler: the time that others wait for it.
 
     .venv/bin/python scripts/bench_dashboard.py [--rounds 5] [--seconds 6] [--stages 10000] [--rate 100] [--browser]
-                                                [--json FILE]
+                                                [--gestures 2000 10000] [--json FILE]
 
 A scheduler in a process of its own is told of a simulated search with --stages trained stages, as by a driver. Then
 a client asks it for an echo every 10 ms, whether or not it has answered, and waits for a no-op task on one worker twice
@@ -15,6 +15,9 @@ metrics     /metrics is read once a second
 The page is opened by a websocket client that takes all that is sent to it and draws nothing; with --browser by the
 system's chromium, which then needs a core of its own. Printed are medians over the rounds; the ratios are those to the
 same round's "alone". busy: the share of a core that the scheduler's process took.
+
+With --gestures, also (--rounds 0: only) how long the page takes in chromium for what a user does with trees of so many
+trials (gestures.py).
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ from pathlib import Path
 import psutil
 from bench_status import fill
 from distributed import Client
+from gestures import measure
+from screenshots import simulated
 from tornado.websocket import websocket_connect
 
 from hpstage.cluster.dashboard.follower import HANDLER, Follower
@@ -221,11 +226,35 @@ def bench(rounds: int, seconds: float, stages: int, rate: float, browser: bool) 
     tail = int(rounds * (seconds + SETTLING + 5) * rate)
     records = records_of(stages + tail // 3)
     found = []
+    with scheduler() as (address, site, pid, client):
+        one = Round(address, site, pid, records, len(records) - tail, rate)
+        with closing(Follower(one.journal, lambda: client)):
+            wait_for(lambda: client.run_on_scheduler(told) == len(one.journal), "the plan is sent")
+            for number in range(rounds):
+                found.append({kind: one.measure(kind, seconds, browser) for kind in KINDS})
+                print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
+    return found
+
+
+def bench_gestures(sizes: list[int]) -> dict[int, dict[str, float]]:
+    """Milliseconds of each gesture, by the number of trials."""
+    found = {}
+    for trials in sizes:
+        journal = simulated(trials)
+        with scheduler() as (_, site, _, client), closing(Follower(journal, lambda: client)):
+            wait_for(lambda: client.run_on_scheduler(told) == len(journal), "the plan is sent")  # noqa: B023
+            found[trials] = measure(site + "/hpstage", trials)
+    return found
+
+
+@contextmanager
+def scheduler() -> Iterator[tuple[str, str, int, Client]]:
+    """A scheduler in a process of its own, with one worker: its address, its dashboard's, its process and a client."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as leaving:
         folder = Path(place)
         file = folder / "scheduler.json"
         words = ("hpstage", "scheduler", "--scheduler-file", str(file), "--host", "127.0.0.1", "--port", "0")
-        scheduler = leaving.enter_context(
+        process = leaving.enter_context(
             running(*words, "--dashboard-address", "127.0.0.1:0", log=folder / "scheduler.log")
         )
         wait_for(file.exists, "the scheduler is there")
@@ -239,13 +268,7 @@ def bench(rounds: int, seconds: float, stages: int, rate: float, browser: bool) 
         )  # fmt: skip
         client = leaving.enter_context(Client(address, set_as_default=False))
         client.wait_for_workers(1, timeout=60)
-        one = Round(address, site, scheduler.pid, records, len(records) - tail, rate)
-        with closing(Follower(one.journal, lambda: client)):
-            wait_for(lambda: client.run_on_scheduler(told) == len(one.journal), "the plan is sent")
-            for number in range(rounds):
-                found.append({kind: one.measure(kind, seconds, browser) for kind in KINDS})
-                print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
-    return found
+        yield address, site, process.pid, client
 
 
 def table(found: list[dict[str, dict[str, float]]]) -> str:
@@ -268,16 +291,23 @@ def main() -> int:
     parser.add_argument("--stages", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=100.0, help="records a second that are streamed")
     parser.add_argument("--browser", action="store_true", help="open the page in chromium")
+    parser.add_argument("--gestures", type=int, nargs="*", default=[], metavar="TRIALS", help="sizes of trees")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--listen", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.listen is not None:
         asyncio.run(listen(options.listen))
         return 0
-    found = bench(options.rounds, options.seconds, options.stages, options.rate, options.browser)
-    print(table(found))
+    found = (
+        bench(options.rounds, options.seconds, options.stages, options.rate, options.browser) if options.rounds else []
+    )
+    if found:
+        print(table(found))
+    gestures = bench_gestures(options.gestures)
+    for trials, times in gestures.items():
+        print(f"{trials:,} trials: " + ", ".join(f"{name} {value:.1f}" for name, value in times.items()))
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps({"rounds": found, "gestures": gestures}, indent=2) + "\n")
     return 0
 
 

@@ -6,6 +6,7 @@ import html
 
 from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.feed import failures_on
+from hpstage.plan.savings import less_training
 from hpstage.report.names import plain
 from hpstage.text import clean, count_of, shortened
 
@@ -17,10 +18,9 @@ def headline(shown: Shown) -> list[str]:
     """Return the parts of the sentence at the top of the page. What nothing is known of yet is left out."""
     study, totals = shown.study, shown.study.totals
     found = []
-    if totals.steps_unique and totals.steps_asked > totals.steps_unique:
-        found.append(
-            f"{totals.merge_rate:.1f} x less training: {totals.steps_unique:,} of {totals.steps_asked:,} steps"
-        )
+    shared = less_training(totals.steps_asked, totals.steps_unique)
+    if shared:
+        found.append(shared)
     elif totals.steps_asked:
         found.append(f"nothing shared yet: {totals.steps_asked:,} steps")
     saved = shown.seconds_alone - totals.worker_seconds
