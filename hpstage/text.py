@@ -101,12 +101,12 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, width: int | None = N
     kept = next((count for count in range(len(head), 0, -1) if _with_gaps(narrow[:count]) <= width), 1)
     names = [_folded(name, its) for name, its in zip(head[:kept], narrow, strict=False)]
     deep = max(map(len, names))
-    folded = [[name[i] if i < len(name) else "" for name in names] for i in range(deep)]
-    grid = _grid([*folded, *(row[:kept] for row in body)], narrow[:kept], left).split("\n")
+    heading = [[name[i] if i < len(name) else "" for name in names] for i in range(deep)]
+    grid = _grid([*heading, *(row[:kept] for row in body)], narrow[:kept], left).split("\n")
     lines = grid[:deep]
     for line, row in zip(grid[deep:], body, strict=True):
         first = _folded(line, width) if kept == 1 else [line]
-        below = [f"{name} {cell}" for name, cell in zip(head[kept:], row[kept:], strict=True)]
+        below = [f"{name} {cell}" for name, cell in zip(head[kept:], row[kept:], strict=True) if cell]
         lines += [*first, *(f"  {part}" for part in _packed(below, width - 2))]
     return "\n".join(lines)
 

@@ -34,6 +34,8 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
+from hpstage.cli.terminal import columns
+from hpstage.text import folded
 
 if TYPE_CHECKING:  # Dask is imported by functions, since `hpstage plan` needs none
     from distributed import Client
@@ -234,7 +236,8 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
     asked, trained = ours["steps_asked"], ours["steps_trained"]
     less = f"{ours['merge_rate']:.2f} x less training: " if trained else ""  # nothing, if an earlier call trained all
     print(f"\n{less}{trained:,} steps where {asked:,} were asked for.")
-    print(f"Best trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}\n")
+    best = f"Best trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}"
+    print(f"{folded(best, columns())}\n")
     print(ours["table"])
     if bound:
         print(f"{'lower bound':<20}  {bound:.1f} s (makespan / bound = {over:.3f})")

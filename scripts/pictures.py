@@ -10,6 +10,7 @@ to 10,000 simulated trials, in light, in dark and on a phone.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 import threading
@@ -109,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", choices=[[], *MADE], metavar="NAME", help=f"of {', '.join(MADE)}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("hpstage").setLevel(logging.ERROR)  # some of the simulated trials fail
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name in parser.parse_args().names or MADE:
         for path in MADE[name]():

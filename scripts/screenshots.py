@@ -43,19 +43,18 @@ _TIMEOUT = 120_000  # milliseconds that a page may take on a busy machine
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A window in which a page is looked at: its size in CSS pixels, and pixels of the picture for each of them."""
+    """A window in which a page is looked at: its size in CSS pixels, which are those of the picture."""
 
     name: str
     scheme: Literal["light", "dark"]
     width: int
     height: int
-    scale: float = 1.0
 
 
 LOOKS = (
     Look("light", "light", 1280, 860),
     Look("dark", "dark", 1280, 860),
-    Look("phone", "light", 390, 844, 1.5),
+    Look("phone", "light", 390, 844),
 )
 
 
@@ -178,7 +177,6 @@ def looked_at(browser: Browser, address: str, look: Look) -> Iterator[Page]:
     """Open a page; it is for the caller to wait until it has drawn all."""
     context = browser.new_context(
         viewport={"width": look.width, "height": look.height},
-        device_scale_factor=look.scale,
         color_scheme=look.scheme,
         is_mobile=look.width < 600,
         has_touch=look.width < 600,
