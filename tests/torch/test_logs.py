@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -138,7 +139,7 @@ def test_a_damaged_log_loses_itself_and_nothing_else(
     result: hpstage.Result, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = result.log(0)
-    last = result.plan.key(result.trial(0).planned.path[-1], STEPS)
+    last = result.plan.key(result.trial(0).planned.node_at(STEPS), STEPS)
     path = tmp_path / "checkpoints" / ".logs" / last[:2] / last
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
@@ -284,6 +285,41 @@ def test_both_streams_are_recorded_and_still_written(tmp_path: Path, capsys: pyt
         assert "a warning: evaluated\n" in output
     assert "building\n" in written.out
     assert "to standard error\n" in written.err
+
+
+class Holding(Line):
+    """It holds standard output, and so does what training makes."""
+
+    def __init__(self) -> None:
+        self.out = sys.stdout
+
+    def model(self, hp: Mapping[str, Scalar]) -> nn.Module:
+        model = super().model(hp)
+        model.out = sys.stdout  # type: ignore[assignment]
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.out.write("written to it\n")
+        print("printed to it", file=model.out)  # type: ignore[call-overload]
+        return super().loss(model, batch)
+
+
+def test_a_stream_that_training_holds_is_recorded_and_no_part_of_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read) as reader:
+        with os.fdopen(write, "w") as stream:  # as a terminal's, it cannot tell how far it is
+            monkeypatch.setattr(sys, "stdout", stream)
+            result = search(Holding(), tmp_path, verify="all")
+            monkeypatch.undo()
+        written = reader.read()
+    assert [trial.state.name for trial in result.study.trials] == ["COMPLETE"] * 4
+    assert result.plan.differences == []
+    for number in range(4):
+        output = result.log(number).output
+        assert output.count("written to it\n") == output.count("printed to it\n") == output.count("a step") == STEPS
+    assert written.count("written to it\n") >= result.savings.steps_trained
 
 
 def test_what_cannot_be_logged_fails_its_trials_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

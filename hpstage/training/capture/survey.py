@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -213,7 +214,8 @@ class Surveyor:
             pairs = [(f".{label[2:-2]}" if label.startswith("['") else label, child) for label, child in pairs]
         if record.kind in WITHOUT_ATTRIBUTES:
             own = dict_of(record.obj)
-            if own is not None:
+            # Of the streams of the process, `write` is another one while what is printed is recorded.
+            if own is not None and record.obj is not sys.stdout and record.obj is not sys.stderr:
                 pairs.append((".__dict__", own))
         if record.kind is TUPLE:
             pairs += [(f"[{index}]", item) for index, item in enumerate(tuple.__iter__(record.obj))]
