@@ -4,9 +4,10 @@ A worker is paid for from when it is asked for, and takes a while to start: that
 worker stays if the search is expected to need it again within that time, and is asked for if by then more paths wait
 than the present workers can take, and it will train for longer than it takes to start.
 
-What an algorithm asks for next, such as the next rung of a synchronous search, is not known here. A worker that was
-needed until now is therefore kept for as long as starting another one takes: at most twice what it would have cost to
-know (the ski rental problem; Karlin et al., "Competitive snoopy caching", 1988).
+What an algorithm asks for next, such as the next rung of a synchronous search, is not known here, but may be foreseen
+(:attr:`Demands.foresee`). A worker that was needed until now, or is starting, is kept for as long as starting another
+one takes: at most twice what it would have cost to know (the ski rental problem; Karlin et al., "Competitive snoopy
+caching", 1988).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -28,6 +29,9 @@ from hpstage.scheduler.workers import Workers
 
 # The most paths that wait which are looked at.
 _LOOKED_AT = 1000
+
+# How many times as long as it takes to start, a worker is to train what is only foreseen.
+_WORTH = 5.0
 
 _Head = tuple[float, Line, int]
 _Path = Iterator[tuple[float, list[_Head]]]
@@ -61,6 +65,9 @@ class Demands:
         self._workers = workers
         self._running = running
         self._earlier: deque[tuple[float, int]] = deque()  # demands that no later one exceeds, with their times
+        self.foresee: Callable[[float, float, float], int] | None = None
+        """From now, a time ahead and a length, all in seconds, returns how many paths will then be trained at a time
+        that are at least so long, including what is not asked for yet."""
 
     def at(self, now: float, start_seconds: float) -> int:
         """Return how many workers to have at ``now``, where starting one takes ``start_seconds``.
@@ -78,7 +85,7 @@ class Demands:
         self._earlier.append((now, needed))
         while self._earlier[0][0] < now - start_seconds:
             self._earlier.popleft()
-        return max(needed, min(self._earlier[0][1], self._workers.hosts))
+        return max(needed, self._earlier[0][1])
 
     def _is_counted(self) -> bool:
         """Whether another driver on the same workers counts this one's needs, too: it sees all targets and chains."""
@@ -95,7 +102,8 @@ class Demands:
         if not self._plan.totals.steps_trained:
             return max(1, expected.most)  # what a step takes is not known yet
         worth = int(expected.seconds / start_seconds) if start_seconds else expected.usable
-        return max(1, expected.most, min(expected.usable, worth))
+        foreseen = self.foresee(now, start_seconds, _WORTH * start_seconds) if self.foresee and start_seconds else 0
+        return max(1, expected.most, min(expected.usable, worth), foreseen)
 
     def _expect(self, now: float, seconds: float) -> _Expected:
         """Expect that free workers take the longest path that waits, until ``seconds`` from now."""

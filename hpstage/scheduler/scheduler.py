@@ -12,7 +12,7 @@ on trees).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -455,6 +455,10 @@ class Scheduler:
     def progress(self, now: float) -> list[tuple[OpenChain, float]]:
         """Return this driver's chains, each with the seconds of training since its last report."""
         return [(orders.chain, orders.spent(now)) for orders in self._running.values()]
+
+    def foresee(self, paths: Callable[[float, float, float], int]) -> None:
+        """Let the demand include what is not asked for yet (:attr:`hpstage.scheduler.demand.Demands.foresee`)."""
+        self._demands.foresee = paths
 
     def demand(self, now: float, start_seconds: float) -> int:
         """Return how many workers can be used, where starting one takes so many seconds."""

@@ -22,6 +22,7 @@ from hpstage.report.failures import origin
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.costs import COSTS, NOISY
 from hpstage.search.decisions import Decisions
+from hpstage.search.forecast import Forecast
 from hpstage.search.history import History
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
@@ -34,6 +35,9 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 # Seconds to wait for reports before checking the clock, the progress display and Ctrl-C again.
 _HEARTBEAT = 0.5
+
+# Workers of a fleet that is to grow as needed.
+_UNLIMITED = 1_000_000
 
 _PRUNED = f"{optuna.TrialPruned.__module__}.{optuna.TrialPruned.__qualname__}"
 
@@ -74,6 +78,9 @@ class Session:
         self._roster = roster
         self.history = History(algorithm, setting, roster)
         self._search: Search = self.history
+        self._foreseen_at = 0, 0, 0.0  # number of calls, steps trained, and time
+        self._foreseen: list[tuple[float, float]] = []  # when workers will begin, and be done
+        driver.scheduler.foresee(self._foresee)
         self._started = started
         self._callbacks = callbacks
         self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)
@@ -107,6 +114,25 @@ class Session:
         if self._exhausted:
             return known
         return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
+
+    def _foresee(self, now: float, after: float, least: float) -> int:
+        """See :attr:`hpstage.scheduler.demand.Demands.foresee`. Played anew once something has changed."""
+        calls, trained, made = self._foreseen_at
+        at = len(self.history.calls), self._driver.plan.totals.steps_trained
+        if (at != (calls, trained) or now > made + after) and self.expected is not None and not self._stopping:
+            forecast = Forecast(
+                self.history,
+                self.trials,
+                self._driver.plan,
+                more=self.expected - len(self.trials),
+                running=self._driver.running(),
+                workers=_UNLIMITED,
+                seed=0,
+            )
+            made = now
+            self._foreseen_at, self._foreseen = (*at, made), forecast.trained(2 * after)
+        then = now - made + after
+        return sum(began <= then and done >= then + least for began, done in self._foreseen)
 
     def paused(self, known: Iterable[TrialId]) -> int:
         """Return how many of the trials that the plan knows as paused still are: it is told of their ends later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from hpstage.search.progress.forecast import Forecast
+from hpstage.search.forecast import Forecast
 
 if TYPE_CHECKING:
     from hpstage.driver.driver import Driver

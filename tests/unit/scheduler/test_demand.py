@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hpstage
 from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.facts import DriverId, DriverJoined, TrialAdded
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Failing
 from tests.unit.searches import Search, histories, searches, trial
 
 START = 10.0
@@ -125,4 +130,33 @@ def test_an_elastic_fleet_pays_for_what_trains_and_takes_as_long_as_the_best_fix
     assert elastic.cluster.paid_seconds <= 1.10 * search.plan.totals.worker_seconds
     fixed = SimulatedExecutor(elastic.cluster.most, **seconds)
     Search(fixed, checkpoint_every=10).run(trials, stops, validate=False)
+    assert elastic.clock() <= 1.05 * fixed.clock()
+
+
+def milestones(trial: optuna.Trial) -> dict[str, object]:
+    first, second = trial.suggest_categorical("first", [40, 60, 80]), trial.suggest_categorical("second", [100, 120])
+    gamma = trial.suggest_categorical("gamma", [0.1, 0.5])
+    return {
+        "lr": s.multistep(trial.suggest_categorical("lr", [0.1, 0.05]), milestones=[first, second], gamma=gamma),
+        "momentum": trial.suggest_categorical("momentum", [0.9, 0.95]),
+        "batch": s.piecewise({0: 64, trial.suggest_categorical("grow_at", [80, 120]): 256}),
+    }
+
+
+def halved(executor: SimulatedExecutor) -> float:
+    """Halve 64 trials, and return the worker-seconds used."""
+    result = hpstage.optimize(
+        optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), Failing(), milestones, metric="value",
+        steps=160, n_trials=64, algorithm=SuccessiveHalving(10, 4), executor=executor, store=MemoryJournal(),
+    )  # fmt: skip
+    return result.savings.worker_seconds
+
+
+def test_workers_for_the_next_rung_are_started_before_it_is_asked_for() -> None:
+    seconds = {"step_seconds": 21.5, "evaluate_seconds": 5.0, "load_seconds": 1.0, "save_seconds": 1.0}
+    elastic = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 16, 120.0)), **seconds)
+    used = halved(elastic)
+    fixed = SimulatedExecutor(elastic.cluster.most, **seconds)
+    halved(fixed)
+    assert elastic.cluster.paid_seconds <= 1.10 * used
     assert elastic.clock() <= 1.05 * fixed.clock()

@@ -254,15 +254,25 @@ class Forecast:
         self._done: set[_Target] = set()
         self._values: dict[Hashable, float] = {}
         self.results = 0
+        self._trained: list[tuple[float, float]] = []  # when each played target was begun by a worker, and done
 
     def seconds(self) -> float:
         """Return in how many seconds the search will be over."""
+        return self._play(math.inf)
+
+    def trained(self, until: float) -> list[tuple[float, float]]:
+        """Return when each target that a worker begins with in so many seconds is begun, and when it is done."""
+        self._play(until)
+        return self._trained
+
+    def _play(self, until: float) -> float:
+        """Play up to a time, or to the end; return when that is."""
         for target in list(self._replay.open):
             self._ask(target)
         self._propose()
         while True:
             self._dispatch()
-            if not self._events:
+            if not self._events or self._events[0][0] > until:
                 return self._now
             self._now, _, target, done, worked = heapq.heappop(self._events)
             self._free += worked
@@ -346,6 +356,7 @@ class Forecast:
                 continue
             at = self._lines.train(path, place, start, step, self._now) + self._evaluate_seconds
             self._free -= 1
+            self._trained.append((self._now, at))
             heapq.heappush(self._events, (at, next(self._number), target, True, True))
 
     def _value(self, index: int, step: int) -> float:
