@@ -110,10 +110,12 @@ class Executor(ABC):
         return 1
 
     @abstractmethod
-    def start(self, worker: WorkerId, chain: Chain) -> None: ...
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        """Begin a chain on a worker that has a free lane; :meth:`wait` reports what becomes of it."""
 
     @abstractmethod
-    def amend(self, amendment: Amendment) -> None: ...
+    def amend(self, amendment: Amendment) -> None:
+        """Change what a running chain does at steps ahead of it; one that has ended ignores it."""
 
     @abstractmethod
     def stop(self, chain: ChainId, *, keep: bool = False) -> None:

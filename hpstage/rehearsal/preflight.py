@@ -106,6 +106,7 @@ class Preflight:
     """One whose workers come and go with the demand, of at most so many."""
 
     def as_dict(self) -> dict[str, object]:
+        """Return all figures, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

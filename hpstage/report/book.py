@@ -94,6 +94,7 @@ class Book:
     """The address of the store, without secrets; ``""`` if the journal was given without one."""
 
     def is_mine(self, trial: TrialId) -> bool:
+        """Whether the trial belongs to the book."""
         return self.study is None or self.account.plan.study_of(trial) == self.study
 
     @cached_property

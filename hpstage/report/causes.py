@@ -36,13 +36,15 @@ from hpstage.report.book import Book
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Worker seconds of a book's trials, by cause. To the last bit::
+    """Worker seconds of a book's trials, by cause.
 
-    full - early_stopping == alone
-    alone - shared_prefix - other_study - fused + exchange
-        + from_disk - live + save + wasted + again + unanswered + estimates == used
-    train + evaluate + load + save + wasted == used
-    from_disk - live == load
+    To the last bit::
+
+        full - early_stopping == alone
+        alone - shared_prefix - other_study - fused + exchange
+            + from_disk - live + save + wasted + again + unanswered + estimates == used
+        train + evaluate + load + save + wasted == used
+        from_disk - live == load
     """
 
     full: float

@@ -237,6 +237,7 @@ class TorchLoop(Adapter):
             self._batches.close()
 
     def synchronize(self) -> None:
+        """Wait for the GPU, before time is measured."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

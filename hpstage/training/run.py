@@ -107,6 +107,7 @@ class Run:
 
     @property
     def step(self) -> int:
+        """The step that is being trained, counted from 0."""
         return self._step
 
     def batches(self, data: Any, *, batch_size: int | None = None, num_workers: int = 0) -> Iterator[Any]:

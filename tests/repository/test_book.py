@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import hpstage
+from hpstage.trainable import Trainable
 
 ROOT = Path(hpstage.__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
@@ -45,6 +48,21 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("module", [hpstage, hpstage.report, hpstage.optuna, hpstage.cluster, hpstage.torch])
+def test_every_public_name_is_documented_and_in_the_reference(module: ModuleType) -> None:
+    listed = (ROOT / "notebooks" / "reference.md").read_text()
+    for name in module.__all__:
+        found = getattr(module, name)
+        if isinstance(found, ModuleType):
+            continue
+        assert found.__doc__, name
+        assert re.search(rf":: hpstage\.(\w+\.)?{name}$", listed, re.MULTILINE) or name == "Schedule", name
+        if isinstance(found, type):
+            own = [one for one in vars(found) if not one.startswith("_") and callable(getattr(found, one))]
+            bare = {one for one in own if not inspect.getdoc(getattr(found, one))}
+            assert bare <= vars(Trainable).keys(), name  # documented at the port
 
 
 def test_readme_is_two_screens() -> None:

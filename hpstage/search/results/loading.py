@@ -45,10 +45,12 @@ class LoadedState:
 
     @property
     def optimizer(self) -> Any:
+        """The part ``"optimizer"``, with the state that it had."""
         return self._part("optimizer")
 
     @property
     def trainable(self) -> Any:
+        """The part ``"trainable"``."""
         return self._part("trainable")
 
     def _part(self, name: str) -> Any:

@@ -70,6 +70,7 @@ class Result:
 
     @property
     def best_trial(self) -> FrozenTrial:
+        """The study's best trial; with several objectives, see :attr:`best_trials`."""
         return self.study.best_trial
 
     @property
@@ -191,8 +192,10 @@ class Result:
 
     @property
     def best_value(self) -> float:
+        """The metric of the best trial."""
         return self.study.best_value
 
     @property
     def best_params(self) -> dict[str, object]:
+        """What the study's sampler suggested for the best trial."""
         return self.study.best_params

@@ -57,6 +57,7 @@ class TrainedTrial:
 
     @property
     def study(self) -> str:
+        """The name of the trial's study in the plan."""
         return self.plan.study_of(self.id)
 
     @property
