@@ -29,6 +29,11 @@ def headline(shown: Shown) -> list[str]:
     over = len(study.trials) - study.trials_by_end[None]
     of = study.started.n_trials or len(study.trials)
     found.append(f"{over:,} of {max(of, len(study.trials)):,} trials over")
+    record = shown.view.plan.searches.get(study.name)
+    if record is not None and not study.ended:
+        not_begun = record.not_begun + max(0, of - len(study.trials))
+        states = (("paused", len(record.paused)), ("not begun", not_begun))
+        found += [f"{count:,} {state}" for state, count in states if count]
     best = study.best(1)
     if best:
         found.append(f"best {best[0].value:.5g}")

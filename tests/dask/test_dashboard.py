@@ -277,7 +277,7 @@ def test_the_sentence_claims_nothing_before_there_is_something_to_claim() -> Non
         if board.studies():
             said.append(headline(board.studies()[0]))
     assert not any(part.startswith("-") for parts in said for part in parts)
-    assert said[0] == ["0 of 12 trials over"] and "12 of 12 trials over" in said[-1]
+    assert said[0] == ["0 of 12 trials over", "12 not begun"] and "12 of 12 trials over" in said[-1]
 
 
 def test_axes_end_at_round_numbers() -> None:

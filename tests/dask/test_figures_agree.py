@@ -16,6 +16,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
+from hpstage.cluster.dashboard.headline import headline
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.savings import less_training
 from hpstage.report import open_book, write_report
@@ -149,7 +150,7 @@ def test_the_merge_rate_is_one_figure_and_the_one_by_cost_another_in_other_words
     assert re.search(rf"merge rate +{re.escape(rate(known))}$", told.status, re.M)
     phrase = less_training(savings.steps_asked, savings.steps_unique)
     assert phrase.startswith(f"{rate(known)} x less training: ")
-    assert phrase in html.unescape(told.page) and phrase in told.notebook
+    assert phrase in html.unescape(told.page) and phrase in told.notebook and phrase in headline(told.shown)
 
 
 def test_seconds_used_alone_and_saved_agree_and_add_up(told: Told) -> None:
