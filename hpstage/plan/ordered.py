@@ -33,12 +33,15 @@ class Ordered(list[T]):
         return at < len(self) and bool(self[at] == item)
 
     def irange(
-        self, low: T | None = None, high: T | None = None, inclusive: tuple[bool, bool] = (True, True)
-    ) -> Iterator[T]:
-        """Yield items from ``low`` to ``high``, ascending; ``None``: no limit. The list must not change meanwhile."""
+        self,
+        low: T | None = None,
+        high: T | None = None,
+        inclusive: tuple[bool, bool] = (True, True),
+        most: int | None = None,
+    ) -> list[T]:
+        """Return the items from ``low`` to ``high``, at most so many; ``None``: no limit."""
         start, stop = self._bounds(low, high, inclusive)
-        for at in range(start, stop):
-            yield self[at]
+        return self[start : stop if most is None else min(stop, start + most)]
 
     def rrange(self, high: T, inclusive: bool = True) -> Iterator[T]:
         """Yield items up to ``high``, descending."""

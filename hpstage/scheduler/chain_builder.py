@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.messages import Boundary, Stage, Verify
@@ -99,8 +99,7 @@ class ChainBuilder:
     @staticmethod
     def _wanted_on(line: Line, start: int, stop: int) -> list[int]:
         """Return wanted steps on a span, up to the horizon, including the start if it is a kept state to evaluate."""
-        steps = line.wanted.steps.irange(start, stop, (start > line.node.start, True))
-        return list(islice(steps, _HORIZON))
+        return line.wanted.steps.irange(start, stop, (start > line.node.start, True), _HORIZON)
 
     def build(
         self, orders: Orders, spans: Sequence[Span], *, begins: bool = False
@@ -123,8 +122,8 @@ class ChainBuilder:
             steps = self._wanted_on(line, span.start, span.stop)
             if not steps or steps[-1] != span.stop:
                 steps.append(span.stop)
-            keep = line.node.keep_at.irange(span.start, span.stop, (False, True))
-            steps = sorted({*steps, *(step for step in keep if step not in line.sources)})
+            if keep := node.keep_at and node.keep_at.irange(span.start, span.stop, (False, True)):
+                steps = sorted({*steps, *(step for step in keep if step not in line.sources)})
             forms = dict(zip(node.names, node.forms, strict=True))
             stages.append(Stage(node.id, span.start, span.stop, forms, node.seen(span.start + 1).digest, verify))
             for step in sorted([*steps, *self._likely_forks(line, span.start, steps)]):
@@ -165,7 +164,7 @@ class ChainBuilder:
         price = _BOUNDARY_SECONDS + (totals.save_seconds / totals.saves if totals.saves else 0.0)
         found = []
         last, ahead = start, 0
-        for step in islice(self._plan.milestones.irange(start, marks[-1], (False, False)), _CONSIDERED):
+        for step in self._plan.milestones.irange(start, marks[-1], (False, False), _CONSIDERED):
             while marks[ahead] < step:
                 last = max(last, marks[ahead])
                 ahead += 1

@@ -155,7 +155,7 @@ class Demands:
         at, seconds = chain.at, -max(0.0, now - chain.since)
         for span in chain.spans[chain.index_at(at) :]:
             line = self._tree.line_of(span)
-            for step in [*line.wanted.steps.irange(at, span.stop, inclusive=(False, True))]:
+            for step in line.wanted.steps.irange(at, span.stop, inclusive=(False, True)):
                 seconds += (step - at) * line.cost / speed
                 at = step
                 wanted = line.wanted.get(step)
@@ -171,7 +171,7 @@ class Demands:
     def _along(self, line: Line, step: int, seconds: float) -> _Path:
         """Yield the events of a line that is trained from a source on it."""
         limit = self._tree.limit(line, step)
-        for mark in [*line.wanted.steps.irange(step, limit, inclusive=(True, False))]:
+        for mark in line.wanted.steps.irange(step, limit, inclusive=(True, False)):
             seconds += (mark - step) * line.cost
             seconds += self._tree.evaluate_seconds if line.wanted[mark].evaluate else 0.0
             step = mark

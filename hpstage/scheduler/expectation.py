@@ -97,7 +97,8 @@ class Expectation:
                 heapq.heapify(self._soonest)
 
     def _key(self, source: StateRef | None) -> StateKey | None:
-        return None if source is None else self._plan.key(self._plan.nodes[source.node], source.step)
+        state = None if source is None else self._plan.nodes[source.node].state(source.step)
+        return None if state is None or state.kept is None else state.kept.key
 
     def _expected(self, waiting: Sequence[StateKey | None]) -> dict[WorkerId, tuple[StateKey, ...]]:
         expected: dict[WorkerId, tuple[StateKey, ...]] = {}

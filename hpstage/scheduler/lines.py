@@ -54,6 +54,7 @@ class Line:
         "length",
         "needy",
         "node",
+        "rated",
         "seconds",
         "sources",
         "unfinished",
@@ -72,6 +73,7 @@ class Line:
         # renewed when they reach the top.
         self.far = _NO_FAR
         self.heads = _NO_HEADS  # step of each queued head -> the priority it is queued with
+        self.rated = 0  # the estimates by which
         # Its contribution to the sums of WorkLeft.
         self.seconds = 0.0
         self.unfinished = False

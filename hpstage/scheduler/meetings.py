@@ -77,4 +77,6 @@ class Meetings:
 
     def next_at(self, now: float) -> float | None:
         """Return when the next worker is asked again, or ``None`` if none is left out for a while."""
-        return None if self.ended else min((until for _, until in self._missed.values() if until > now), default=None)
+        if self.ended or not self._missed:
+            return None
+        return min((until for _, until in self._missed.values() if until > now), default=None)

@@ -427,8 +427,8 @@ class Scheduler:
 
     def back_at(self) -> float | None:
         """Return when the next worker is tried again that was benched, or left out of gangs; ``None`` if none was."""
-        times = (self.workers.back_at(self._now), self._widths.meetings.next_at(self._now))
-        return min((at for at in times if at is not None), default=None)
+        benched, left_out = self.workers.back_at(self._now), self._widths.meetings.next_at(self._now)
+        return benched if left_out is None else left_out if benched is None else min(benched, left_out)
 
     def source_of(self, chain: ChainId) -> StateKey | None:
         """Return the key of the state that one of this driver's chains starts from, if any."""

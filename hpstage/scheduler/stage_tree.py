@@ -33,17 +33,19 @@ class StageTree:
         self._default_cost = plan.totals.average_step_seconds
         self._drifted = 0
         self.evaluate_seconds = 0.0  # estimate for one evaluation
-        self.left = WorkLeft()
+        self._left = WorkLeft()
+        self._unweighed: dict[int, Line] = {}  # by node id: lines that have changed since they were added up
         self.fresh: list[tuple[Line, int]] = []  # newly wanted or to be kept, consumed by the scheduler
         self.changed: dict[int, Line] = {}  # lines that changed, by node id, consumed by the scheduler
         self.changed_all = False  # estimates of all lines did
         self.ready = 0  # number of heads
         self._first: list[tuple[float, Line, int]] | None = None  # the first heads, until anything changes
+        self._estimates = 0  # how often estimates have changed without all that depends on them
         for node in plan.nodes:
             line = self.line(node)
             for step in sorted(step for step, state in node.states.items() if state.kept is not None):
                 line.add_source(step)
-            self.left.weigh(line)
+            self._unweighed[node.id] = line
 
     def line(self, node: Node) -> Line:
         while len(self._lines) <= node.id:
@@ -54,6 +56,14 @@ class StageTree:
     def line_of(self, span: Span) -> Line:
         return self._lines[span.node] if span.node < len(self._lines) else self.line(self._plan.nodes[span.node])
 
+    @property
+    def left(self) -> WorkLeft:
+        """What is left to do. Amortised O(changes)."""
+        for line in self._unweighed.values():
+            self._left.weigh(line)
+        self._unweighed.clear()
+        return self._left
+
     # --- changes ------------------------------------------------------------------------------------------
 
     def want(self, node: Node, step: int) -> None:
@@ -62,7 +72,7 @@ class StageTree:
         wanted = line.want(step)
         if not wanted.evaluate:
             wanted.evaluate = True
-            self.left.evaluations += 1
+            self._left.evaluations += 1
             self._lengthen(line, step, -1)
             self._settle(line, step)
             self.fresh.append((line, step))
@@ -73,7 +83,7 @@ class StageTree:
         wanted = line.wanted.get(step)
         if wanted is not None and wanted.evaluate:
             wanted.evaluate = False
-            self.left.evaluations -= 1
+            self._left.evaluations -= 1
             if not wanted.children:
                 del line.wanted[step]
             self._raise(line, step)
@@ -126,7 +136,7 @@ class StageTree:
         line.cover(chain, span)
         self._settle(line, span.stop)
         # Wanted steps that the chain passed without stopping, since the amendment came too late, are open again.
-        for step in list(line.wanted.steps.irange(before.start, span.start, inclusive=(False, True))):
+        for step in line.wanted.steps.irange(before.start, span.start, inclusive=(False, True)):
             self._settle(line, step)
 
     def uncover(self, chain: ChainId, line: Line) -> bool:
@@ -135,7 +145,7 @@ class StageTree:
         if cover is None:
             return False
         self._settle(line, cover.start)
-        for source in list(line.sources.irange(cover.start, cover.stop)):
+        for source in line.sources.irange(cover.start, cover.stop):
             self._queue_head(line, source)
         return True
 
@@ -149,10 +159,11 @@ class StageTree:
             self._drifted = max(16, len(self._lines))
         elif abs(cost - line.cost) > _DRIFT * line.cost:
             self._drifted += 1
+            self._estimates += 1
             line.cost = cost
             self._resort(line)
             self._raise(line, node.start + 1)
-        self.left.weigh(line)
+        self._unweighed[node.id] = line
         if self._drifted >= max(16, len(self._lines)):
             self._reestimate()
 
@@ -165,7 +176,7 @@ class StageTree:
         self.changed_all, self._first = True, None
         for line in self._lines:
             line.cost = self._estimate(line.node)
-            self.left.weigh(line)
+            self._unweighed[line.node.id] = line
         for line in reversed(self._lines):  # children come after their parents
             self._resort(line)
         for line in self._lines:
@@ -176,6 +187,7 @@ class StageTree:
         """Update the estimate for one evaluation, if it changed enough."""
         if abs(seconds - self.evaluate_seconds) > _DRIFT * self.evaluate_seconds:
             self.evaluate_seconds = seconds
+            self._estimates += 1
             self.changed_all, self._first = True, None
 
     # --- needs and heads ----------------------------------------------------------------------------------
@@ -183,7 +195,7 @@ class StageTree:
     def source_of(self, line: Line, step: int) -> int | None:
         """Return the source from which ``step`` of the line can be trained now; ``None`` if it waits for a chain or the
         parent."""
-        source = self._last_source(line, step)
+        source = line.sources.last(step) if line.sources else None
         for cover in line.covers.values():
             if cover.start < step and (source is None or cover.stop >= source):
                 return None
@@ -191,14 +203,13 @@ class StageTree:
             source = line.node.start
         return source
 
-    @staticmethod
-    def _last_source(line: Line, step: int) -> int | None:
-        return line.sources.last(step)
-
     def _begins(self, line: Line) -> bool:
         """Whether the line can be started: its parent's state is a source."""
-        parent = line.node.parent
-        return parent is None or line.node.start in self.line(parent).sources
+        node = line.node
+        if node.parent is None:
+            return True
+        sources = self._lines[node.parent.id].sources
+        return bool(sources) and node.start in sources
 
     def _settle(self, line: Line, step: int) -> None:
         """Update neediness and queued heads of the line, and of the lines above it, after a change at ``step``."""
@@ -212,8 +223,8 @@ class StageTree:
         needy = above = False
         if line.wanted:
             first = line.wanted.steps[0]
-            needy = (not line.sources or line.sources[0] > first) and all(
-                c.start >= first for c in line.covers.values()
+            needy = (not line.sources or line.sources[0] > first) and (
+                not line.covers or all(cover.start >= first for cover in line.covers.values())
             )
         if needy != line.needy:
             line.needy = needy
@@ -226,12 +237,12 @@ class StageTree:
             else:
                 self._need(self.line(parent), line)
                 above = True
-        source = self._last_source(line, step)
+        source = line.sources.last(step) if line.sources else None
         if source is not None:
             self._queue_head(line, source)
         elif needy and self._begins(line):
             self._queue_head(line, line.node.start)
-        self.left.weigh(line)
+        self._unweighed[line.node.id] = line
         return above
 
     def _need(self, parent: Line, child: Line) -> None:
@@ -256,10 +267,11 @@ class StageTree:
         self._first = None
 
     def _queue_head(self, line: Line, step: int) -> None:
-        if self._open(line, step) is None:
+        if not self._is_open(line, step):
             self._drop_head(line, step)
             return
         priority, before = self.remaining(line, step), line.heads.get(step)
+        line.rated = self._estimates
         if before != priority:
             self.ready += before is None
             self._first = None
@@ -271,18 +283,14 @@ class StageTree:
             self.ready -= 1
             self._first = None
 
-    def _open(self, line: Line, step: int) -> int | None:
-        """Return the first wanted step that training from the source at ``step`` would serve, if any."""
-        at_start = step == line.node.start
-        if at_start:
-            if not line.needy or not self._begins(line):
-                return None
-        elif step not in line.sources:
-            return None
+    def _is_open(self, line: Line, step: int) -> bool:
+        """Whether training from ``step`` would serve a wanted step."""
+        if step == line.node.start:
+            return line.needy and self._begins(line)
+        if step not in line.sources:
+            return False
         first = line.wanted.steps.first(step)
-        if first is None or self.source_of(line, first) != step:
-            return None
-        return first
+        return first is not None and self.source_of(line, first) == step
 
     def heads(self, most: int) -> list[tuple[float, Line, int]]:
         """Return ready heads ``(remaining seconds, line, step)``, longest first, at most so many.
@@ -300,10 +308,12 @@ class StageTree:
             line = self._lines[id]
             if line.heads.get(step) != -negative or (id, step) in found:
                 continue  # stale: queued again since, or removed
-            priority = self.remaining(line, step)
-            if priority != -negative:
-                line.heads[step] = priority
-                heapq.heappush(self._queue, (-priority, id, step))
+            priority = -negative
+            if line.rated != self._estimates:  # what a step or an evaluation takes is estimated anew
+                line.rated = self._estimates
+                for at in line.heads:
+                    line.heads[at] = self.remaining(line, at)
+                    heapq.heappush(self._queue, (-line.heads[at], id, at))
                 continue
             found[id, step] = priority, line, step
         for (id, step), (seconds, _, _) in found.items():
@@ -321,7 +331,7 @@ class StageTree:
 
     def farthest(self, line: Line, step: int) -> tuple[float, int, int] | None:
         """Return the end of the longest path from ``step``: ``(seconds from line start, step, child id or -1)``."""
-        limit = self.limit(line, step)
+        limit = self.limit(line, step) if line.sources or line.covers else None
         if limit is None:
             top = self._top(line)
             if top is not None and top[1] >= step:
@@ -344,7 +354,7 @@ class StageTree:
     def limit(self, line: Line, step: int) -> int | None:
         """Return the first step after ``step`` that is reached from elsewhere: a later source, or just after a cover's
         start."""
-        later = line.sources.first(step, inclusive=False)
+        later = line.sources.first(step, inclusive=False) if line.sources else None
         for cover in line.covers.values():
             if cover.start >= step and (later is None or cover.start + 1 < later):
                 later = cover.start + 1
@@ -434,12 +444,12 @@ class StageTree:
                 source = self.source_of(line, step)
                 if source is not None:
                     assert source in line.heads, f"wanted step {step} of node {node.id} has no head"
-                elif self._last_source(line, step) is None and all(c.start >= step for c in line.covers.values()):
+                elif line.sources.last(step) is None and all(c.start >= step for c in line.covers.values()):
                     assert line.needy and node.parent is not None
                     assert node.id in self.line(node.parent).wanted[node.start].children
             if line.wanted and line.needy and node.parent is not None and not self._begins(line):
                 assert node.id in self.line(node.parent).wanted[node.start].children
-            assert all(self._open(line, step) is not None for step in line.heads), f"node {node.id} has a closed head"
+            assert all(self._is_open(line, step) for step in line.heads), f"node {node.id} has a closed head"
         assert self.ready == sum(len(line.heads) for line in self._lines)
         left = self.left
         seconds = sum(steps_left(line) * line.cost for line in self._lines)

@@ -181,7 +181,7 @@ class Workers(dict[WorkerId, Worker]):
     def able(self, now: float) -> int:
         """Return the number of workers that are not benched: of a host's lanes, those that are used."""
         if len(self) == self.hosts and self._widest >= 1:  # no lanes
-            return len(self) - sum(worker.back_at > now for worker in self._benched.values())
+            return len(self) - sum([worker.back_at > now for worker in self._benched.values()])
         lanes = Counter(worker.host for worker in self.values() if worker.back_at <= now)
         return sum(int(min(count, self._widest)) for count in lanes.values())
 
@@ -192,6 +192,8 @@ class Workers(dict[WorkerId, Worker]):
 
     def back_at(self, now: float) -> float | None:
         """Return when the next benched worker is tried again, or ``None`` if none is benched."""
+        if not self._benched:
+            return None
         return min((worker.back_at for worker in self._benched.values() if worker.back_at > now), default=None)
 
     def trouble(self) -> str | None:
