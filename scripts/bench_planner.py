@@ -1,6 +1,6 @@
 """What planning costs as trials grow: inserting them, deciding on chains, opening a store, and a whole random study.
 
-    .venv/bin/python -m scripts.bench_planner [--part insert decide open study] [--sizes 10000 100000]
+    .venv/bin/python -m scripts.bench_planner [--part plan insert decide open study] [--sizes 10000 100000]
                                               [--workers 1000] [--turns 5000] [--events 100000 1000000]
                                               [--trials 10000 30000] [--store FOLDER] [--json FILE]
 
@@ -9,16 +9,20 @@ are leaves of a full tree (each part from others at every milestone), in random 
 common. Each row is measured in a process of its own, in seconds of processor time; ratios are of the last row
 of a kind to its first.
 
-insert  per_s         trials per second, from values to a plan that waits for them: schedules built, written to a
-                      journal in memory (encoded and hashed), folded, asked for
-        build_us, add_us, ask_us  the same by part, microseconds per trial
-        bytes         of memory per trial: growth of the resident set, of which ``journal`` are the records
+plan    per_s         trials per second that a plan takes: each is added and asked for, as facts
+        add_us, ask_us  the same by part, microseconds per trial
+        bytes         of memory per trial, all of them waiting for their results: growth of the resident set
         nodes         of the plan, per trial
-decide  turn_us       a turn of the driver on such a plan, with --workers busy ones: one boundary or end of a chain is
-                      reported, facts follow, are written and folded, the next chain is chosen and sent; without what
-                      the executor itself takes. Mean of --turns
-        p50_us, p99_us  and their quantiles
-        choose_us     of this: choosing what is next, and writing and folding the choice (without the report's facts)
+insert  per_s         trials per second that a driver takes, from schedules to stages that could be trained: written
+                      to a journal in memory (encoded and hashed), folded, asked for, and put into the stage tree
+        add_us, ask_us  the same by part, microseconds per trial
+        build_us      what building the schedules takes besides
+        bytes         of memory per trial: growth of the resident set without the records, which are ``journal``
+decide  one_us        a decision, with --workers busy workers: a boundary or the end of a chain is reported, facts
+                      follow, are written and folded, and what the worker does next is chosen, written, folded and
+                      sent. Mean of --turns in which one report comes, without what the executor itself takes
+        p50_us, p99_us  and the quantiles of these turns
+        ten_us        a decision where ten reports come at a time, as when workers report faster than one by one
         first_s       the first turn, in which all workers join and get a chain
 open    open_s        opening the SQLite store of a search with so many records (made first, if --store has none):
                       *folded* from its journal, or *restored* from its snapshot
@@ -37,7 +41,6 @@ import contextlib
 import gc
 import json
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -58,6 +61,7 @@ from hpstage.plan.facts import (
     SearchStarted,
     StateKey,
     StateReached,
+    TargetAsked,
     TrialAdded,
     TrialEnded,
     TrialId,
@@ -66,6 +70,8 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.messages import Amendment, BoundaryReached, Chain, ChainEnded, Report, WorkerJoined
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.uncollected import uncollected
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
 
@@ -103,6 +109,14 @@ def schedules(chosen: Sequence[int]) -> dict[str, s.Schedule]:
     }
 
 
+def trials_of(chosen: Sequence[Sequence[int]], first: int) -> list[TrialAdded]:
+    """The next of the trials that have chosen so."""
+    return [
+        TrialAdded(TrialId(f"study/{number}"), schedules(chosen[number]), STEPS)
+        for number in range(first, min(len(chosen), first + BATCH))
+    ]
+
+
 def insert(driver: Driver, kind: str, trials: int) -> dict[str, float]:
     """Seconds by part."""
     build = add = ask = 0.0
@@ -110,10 +124,7 @@ def insert(driver: Driver, kind: str, trials: int) -> dict[str, float]:
     gc.collect()
     for first in range(0, trials, BATCH):
         began = time.process_time()
-        batch = [
-            TrialAdded(TrialId(f"study/{number}"), schedules(chosen[number]), STEPS)
-            for number in range(first, min(trials, first + BATCH))
-        ]
+        batch = trials_of(chosen, first)
         built = time.process_time()
         driver.add(batch)
         added = time.process_time()
@@ -128,11 +139,12 @@ def insert(driver: Driver, kind: str, trials: int) -> dict[str, float]:
 
 
 class Prompt(Executor):
-    """Workers that do what they are told at once, one report at a time: the chain that has waited longest reaches its
-    next boundary. A step takes a second."""
+    """Workers that do what they are told at once: the chains that have waited longest reach their next boundaries. A
+    step takes a second."""
 
     def __init__(self, workers: int) -> None:
         self.seconds = 0.0  # spent in this executor
+        self.at_a_time = 1  # chains that report at a time
         self._workers = workers
         self._now = 0.0
         self._courses: dict[ChainId, tuple[WorkerId, Course, Chain]] = {}
@@ -154,27 +166,28 @@ class Prompt(Executor):
     def close(self) -> None: ...
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        began = time.process_time()
+        began = time.perf_counter()
         self._courses[chain.id] = worker, Course(chain), chain
         self._at[chain.id] = chain.stages[0].start
         self._queue.append(chain.id)
-        self.seconds += time.process_time() - began
+        self.seconds += time.perf_counter() - began
 
     def amend(self, amendment: Amendment) -> None:
-        began = time.process_time()
+        began = time.perf_counter()
         if amendment.chain in self._courses:
             self._courses[amendment.chain][1].amend(amendment, self._at[amendment.chain])
-        self.seconds += time.process_time() - began
+        self.seconds += time.perf_counter() - began
 
     def stop(self, chain: ChainId, *, keep: bool = False) -> None:
         raise NotImplementedError("every chain is wanted here")
 
     def wait(self, timeout: float | None) -> list[Report]:
-        began = time.process_time()
+        began = time.perf_counter()
         reports, self._reports = self._reports, []
-        if not reports and timeout != 0.0 and self._queue:
-            reports = self._reach(self._queue.popleft())
-        self.seconds += time.process_time() - began
+        if not reports and timeout != 0.0:
+            for id in [self._queue.popleft() for _ in range(min(self.at_a_time, len(self._queue)))]:
+                reports += self._reach(id)
+        self.seconds += time.perf_counter() - began
         return reports
 
     def _reach(self, id: ChainId) -> list[Report]:
@@ -219,6 +232,33 @@ def resident() -> int:
 # --- the parts, each in a process of its own ------------------------------------------------------------------
 
 
+def part_plan(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
+    plan = SearchPlan(WORKLOAD)
+    chosen = list(choices(kind, trials))
+    before = resident()
+    add = ask = 0.0
+    for first in range(0, trials, BATCH):
+        added = trials_of(chosen, first)
+        asked = [TargetAsked(trial.trial, STEPS) for trial in added]
+        with uncollected():  # as where a driver folds many
+            began = time.process_time()
+            for trial in added:
+                plan.apply(trial)
+            half = time.process_time()
+            for target in asked:
+                plan.apply(target)
+            add, ask = add + half - began, ask + time.process_time() - half
+    del added, asked, trial, target
+    grown = resident() - before
+    return {
+        "per_s": trials / (add + ask),
+        "add_us": 1e6 * add / trials,
+        "ask_us": 1e6 * ask / trials,
+        "bytes": grown / trials,
+        "nodes": len(plan.nodes) / trials,
+    }
+
+
 def part_insert(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
     driver, _, journal = new_driver(options.workers)
     insert(driver, kind, 100)  # what is imported or compiled at first
@@ -229,11 +269,10 @@ def part_insert(kind: str, trials: int, options: argparse.Namespace) -> dict[str
     records = sum(map(sys.getsizeof, journal.read())) + trials * 2 * (sys.getsizeof(b"0" * 16) + 16)
     each = {f"{name}_us": 1e6 * spent / trials for name, spent in seconds.items()}
     return {
-        "per_s": trials / sum(seconds.values()),
+        "per_s": trials / (seconds["add"] + seconds["ask"]),
         **each,
         "bytes": (grown - records) / trials,
         "journal": records / trials,
-        "nodes": len(driver.plan.nodes) / trials,
     }
 
 
@@ -246,27 +285,25 @@ def part_decide(kind: str, trials: int, options: argparse.Namespace) -> dict[str
     first = time.process_time() - began
     for _ in range(options.workers // 2):
         driver.wait()
-    chosen = 0.0
-    perform = driver._perform
+    turns: list[float] = []
 
-    def timed() -> None:
-        nonlocal chosen
-        began, outside = time.process_time(), executor.seconds
-        perform()
-        chosen += time.process_time() - began - (executor.seconds - outside)
+    def decide(reports: int) -> float:
+        """Microseconds of the process per report, of which some come at a time."""
+        executor.at_a_time, executor.seconds = reports, 0.0
+        began = time.process_time()
+        for _ in range(options.turns // reports):
+            at, outside = time.perf_counter(), executor.seconds
+            driver.wait()
+            turns.append(time.perf_counter() - at - (executor.seconds - outside))
+        return 1e6 * (time.process_time() - began - executor.seconds) / options.turns
 
-    driver._perform = timed  # type: ignore[method-assign]
-    turns = []
-    for _ in range(options.turns):
-        began, outside = time.process_time(), executor.seconds
-        driver.wait()
-        turns.append(time.process_time() - began - (executor.seconds - outside))
+    one = decide(1)
     turns.sort()
     return {
-        "turn_us": 1e6 * statistics.fmean(turns),
+        "one_us": one,
         "p50_us": 1e6 * turns[len(turns) // 2],
         "p99_us": 1e6 * turns[len(turns) * 99 // 100],
-        "choose_us": 1e6 * chosen / len(turns),
+        "ten_us": decide(10),
         "first_s": first,
     }
 
@@ -284,10 +321,7 @@ def fill(folder: Path, events: int) -> None:
         )
         first, chosen = 0, list(choices("shared", events // 5 + BATCH))
         while len(journal) < events:
-            batch = [
-                (number, TrialAdded(TrialId(f"study/{number}"), schedules(chosen[number]), STEPS))
-                for number in range(first, first + BATCH)
-            ]
+            batch = list(enumerate(trials_of(chosen, first), first))
             first += BATCH
             driver.add([trial for _, trial in batch], [TrialProposed("study", n, t.trial, {}) for n, t in batch])
             for _, trial in batch:
@@ -380,6 +414,7 @@ def part_study(kind: str, trials: int, options: argparse.Namespace) -> dict[str,
 
 
 PARTS: dict[str, Callable[[str, int, argparse.Namespace], dict[str, float]]] = {
+    "plan": part_plan,
     "insert": part_insert,
     "decide": part_decide,
     "open": part_open,
@@ -435,11 +470,11 @@ def run(options: argparse.Namespace) -> int:
         folded, restored = (row["open_s"] for row in found if row["part"] == "open" and row["size"] == size)
         print(f"open    restored  {size:>9,}  folded / restored: {folded / restored:.2f}")
         found.append({"part": "open", "kind": "folded / restored", "size": size, "ratio": folded / restored})
-    for part in ("insert", "decide", "study"):
+    for part in ("plan", "insert", "decide", "study"):
         for kind in dict.fromkeys(row["kind"] for row in found if row["part"] == part):
             rows = [row for row in found if row["part"] == part and row["kind"] == kind]
             if len(rows) > 1:
-                name = {"insert": "per_s", "decide": "turn_us", "study": "ms"}[part]
+                name = {"plan": "per_s", "insert": "per_s", "decide": "one_us", "study": "ms"}[part]
                 first, last = (1 / row[name] if name == "per_s" else row[name] for row in (rows[0], rows[-1]))
                 print(f"{part:<7} {kind:<9} cost at {rows[-1]['size']:,} / at {rows[0]['size']:,}: {last / first:.2f}")
                 found.append({"part": part, "kind": kind, "ratio": last / first})
