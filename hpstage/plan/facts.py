@@ -56,7 +56,7 @@ class Span(msgspec.Struct, frozen=True):
     stop: int
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     """A state published in the checkpoint store. ``digest`` covers its content (tensors and structure)."""
 
     key: StateKey
@@ -116,7 +116,7 @@ class TargetAsked(msgspec.Struct, frozen=True, tag=True):
     driver: DriverId = DriverId("")
 
 
-class StateReached(msgspec.Struct, frozen=True, tag=True):
+class StateReached(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A chain has trained steps ``[start, step)`` of ``node``: the metrics and checkpoint of the state at ``step``.
 
     ``train_seconds`` counts from ``start``: the chain's previous boundary, or the start of its stage. ``source``, set
@@ -303,7 +303,7 @@ class WorkersChanged(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     left: tuple[WorkerId, ...] = ()
 
 
-class ChainStarted(msgspec.Struct, frozen=True, tag=True):
+class ChainStarted(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A driver's right to train these spans until the chain is closed or the driver is gone. It is written before
     the chain is started, on the condition that the driver has read all earlier records. ``gang``: further workers that
     train its steps together with ``worker``, which leads them."""
@@ -369,7 +369,7 @@ class ForkedFrom(msgspec.Struct, frozen=True):
     params: dict[str, str]
 
 
-class TrialProposed(msgspec.Struct, frozen=True, tag=True):
+class TrialProposed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The study's trial ``number`` belongs to the current search; ``sampler`` holds the sampler's random states
     after it was proposed (or, if ``number`` is None, before the first).
 
@@ -386,7 +386,7 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True):
     params: dict[str, bool | int | float | str | None] = {}
 
 
-class TrialEnded(msgspec.Struct, frozen=True, tag=True):
+class TrialEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The study has finished a trial: nothing more is asked of it. This affects only which states are kept and what is
     shown.
 

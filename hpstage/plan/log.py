@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
+from typing import overload
 
 import msgspec
 
@@ -211,6 +212,26 @@ def read_header(journal: Journal) -> PlanCreated:
 def shares(header: PlanCreated) -> bool:
     """Whether trials share equal beginnings on this plan."""
     return header.described.get("sharing") != "off"
+
+
+class Facts(Sequence[Fact]):
+    """The facts of a journal's records, which are decoded as they are looked at: decoded they take twice the memory."""
+
+    def __init__(self, records: Sequence[bytes]) -> None:
+        self._records = records
+
+    @overload
+    def __getitem__(self, at: int) -> Fact: ...
+    @overload
+    def __getitem__(self, at: slice) -> Facts: ...
+    def __getitem__(self, at: int | slice) -> Fact | Facts:
+        return Facts(self._records[at]) if isinstance(at, slice) else _decode(self._records[at], at)
+
+    def __iter__(self) -> Iterator[Fact]:
+        return _facts(self._records, 0)
+
+    def __len__(self) -> int:
+        return len(self._records)
 
 
 def read_facts(journal: Journal) -> Iterator[Fact]:

@@ -10,7 +10,7 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import StateReached, WorkerId
-from hpstage.plan.log import read_facts
+from hpstage.plan.log import Facts
 from hpstage.plan.savings import savings
 from hpstage.report.whole import seconds_at_work
 from hpstage.scheduler.widths import measured_speeds
@@ -73,7 +73,7 @@ def _warn_if_all_failed(session: Session, ledger: Ledger) -> None:
 
 def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan: float) -> Result:
     plan, name = driver.plan, session.name
-    search, facts = plan.searches[name], tuple(read_facts(call.places.journal))
+    search, facts = plan.searches[name], Facts(call.places.journal.read())
     if not whole:  # the other totals also count from the start of the search, in an earlier call
         makespan = seconds_at_work(dropwhile(lambda fact: fact != search.started, facts))
     workers = driver.scheduler.workers.most

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -43,7 +43,7 @@ class Result:
     """The folder of the journal and checkpoints."""
     plan: SearchPlan = field(repr=False)
     """The search plan at the end of this call."""
-    journal: tuple[Fact, ...] = field(repr=False)
+    journal: Sequence[Fact] = field(repr=False)
     """The facts that the plan is folded from."""
     search: str = ""
     """The study's name in the plan, if it differs from its own."""
