@@ -78,7 +78,7 @@ class _Line:
 
     def needed(self, for_forks: bool) -> set[StateKey]:
         plan = self._plan
-        needed: set[State | None] = {self._nearest(state.node, state.step) for state in plan.wanted()}
+        needed: set[State | None] = {self._nearest(state.node, state.step) for state in plan.open_targets.wanted()}
         for trial in plan.open_trials():
             if trial.asked:
                 needed.add(self._nearest(trial.node_at(trial.asked), trial.asked))

@@ -48,6 +48,7 @@ from hpstage.plan.facts import (
 from hpstage.plan.node_tree import NodeTree
 from hpstage.plan.nodes import Node, PlannedTrial, State, lines_beyond
 from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.open_targets import OpenTargets
 from hpstage.plan.payments import Charge, Payments, Waste
 from hpstage.plan.presence import Presence
 from hpstage.plan.regimes import Regime
@@ -81,8 +82,7 @@ class SearchPlan:
         self.payments = Payments()
         self.failures: list[StageFailed] = []
         self.endings = Endings()
-        # Targets by the driver that asked for them last, until they are answered.
-        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}
+        self.open_targets = OpenTargets()
         self._targets: dict[tuple[int, ...], tuple[int, ...]] = {}  # of all trials
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
@@ -121,7 +121,7 @@ class SearchPlan:
         self.failures.append(fact)
         self.losses.pop(StateRef(fact.node, fact.step), None)
         for state in self.beyond(fact):
-            self._release(state)
+            self.open_targets.drop(state)
         if not fact.evaluating:
             self.endings.fail(fact)
 
@@ -131,7 +131,7 @@ class SearchPlan:
         ended: dict[TrialId, None] = {}
         for state in self.beyond(fact):
             ended |= dict.fromkeys(state.unanswered or ())
-            self._release(state)
+            self.open_targets.drop(state)
             state.unanswered = None
         for node, last in lines_beyond(self.nodes[fact.node], fact.step, fact.last):
             for start, stop, asker in self.payments.askers(node, last, node.reach):
@@ -149,11 +149,6 @@ class SearchPlan:
             if fact.outcome == "complete" and fact.last not in planned.targets:
                 planned.targets += (fact.last,)
                 self._answer(planned, fact.last)
-
-    def _release(self, state: State) -> None:
-        """Let no trial wait for a state any more."""
-        for trial, driver in self.waiting(state).items():
-            del self._open[driver][trial, state.step]
 
     def _count(self, planned: PlannedTrial, steps: int) -> None:
         """Count more steps as asked of a trial, or fewer."""
@@ -225,7 +220,7 @@ class SearchPlan:
         self.presence.hear(fact.at)
         node = self.nodes[fact.node]
         state = node.ensure_state(fact.step)
-        waiting = self.waiting(state) if fact.start == fact.step else ()  # for its evaluation alone
+        waiting = self.open_targets.waiting(state) if fact.start == fact.step else ()  # for its evaluation alone
         charge = self.payments.charge(fact, node, next((self.trials[trial] for trial in waiting), None))
         if self.losses:
             self.losses.pop(StateRef(node.id, fact.start), None)
@@ -244,7 +239,7 @@ class SearchPlan:
         if fact.metrics is not None:
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
-            self._release(state)
+            self.open_targets.drop(state)
             for trial in state.unanswered or ():
                 self._answer(self.trials[trial], fact.step)
             state.unanswered = None
@@ -286,31 +281,7 @@ class SearchPlan:
     def forget(self, driver: DriverId) -> None:
         """Drop the chains and targets of a driver that is gone."""
         self.chains = {id: chain for id, chain in self.chains.items() if chain.driver != driver}
-        self._open.pop(driver, None)
-
-    def waiting(self, state: State) -> dict[TrialId, DriverId]:
-        """Return the trials that wait for a state's metrics, in the order in which they first asked, and their
-        drivers."""
-        step = state.step
-        return {
-            trial: driver
-            for trial in state.unanswered or ()
-            for driver, open in self._open.items()
-            if (trial, step) in open
-        }
-
-    def waits(self, fact: TargetAsked) -> bool:
-        """Whether the driver waits for the target that it has asked for."""
-        return (fact.trial, fact.step) in self._open.get(fact.driver, ())
-
-    def wanted_by(self, driver: DriverId) -> list[State]:
-        """Return the states that the driver waits for."""
-        return list(dict.fromkeys(self._open.get(driver, {}).values()))
-
-    def wanted(self) -> Iterator[State]:
-        """Yield the states that any driver waits for."""
-        for open in self._open.values():
-            yield from open.values()
+        self.open_targets.forget(driver)
 
     def open_trials(self) -> Iterator[PlannedTrial]:
         """Yield the trials that an algorithm may train further."""
@@ -394,9 +365,7 @@ class SearchPlan:
             else:
                 state.unanswered.append(planned.id)
         if self.endings.failure(planned, step) is None:
-            for open in self._open.values():
-                open.pop((planned.id, step), None)
-            self._open.setdefault(fact.driver, {})[planned.id, step] = state
+            self.open_targets.add(planned.id, state, fact.driver)
 
     def _steps_of(self, before: tuple[int, ...], step: int) -> tuple[int, ...]:
         """Return the steps with a further one: of trials with equal steps, one and the same tuple."""

@@ -202,7 +202,7 @@ def states(book: Book) -> Table:
                     node.id,
                     step,
                     account.plan.key(node, step) if state.kept is None else state.kept.key,
-                    len(account.plan.waiting(state)),
+                    len(account.plan.open_targets.waiting(state)),
                     None if state.kept is None else state.kept.bytes,
                     None if lost is None else lost.reason if not lost.message else f"{lost.reason}: {lost.message}",
                 )

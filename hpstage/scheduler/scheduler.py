@@ -160,7 +160,7 @@ class Scheduler:
         if not plan.drivers:
             plan.endings.forget_failures()  # failures are shared only among concurrent drivers
         for other in plan.drivers:
-            for state in plan.wanted_by(other):
+            for state in plan.open_targets.wanted_by(other):
                 self._tree.want(state.node, state.step)
         for id, chain in plan.chains.items():
             if chain.driver in plan.drivers:
@@ -294,7 +294,7 @@ class Scheduler:
 
     def _ask(self, fact: TargetAsked) -> list[Answer]:
         self._plan.apply(fact)
-        if self._plan.waits(fact):
+        if fact in self._plan.open_targets:
             self._tree.want(self._plan.trials[fact.trial].node_at(fact.step), fact.step)
             return []
         known = self.known(fact.trial, fact.step) if fact.driver == self.driver else None
@@ -303,7 +303,7 @@ class Scheduler:
     def _reached(self, fact: StateReached) -> list[Answer]:
         node = self._plan.nodes[fact.node]
         state = node.ensure_state(fact.step)
-        waiting = self._plan.waiting(state)
+        waiting = self._plan.open_targets.waiting(state)
         self._plan.apply(fact)
         if fact.kept is not None:
             self._tree.kept(node, fact.step)
@@ -343,7 +343,7 @@ class Scheduler:
 
     def _waiting_beyond(self, fact: StageFailed | TrainingEnded) -> list[tuple[State, dict[TrialId, DriverId]]]:
         """Return the states that are out of reach now and that trials wait for, each with these."""
-        beyond = ((state, self._plan.waiting(state)) for state in self._plan.beyond(fact))
+        beyond = ((state, self._plan.open_targets.waiting(state)) for state in self._plan.beyond(fact))
         return [(state, waiting) for state, waiting in beyond if waiting]
 
     def _fail(self, fact: StageFailed) -> list[Answer]:
@@ -396,10 +396,10 @@ class Scheduler:
         for id in [id for id, chain in self._plan.chains.items() if chain.driver == fact.driver]:
             self._covers.end(id)
             self._over(id)
-        wanted = self._plan.wanted_by(fact.driver)
+        wanted = self._plan.open_targets.wanted_by(fact.driver)
         self._plan.apply(fact)
         for state in wanted:
-            if not self._plan.waiting(state):
+            if not self._plan.open_targets.waiting(state):
                 self._tree.unwant(state.node, state.step)
 
     # --- carrying out -------------------------------------------------------------------------------------

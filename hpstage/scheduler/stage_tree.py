@@ -437,7 +437,7 @@ class StageTree:
                 assert step > node.start
                 assert wanted.evaluate or wanted.children
                 if wanted.evaluate:
-                    assert self._plan.waiting(node.states[step])
+                    assert self._plan.open_targets.waiting(node.states[step])
                 for id, child in wanted.children.items():
                     assert child.needy and child.node.id == id and child.node.start == step
                     assert step not in line.sources

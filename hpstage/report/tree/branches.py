@@ -47,7 +47,7 @@ def states(account: Observer, lanes: Mapping[NodeId, Lane]) -> dict[NodeId, Stat
     """Return the state of each lane."""
     plan = account.plan
     found: dict[NodeId, State] = {}
-    for wanted in plan.wanted():
+    for wanted in plan.open_targets.wanted():
         node: Node | None = wanted.node
         while node is not None and node.id not in found:
             found[node.id] = "waiting"

@@ -87,7 +87,7 @@ class Oracle:
             for step in range(1, planned.steps + 1):
                 node = planned.node_at(step)
                 state = node.states.get(step)
-                if state is not None and self.plan.waiting(state):
+                if state is not None and self.plan.open_targets.waiting(state):
                     found.add(self.nearest(self.prefix(planned, step)))
                 below[node.id] = max(below.get(node.id, ()), self.prefix(planned, step), key=len)
         for chain in self.plan.chains.values():

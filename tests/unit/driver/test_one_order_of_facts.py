@@ -32,7 +32,7 @@ from tests.unit.checkpoints.test_eviction import Shelf
 from tests.unit.driver.test_several_drivers import Study, searches
 from tests.unit.searches import WORKLOAD
 
-_DERIVED = {"_history", "_trail", "_tree", "_open", "milestones", "partings"}
+_DERIVED = {"_history", "_trail", "_tree", "milestones", "partings"}
 """What a plan makes when it is asked, or in passing: the rest tells whether two are the same."""
 
 
@@ -145,8 +145,8 @@ def compare(studies: list[Study], journal: MemoryJournal, *, everybody: bool = T
         if study.plan.cursor == stranger.cursor:
             assert portrait(study.plan) == expected
             for driver in stranger.drivers:
-                wanted = [state.ref for state in stranger.wanted_by(driver)]
-                assert [state.ref for state in study.plan.wanted_by(driver)] == wanted
+                wanted = [state.ref for state in stranger.open_targets.wanted_by(driver)]
+                assert [state.ref for state in study.plan.open_targets.wanted_by(driver)] == wanted
 
 
 def test_appends_are_refused_in_that_test() -> None:

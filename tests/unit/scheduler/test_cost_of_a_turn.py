@@ -5,30 +5,13 @@ Counted in calls of functions, which no other load on the machine changes.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded
+from tests.unit.calls import calls_of
 from tests.unit.searches import Search, trial
-
-
-def calls_of(action: Callable[[], object]) -> int:
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def calls_per_report(workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,)) -> float:
