@@ -172,8 +172,8 @@ class Driver:
 
     def ask(self, trial: TrialId, step: int) -> None:
         """Request ``trial`` trained to ``step`` and evaluated; :meth:`wait` returns the answer."""
-        known = self.scheduler.known(trial, step)
-        if known is not None and step in self.plan.trials[trial].targets:
+        asked_before = step in self.plan.trials[trial].targets
+        if asked_before and (known := self.scheduler.known(trial, step)) is not None:
             self._answers.append(known)
         else:
             # Written with the next facts: a target lost before anything was trained for it is asked for again.

@@ -52,6 +52,10 @@ def test_a_turn_costs_about_the_same_however_many_trials_wait() -> None:
     assert calls_per_report(8, tree(4096)) < 1.5 * calls_per_report(8, tree(1024))
 
 
+def test_a_report_is_decided_on_within_so_many_calls() -> None:
+    assert calls_per_report(8, tree(1024)) < 800
+
+
 def test_a_turn_costs_about_the_same_however_many_workers_train() -> None:
     assert calls_per_report(400, tree(4096)) < 1.5 * calls_per_report(8, tree(4096))
 
