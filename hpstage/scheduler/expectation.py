@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 from hpstage.plan.facts import ChainId, StateKey, StateRef, WorkerId
 from hpstage.plan.messages import ExpectStates, host_of
@@ -102,12 +101,13 @@ class Expectation:
 
     def _expected(self, waiting: Sequence[StateKey | None]) -> dict[WorkerId, tuple[StateKey, ...]]:
         expected: dict[WorkerId, tuple[StateKey, ...]] = {}
+        kept = [key for key in waiting if key is not None]
         for rank, orders in enumerate(self._first()):
             host = host_of(orders.chain.worker)
-            own = [waiting[rank]] if rank < len(waiting) else []
-            keys = dict.fromkeys(key for key in (*own, *waiting) if key is not None)
+            own = [key for key in waiting[rank : rank + 1] if key is not None]
+            keys = [*dict.fromkeys(own + kept)][:_STATES]
             told = expected.get(host, ())  # of another lane
-            expected[host] = tuple(dict.fromkeys((*told, *islice(keys, _STATES))))
+            expected[host] = tuple(dict.fromkeys((*told, *keys)))
         return expected
 
     def _first(self) -> list[Orders]:
