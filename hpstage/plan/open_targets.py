@@ -12,25 +12,25 @@ class OpenTargets:
     """The targets without a result, by the driver that asked for them last, until it is gone."""
 
     def __init__(self) -> None:
-        self._of: dict[DriverId, dict[tuple[TrialId, int], State]] = {}
+        self.by_driver: dict[DriverId, dict[tuple[TrialId, int], State]] = {}
 
     def add(self, trial: TrialId, state: State, driver: DriverId) -> None:
-        for others in self._of.values():
+        for others in self.by_driver.values():
             others.pop((trial, state.step), None)
-        self._of.setdefault(driver, {})[trial, state.step] = state
+        self.by_driver.setdefault(driver, {})[trial, state.step] = state
 
     def drop(self, state: State) -> None:
         """Let no trial wait for a state any more."""
         for trial, driver in self.waiting(state).items():
-            del self._of[driver][trial, state.step]
+            del self.by_driver[driver][trial, state.step]
 
     def forget(self, driver: DriverId) -> None:
         """Drop those of a driver that is gone."""
-        self._of.pop(driver, None)
+        self.by_driver.pop(driver, None)
 
     def __contains__(self, fact: TargetAsked) -> bool:
         """Whether the driver waits for the target that it has asked for."""
-        return (fact.trial, fact.step) in self._of.get(fact.driver, ())
+        return (fact.trial, fact.step) in self.by_driver.get(fact.driver, ())
 
     def waiting(self, state: State) -> dict[TrialId, DriverId]:
         """Return the trials that wait for a state's metrics, in the order in which they first asked, and their
@@ -39,15 +39,15 @@ class OpenTargets:
         return {
             trial: driver
             for trial in state.unanswered or ()
-            for driver, targets in self._of.items()
+            for driver, targets in self.by_driver.items()
             if (trial, step) in targets
         }
 
     def wanted_by(self, driver: DriverId) -> list[State]:
         """Return the states that the driver waits for."""
-        return list(dict.fromkeys(self._of.get(driver, {}).values()))
+        return list(dict.fromkeys(self.by_driver.get(driver, {}).values()))
 
     def wanted(self) -> Iterator[State]:
         """Yield the states that any driver waits for."""
-        for targets in self._of.values():
+        for targets in self.by_driver.values():
             yield from targets.values()

@@ -193,7 +193,7 @@ def contents_of(plan: SearchPlan) -> Contents:
         ],
         open=[
             (driver, [(trials[trial], state.ref) for (trial, _), state in open.items()])
-            for driver, open in plan._open.items()
+            for driver, open in plan.open_targets.by_driver.items()
         ],
         chains=[
             ChainRow(
@@ -272,7 +272,7 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
         )
     for driver, targets in contents.open:
         waited = [(pick(ids, [number])[0], state(ref)) for number, ref in targets]
-        plan._open[driver] = {(trial, found.step): found for trial, found in waited}
+        plan.open_targets.by_driver[driver] = {(trial, found.step): found for trial, found in waited}
     for row in contents.chains:
         check_numbers([span.node for span in row.spans], len(plan.nodes))
         reached = None if row.reached is None else state(row.reached)

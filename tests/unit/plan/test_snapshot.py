@@ -33,6 +33,7 @@ from hpstage.plan import (
 from hpstage.plan.facts import Fact, TrialAdded, TrialId, TrialProposed
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import encode, fold_checked, open_plan
+from hpstage.plan.open_targets import OpenTargets
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of, tag
 from hpstage.store.cursor import Cursor
@@ -65,7 +66,10 @@ def whole(plan: SearchPlan) -> object:
     return (
         [(name, value) for name, value in portrait(plan) if name not in ("restored", "_targets", "verified")],
         sorted(plan.verified),
-        {driver: {target: state.ref for target, state in open.items()} for driver, open in plan._open.items()},
+        {
+            driver: {target: state.ref for target, state in open.items()}
+            for driver, open in plan.open_targets.by_driver.items()
+        },
         [[child.id for child in node.children] for node in plan.nodes],
         (list(tree.milestones), tree.partings, {key: node.id for key, node in tree._begun.items()}),
         [*plan.trials, *plan.kept, *plan.ended, *plan.searches, *plan.tallies, *plan.drivers, *plan.chains],
@@ -129,9 +133,20 @@ def test_a_search_goes_on_alike_on_a_plan_that_was_restored(trials, data, turns)
 
 
 KNOWN: dict[type, set[str]] = {
+    OpenTargets: {"by_driver"},
     SearchPlan: {
         *("workload", "sharing", "id", "cursor", "restored", "_tree", "nodes", "trials", "totals", "tallies"),
-        *("winners", "payments", "failures", "endings", "_open", "_targets", "kept", "kept_bytes", "differences"),
+        *(
+            "winners",
+            "payments",
+            "failures",
+            "endings",
+            "open_targets",
+            "_targets",
+            "kept",
+            "kept_bytes",
+            "differences",
+        ),
         *(
             "verified",
             "ended",
