@@ -3,6 +3,7 @@
     pip install -e '.[peers]'
     python scripts/bench_peers.py --json peers.json
     python scripts/bench_peers.py --steps 300 --programs hpstage optuna --algorithms full
+    python scripts/bench_peers.py --from peers.json --picture notebooks/pictures/peers.svg
 
 Each program (``scripts/peers``) trains a small CNN on scikit-learn's digits, one thread in each of the same number of
 processes, from the first line of the program to its end. Programs take turns; figures are medians over rounds.
@@ -79,6 +80,8 @@ def ran(program: str, *options: str) -> dict[str, Any]:
     file, *own = PROGRAMS[program]
     mark = uuid.uuid4().hex
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    # Bytecode is cached, as that of installed packages is.
+    present = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     path = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}  # for the model of ours
     memory = Memory(mark)
     memory.start()
@@ -87,7 +90,7 @@ def ran(program: str, *options: str) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, str(HERE / "peers" / file), *own, *options],
             cwd=folder,
-            env={**os.environ, **threads, **path, MARK: mark, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+            env={**present, **threads, **path, MARK: mark, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
             capture_output=True,
             text=True,
         )
@@ -140,6 +143,27 @@ def overheads(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     return found
 
 
+def draw(figures: dict[str, Any], file: Path) -> None:
+    """Draw wall and worker-seconds of full training: a bar for each program, the shortest at the top."""
+    from hpstage.report.pictures import style
+
+    found = figures["full"]
+    names = sorted(found, key=lambda name: float(found[name]["wall"]), reverse=True)
+    drawn = style.blank(0.6 + 0.26 * len(names))
+    axes = drawn.subplots(1, 2, sharey=True)
+    kinds = {"wall": "From the program's start to its end", "worker_seconds": "Seconds of training, of all workers"}
+    for one, (what, text) in zip(axes, kinds.items(), strict=True):
+        style.tidy(one)
+        one.set_title(text, loc="left", fontsize=style.TITLE)
+        colours = [style.BLUE if name.startswith("hpstage") else style.FAINT for name in names]
+        bars = one.barh(names, [found[name][what] for name in names], color=colours)
+        one.bar_label(bars, fmt="%.0f s", padding=3, fontsize=style.SMALL)
+        one.xaxis.set_visible(False)
+        one.spines["bottom"].set_visible(False)
+        one.margins(x=0.15)
+    style.save(drawn, file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3000)
@@ -150,7 +174,14 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="*", choices=["full", "asha"], default=["full", "asha"])
     parser.add_argument("--overheads", action="store_true", help="measure trials and reports that train nothing, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw full training, as SVG")
+    parser.add_argument(
+        "--from", type=Path, metavar="FILE", dest="earlier", help="draw those of --json FILE, run nothing"
+    )
     options = parser.parse_args()
+    if options.earlier is not None:
+        draw(json.loads(options.earlier.read_text()), options.picture)
+        return
     figures: dict[str, Any] = {
         "machine": platform.machine(),
         **{name: vars(options)[name] for name in ("steps", "batch")},
@@ -171,6 +202,8 @@ def main() -> None:
         figures["overheads"] = extra = overheads(options)
         for name, one in extra.items():
             print(f"{name:16} {1e3 * one['per_trial']:8.1f} ms a trial {1e3 * one['per_report']:8.2f} ms a report")
+    if options.picture is not None:
+        draw(figures, options.picture)
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
