@@ -51,8 +51,11 @@ def draw_beside_alone(book: Book) -> Figure:
     left.spines["bottom"].set_bounds(*right.spines["bottom"].get_bounds())
     alone = sum(trial.asked for trial in book.trials.values())
     once = sum(lane.reach - lane.node.start for lane in book.lanes.values())
-    style.title(left, f"{count_of(len(book.trials), 'trial')} alone: {count_of(alone, 'step')}")
-    style.title(right, f"As a stage tree: {count_of(once, 'step')}")
+    for axes, text in (
+        (left, f"{count_of(len(book.trials), 'trial')} alone: {count_of(alone, 'step')}"),
+        (right, f"As a stage tree: {count_of(once, 'step')}"),
+    ):
+        axes.set_title(text, loc="left", fontsize=style.TITLE, color=style.INK, parse_math=False)
     return figure
 
 
