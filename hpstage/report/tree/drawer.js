@@ -1,5 +1,5 @@
 // The drawer: what is known of a branch and its trials. All that users typed goes into the page by textContent.
-const LISTED = 50
+const LISTED = 20 // trials at a time
 const drawer = document.createElement("aside")
 drawer.className = "hpstage-drawer"
 drawer.setAttribute("aria-label", "Details")
@@ -104,6 +104,17 @@ function logged(i) {
   return parts
 }
 
+// The cards of some trials, and a button for the others.
+function cards(trials) {
+  const made = element("div", null, ...trials.slice(0, LISTED).flatMap(card)), rest = trials.slice(LISTED)
+  if (rest.length) {
+    const more = element("button", `${plural(rest.length, "more trial")}`)
+    more.onclick = () => more.replaceWith(cards(rest))
+    made.append(more)
+  }
+  return made
+}
+
 const quoted = (text) => /^[\w./:@%?=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`
 
 // The commands of a terminal for a branch, with the store's address, and what goes on from its first trial.
@@ -139,8 +150,7 @@ function open(i, only) {
   for (let k = at[i]; k < stop[i]; k++) through.push(...ending[order[k]])
   through.sort((a, b) => a - b)
   if (only !== undefined) through = [only, ...through.filter((t) => t != only)]
-  through.slice(0, LISTED).forEach((t) => parts.push(...card(t)))
-  if (through.length > LISTED) parts.push(element("p", `and ${number(through.length - LISTED)} more trials`))
+  parts.push(cards(through))
   parts.push(element("h3", "In a terminal"))
   for (const command of commands(through[0])) parts.push(element("p", null, element("code", command)))
   drawer.replaceChildren(...parts)
