@@ -3,8 +3,8 @@
     .venv/bin/python scripts/pictures.py [NAME ...]
 
 They go to notebooks/pictures. beside_alone, stage_tree and savings are drawn from recorded plans (scripts/record.py).
-The others are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports of 48
-to 10,000 simulated trials, in light, in dark and on a phone.
+The others are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports, and
+live_page of Dask's page, of 48 to 10,000 simulated trials, in light, in dark and on a phone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -24,6 +25,7 @@ import hpstage
 from hpstage import report
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import local_cluster
+from hpstage.cluster.dashboard.follower import Follower
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_digits import N_TRIALS, STEPS, Digits, space
@@ -101,8 +103,29 @@ def dashboard() -> Iterator[Path]:
     yield path
 
 
+def live_page() -> Iterator[Path]:
+    """The page on Dask's dashboard of simulated studies that are three quarters done, of any size, in any light."""
+    for size in SIZES:
+        journal = simulated(size, part=0.75)
+        with (
+            local_cluster(2, gpus=0) as cluster,
+            Client(cluster) as client,
+            closing(Follower(journal, lambda: client)),
+            browser() as opened,
+        ):
+            address = f"{cluster.dashboard_link.rpartition('/')[0]}/hpstage"
+            for look in LOOKS:
+                with looked_at(opened, address, look) as page:
+                    page.wait_for_function(_HAS_TRIALS, arg=0.7 * size)
+                    page.wait_for_timeout(_SETTLED)
+                    yield keep(page, PICTURES / f"page_{size}_{look.name}.png")
+
+
+_HAS_TRIALS = """trials => Bokeh.documents.some(document =>
+    [...document._all_models.values()].some(model => model.hpstage?.size().trials >= trials))"""
+
 MADE: dict[str, Callable[[], Iterator[Path]]] = {
-    one.__name__: one for one in (beside_alone, stage_tree, savings, dashboard, report_page)
+    one.__name__: one for one in (beside_alone, stage_tree, savings, dashboard, report_page, live_page)
 }
 
 

@@ -52,9 +52,9 @@ def test_a_running_search_is_drawn_as_it_goes_on(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = open_page("/hpstage")
+    tree = Tree(page, 0)
     with Client(cluster, set_as_default=False) as client:
-        running = Running(Steady(tmp_path, 0.1), client, tmp_path)
-        tree = Tree(page, 4)
+        running = Running(Steady(tmp_path, 0.5), client, tmp_path)
         # Lines are as long as their trials from the beginning, and fill as they are trained.
         tree.wait("fig.below[0].bounds[1] == 16 && tree.running().length > 0")
         tree.wait("tree.shown().some(i => tree.about(i).front < tree.place(i).right)")
