@@ -129,7 +129,30 @@ function commands(t) {
   return found
 }
 
+let told = [ROOT], said = ""
+
 function open(i, only) {
+  told = [i, only]
+  const parts = contents(i, only)
+  said = parts.map((part) => part.textContent).join()
+  drawer.replaceChildren(...parts)
+  drawer.scrollTop = 0
+  drawer.hidden = false
+  document.body.classList.add("hpstage-drawn")
+}
+
+// Tells anew what is open, if something of it has changed.
+function renew() {
+  if (drawer.hidden) return
+  const parts = contents(...told), now = parts.map((part) => part.textContent).join()
+  if (now == said) return
+  const top = drawer.scrollTop
+  said = now
+  drawer.replaceChildren(...parts)
+  drawer.scrollTop = top
+}
+
+function contents(i, only) {
   const close = element("button", "×")
   close.className = "close"
   close.setAttribute("aria-label", "Close")
@@ -153,8 +176,5 @@ function open(i, only) {
   parts.push(cards(through))
   parts.push(element("h3", "In a terminal"))
   for (const command of commands(through[0])) parts.push(element("p", null, element("code", command)))
-  drawer.replaceChildren(...parts)
-  drawer.scrollTop = 0
-  drawer.hidden = false
-  document.body.classList.add("hpstage-drawn")
+  return parts
 }

@@ -158,6 +158,7 @@ function take() {
   receive(message.data.text[0])
   running = new Map(head.at.map(([i, step]) => [i, step]))
   refresh()
+  renew()
   taken.data = {count: [taken.data.count[0] + 1]} // a server sends what comes next
 }
 
