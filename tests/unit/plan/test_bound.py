@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.plan.bound import Speeds, Work, lower_bound, speeds, tree_work
 from hpstage.plan.savings import seconds_alone, shortest_makespan
 from hpstage.plan.step_times import ALONE, StepTimes
@@ -39,7 +40,9 @@ def test_no_simulated_search_is_faster(options, evaluate_seconds) -> None:
     closest = 2.0
     for _ in range(60):
         workers, tree = rng.choice([1, 2, 3, 5]), random_tree(rng, rng.randint(2, 9))
-        search = Search(SimulatedExecutor(workers, evaluate_seconds=evaluate_seconds, **options))
+        trains = {name: value for name, value in options.items() if name != "lanes"}
+        cluster = SimulatedCluster(workers, lanes=options.get("lanes", 1))
+        search = Search(SimulatedExecutor(cluster, evaluate_seconds=evaluate_seconds, **trains))
         trials, stops = as_trials(tree)
         search.run(trials, stops, validate=False)
         least = shortest_makespan(search.plan, search.plan.trials.values(), workers, fleet_of(workers, **options))
