@@ -5,8 +5,8 @@
 
 Nothing is trained. Each part can be run by itself:
 
-command     the whole command ``hpstage plan`` on the demo's space, 48 trials on 4 fleets, in a process of its own: as it
-            stands in the demo, and in a file that does not import torch; the fastest of four each
+command     the whole command ``hpstage plan`` on the demo's space, 48 trials on 4 fleets, in a process of its own: as
+            it stands in the demo, and in a file that does not import torch; the fastest of four each
 preflight   ``hpstage.preflight`` of so many trials on 8, 16, 40 and 128 workers: 160 steps of 21.5 s, a state kept each
             minute; and of successive halving, 9 rehearsals on each of 8 and 40 workers, with steps for seconds
 workers     a simulated search on so many workers with the driver of every search, until so many stages are trained; no
