@@ -12,6 +12,11 @@ def clean(name: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))
 
 
+def writable(text: str) -> str:
+    """A text with what UTF-8 cannot write, such as bytes in the name of a file that are none, as ``\\udce9``."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def clean_lines(text: str) -> str:
     """A text of several lines with the control characters of each as ``\\x1b``."""
     return "\n".join(map(clean, text.split("\n")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from typing import Annotated
 
@@ -47,10 +46,7 @@ def logs(
     log = found.log()
     chosen = _chosen(log, name, found.id)
     if as_csv:
-        rows = chosen.table()
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(rows.columns)
-        writer.writerows(zip(*rows.columns.values(), strict=True))
+        chosen.table().write_to(sys.stdout)
     elif name:
         _show(chosen)
     else:

@@ -15,6 +15,7 @@ from hpstage.errors import (
     StopTraining,
 )
 from hpstage.plan.facts import UserFailure
+from hpstage.text import writable
 
 
 def outcome_of_store(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
@@ -45,4 +46,4 @@ def failure_of(error: BaseException, within: str) -> UserFailure:
     summary = list(shown.format_exception_only())[-1].strip()
     if isinstance(error, StopTraining):
         summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
-    return UserFailure(summary=summary, traceback=text, kinds=kinds)
+    return UserFailure(summary=writable(summary), traceback=writable(text), kinds=kinds)

@@ -30,6 +30,7 @@ from hpstage.execution.verifier import Verifier
 from hpstage.plan.facts import StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
+from hpstage.text import writable
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 
@@ -276,7 +277,7 @@ class ChainRunner:
             step=step,
             at=self._clock(),
             outcome=outcome,
-            message=str(error) or f"{type(error).__name__} in step {step}",
+            message=writable(str(error)) or f"{type(error).__name__} in step {step}",
             diverged=isinstance(error, NonFiniteLoss),
         )
         yield from flight.saves.give(ending if last is None else replace(last, ending=ending), save)

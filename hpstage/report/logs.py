@@ -33,9 +33,13 @@ class TrialLog:
     output: str
 
     def table(self) -> Table:
-        """Return a table with a row per step in which something was logged: ``step``, and a column for each name."""
+        """Return a table with a row per step in which something was logged: ``step``, and a column for each name. What
+        was logged as "step" itself is ``step (logged)``."""
         steps = sorted({step for values in self.values.values() for step in values})
-        columns = {name: [values.get(step) for step in steps] for name, values in self.values.items()}
+        columns = {
+            "step (logged)" if name == "step" else name: [values.get(step) for step in steps]
+            for name, values in self.values.items()
+        }
         return Table({"step": steps, **columns}, {"step": "int64", **dict.fromkeys(columns, "float64")})
 
     def frame(self) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from hpstage.plan.facts import ChainId, Fact, ForkedFrom, StateRef, UserFailure
 from hpstage.plan.payments import rounded
 from hpstage.report.book import Book
 from hpstage.schedule import Schedule
+from hpstage.text import clean
 
 Value = None | bool | int | float | str
 
@@ -49,9 +50,13 @@ class Table:
         """Write a CSV file. Missing values are left empty; numbers are written so that reading restores them
         exactly."""
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(_Lines(file), lineterminator="\r\n")
-            writer.writerow(self.columns)
-            writer.writerows(zip(*self.columns.values(), strict=True))
+            self.write_to(file)
+
+    def write_to(self, file: TextIO) -> None:
+        """Write CSV, as :meth:`write_csv` does; to a terminal, which names could steer, with names as it shows them."""
+        writer = csv.writer(_Lines(file), lineterminator="\r\n")
+        writer.writerow(map(clean, self.columns) if file.isatty() else self.columns)
+        writer.writerows(zip(*self.columns.values(), strict=True))
 
 
 class _Lines:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from hpstage.checkpoints.stage_log import Series, StageLog
 from hpstage.errors import UsageError
+from hpstage.text import writable
 
 POINTS = 1000
 """Of each name, the most points of a stretch. Of more, every second is left out, again and again; those stay that begin
@@ -126,6 +127,7 @@ class Recorder:
 
     def write(self, text: str) -> None:
         """Record what was printed."""
+        text = writable(text)
         if text.startswith("\r") and self._output and self._output[-1][1].startswith("\r"):
             self._length -= len(self._output.pop()[1])  # a progress bar, which is drawn over
         self._output.append((self.step, text[-OUTPUT:]))
@@ -227,7 +229,7 @@ class _Column:
 
 def checked_name(name: object) -> str:
     """Return what can be the name of logged values. Raises :class:`UsageError`."""
-    if not isinstance(name, str) or not name or len(name) > _LONGEST:
+    if not isinstance(name, str) or not name or len(name) > _LONGEST or writable(name) != name:
         raise UsageError(f"log({name!r:.300}, ...): the name must be a string of 1 to {_LONGEST} characters")
     return str(name)
 
@@ -243,10 +245,10 @@ def snapshot(name: str, value: Any) -> Any:
         try:
             if value.is_cpu:
                 return float(value.item())
-            if not value.is_complex():
+            if not (value.is_complex() or value.is_meta):
                 return value.detach().reshape(()).clone()
         except (RuntimeError, TypeError):
-            pass  # it has several elements, or is complex
+            pass  # it has several elements, is complex, or has no value
         raise UsageError(f"log({name!r}, ...): a tensor of shape {tuple(value.shape)} and {value.dtype} is no number")
     jax: Any = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array) and value.size == 1 and value.dtype.kind != "c":

@@ -35,6 +35,7 @@ class Talking:
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         self.total += float(hp["rate"])  # type: ignore[arg-type]
         hpstage.log(HOSTILE, self.total)
+        hpstage.log("step", -step)
         hpstage.log("sometimes", math.nan if step % 2 else 1.0)
         print(HOSTILE, f"\x1b[31m{step}")  # noqa: T201  what users do
 
@@ -114,10 +115,12 @@ def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
     lines = run("logs", store, "--trial", "talk/1", "--name", "sometimes").splitlines()
     assert lines[0].split() == ["step", "sometimes"]
     assert [line.split() for line in lines[1:]] == [[str(step), "nan" if step % 2 else "1"] for step in range(STEPS)]
+    lines = run("logs", store, "--trial", "talk/1", "--name", "step").splitlines()
+    assert [line.split() for line in lines[1:3]] == [["0", "0"], ["1", "-1"]]
     rows = list(csv.reader(run("logs", store, "--trial", "1", "--csv").splitlines()))
-    assert rows[0] == ["step", HOSTILE, "sometimes"]
+    assert rows[0] == ["step", HOSTILE, "sometimes", "step (logged)"]
     log = hpstage.open(store).trial(1).log()
-    assert {int(step): float(value) for step, value, _ in rows[1:]} == log.values[HOSTILE]
+    assert {int(step): float(value) for step, value, *_ in rows[1:]} == log.values[HOSTILE]
 
 
 @pytest.mark.parametrize(

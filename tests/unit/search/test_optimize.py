@@ -510,6 +510,17 @@ def test_a_report_can_be_written_again_and_again(tmp_path):
         assert result.write_report(tmp_path / "report").exists()
 
 
+def test_a_failure_may_name_a_file_whose_name_is_no_text():
+    class Missing(Tape):
+        def train(self, step, hp):
+            raise FileNotFoundError("caf\udce9.png")
+
+    journal, study = MemoryJournal(), create()
+    run(study, Missing(), store=journal, n_trials=2)
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL] * 2
+    assert open_existing_plan(journal).failures[0].failure.summary == "FileNotFoundError: caf\\udce9.png"
+
+
 def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
     result = run(create(), Failing(), space=lambda trial: {"a": 7, "b": trial.number}, n_trials=4)
     told = [text for text in map(logging.LogRecord.getMessage, caplog.records) if text.startswith("Trial")]

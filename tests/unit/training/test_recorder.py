@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpstage.checkpoints.stage_log import StageLog
+from hpstage.checkpoints.stage_log import StageLog, decode, encode
 from hpstage.errors import UsageError
+from hpstage.plan.facts import StateKey
 from hpstage.training.logs import OUTPUT, POINTS, Recorder, log, recording
 
 
@@ -61,6 +62,7 @@ def test_a_number_is_kept_as_a_float(value: Any) -> None:
         (1j, "complex is no number"),
         (torch.ones(2), r"a tensor of shape \(2,\) and torch.float32 is no number"),
         (torch.ones((), dtype=torch.complex64), "complex64 is no number"),
+        (torch.ones((), device="meta"), r"a tensor of shape \(\) and torch.float32 is no number"),
         (np.ones(3), "ndarray is no number"),
         (10**400, "int is no number: int too large"),
     ],
@@ -71,7 +73,7 @@ def test_what_is_no_number_is_refused_by_its_name(value: Any, told: str) -> None
         points({0: [value]})
 
 
-@pytest.mark.parametrize("name", ["", 3, None, "x" * 201])
+@pytest.mark.parametrize("name", ["", 3, None, "x" * 201, "half a pair \ud800"])
 def test_a_name_is_a_short_string(name: Any) -> None:
     with recording(Recorder(0)), pytest.raises(UsageError, match="the name must be a string of 1 to 200 characters"):
         log(name, 1.0)
@@ -172,3 +174,12 @@ def test_the_end_of_the_output_stays_and_progress_bars_are_drawn_over() -> None:
     taken = recorder.take(2)
     assert taken is not None
     assert (taken.output, taken.left_out) == ("b" * OUTPUT, 10)
+
+
+def test_printed_names_of_files_that_are_no_text_can_be_kept() -> None:
+    recorder = Recorder(0)
+    recorder.write("read caf\udce9.png\n")
+    taken = recorder.take(1)
+    assert taken is not None
+    key = StateKey("0" * 32)
+    assert decode(encode(taken, key, "workload"), key, "workload", "a file").output == "read caf\\udce9.png\n"
