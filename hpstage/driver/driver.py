@@ -107,6 +107,7 @@ class Driver:
         self._looked = 0.0
         self._patience = WorkerTimeout(scheduler)
         executor.adapt(scheduler.demand)
+        self._pool = executor.pool  # a closed one does not tell it
         joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
         for fact in self._changed(joined):
             self.log.note(fact)
@@ -294,10 +295,11 @@ class Driver:
 
     def _moved(self) -> list[Fact]:
         """Return the fact for other drivers if the workers now belong to another cluster than before."""
+        self._pool = self._executor.pool
         me = self.plan.drivers.get(self.scheduler.driver)
-        if me is None or me.pool == self._executor.pool:
+        if me is None or me.pool == self._pool:
             return []
-        return [msgspec.structs.replace(me, pool=self._executor.pool, at=time.time())]
+        return [msgspec.structs.replace(me, pool=self._pool, at=time.time())]
 
     def _changed(self, reports: Iterable[Report]) -> Iterator[Fact]:
         """Yield the facts that tell which workers joined and left. The lanes of one are one."""
@@ -306,7 +308,7 @@ class Driver:
             if isinstance(report, WorkerJoined | WorkerLeft) and report.worker == host_of(report.worker):
                 times.setdefault(report.at, ([], []))[isinstance(report, WorkerLeft)].append(report.worker)
         for at, (joined, left) in times.items():
-            yield WorkersChanged(self.scheduler.driver, at, self._executor.pool, tuple(joined), tuple(left))
+            yield WorkersChanged(self.scheduler.driver, at, self._pool, tuple(joined), tuple(left))
 
     def _perform(self) -> None:
         self.log.settle()

@@ -146,7 +146,7 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
         assert view is not None
         there = [sum(stop - start for start, stop in periods) for periods in view.there]
         assert sum(there) == pytest.approx(3 * view.span) and all(len(periods) == 1 for periods in view.there)
-    said = [draw_timeline(book).axes[0].get_title(loc="left") for book in (one, other)]
+    said = [draw_timeline(book).get_suptitle() for book in (one, other)]
     assert said[0].startswith("3 workers, busy ") and said[1].startswith(f"{expected} workers, busy ")
     assert said[0].split()[3] == said[1].split()[3], "the share of busy time"
     assert said[1].endswith(" of their time") and said[0].endswith(" seconds")
