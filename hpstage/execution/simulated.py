@@ -190,7 +190,7 @@ class SimulatedExecutor(Executor):
 
     @property
     def pool(self) -> str:
-        return f"simulated/{id(self.cluster):x}"
+        return self.cluster.pool
 
     @property
     def present(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -98,6 +99,7 @@ class SimulatedCluster:
     ) -> None:
         self.workers = workers
         self.lanes = lanes
+        self.pool = f"simulated/{uuid.uuid4().hex}"
         self.now = 0.0
         self.live: dict[WorkerId, StateKey | None] = {}
         """The state that each lane holds, of those that are present."""

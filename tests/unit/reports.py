@@ -14,7 +14,7 @@ from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.facts import Fact
+from hpstage.plan.facts import Fact, StateKey
 from hpstage.search.results.result import Result
 from hpstage.store import Journal
 from hpstage.store.memory import MemoryJournal
@@ -43,6 +43,7 @@ def search(
     algorithm: Algorithm | None = None,
     extend: bool = False,
     study: optuna.Study | None = None,
+    kept: set[StateKey] | None = None,
 ) -> Result:
     """A search on three simulated workers, where everything takes its time."""
     if study is None:
@@ -61,6 +62,7 @@ def search(
             step_seconds=lambda hp: 0.1 * 64 / float(hp["batch_size"] or 1),
             evaluate_seconds=0.3,
             load_seconds=load_seconds,
+            kept=kept,
             save_seconds=0.1,
             measure=lambda key, step: {metric: int(key, 16) / 16 ** len(key)},
         ),

@@ -89,11 +89,11 @@ def renamed(journal: MemoryJournal) -> MemoryJournal:
 @pytest.fixture(scope="module")
 def called_twice() -> tuple[MemoryJournal, float]:
     """Of two calls that went on at once, the second's clock begun anew; and when the first was over."""
-    journal = MemoryJournal()
-    first = search(journal, n_trials=8)
+    journal, kept = MemoryJournal(), set[StateKey]()  # else threads look for the first one's states, on no virtual time
+    first = search(journal, n_trials=8, kept=kept)
     book = open_book(journal)
     over = max(worked.last for worked in book.workers.values())
-    search(journal, study=first.study, extend=True, n_trials=16, algorithm=FullTraining())
+    search(journal, study=first.study, extend=True, n_trials=16, algorithm=FullTraining(), kept=kept)
     return journal, round(over * 2**20) / 2**20
 
 
@@ -136,7 +136,6 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
     shared = shifted(journal, {0: 0.0, 1: over + NIGHT})
     own = renamed(shared)
     one, other = (open_book(each) for each in (shared, own))
-    # The second call finds out in threads that its executor has none of the first one's states: not all may work then.
     expected = len({fact.worker for fact in read_facts(own) if isinstance(fact, StateReached)})
     assert len(one.workers) == 3 and len(other.workers) == expected > 3
     assert savings_of(one).workers == savings_of(other).workers == 3
