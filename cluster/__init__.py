@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpstage.cluster.executor import DaskExecutor
-    from hpstage.cluster.launch import local_cluster
+    from hpstage.cluster.local import local_cluster
 
 __all__ = ["DaskExecutor", "local_cluster"]
 
-_HOMES = {"DaskExecutor": "hpstage.cluster.executor", "local_cluster": "hpstage.cluster.launch"}
+_HOMES = {"DaskExecutor": "hpstage.cluster.executor", "local_cluster": "hpstage.cluster.local"}
 
 
 def __getattr__(name: str) -> Any:

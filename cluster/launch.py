@@ -1,4 +1,4 @@
-"""Starts a Dask cluster on this machine, configured for training."""
+"""A Dask cluster on this machine, configured for training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import dask.config
 from distributed import LocalCluster
 
 from hpstage.cluster.dashboard import install_on
-from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many, visible_devices
+from hpstage.cluster.devices import environment_of
 from hpstage.cluster.fork_server import ForkServer
-from hpstage.cluster.fork_server import fork_server as start_fork_server
 from hpstage.cluster.local_worker import LocalWorker
-from hpstage.cluster.main_guard import require_main_guard
 from hpstage.cluster.private import draw_apart, start_workers
 from hpstage.errors import ClusterError
 
@@ -32,43 +30,7 @@ _QUIET = {
 _CUT_OFF = ("Batched Comm Closed", "Failed to communicate with scheduler during heartbeat")
 
 
-def local_cluster(
-    n_workers: int | None = None,
-    *,
-    gpus: int | None = None,
-    workers_per_gpu: int | None = None,
-    gpus_per_worker: int = 1,
-    fork_server: ForkServer | None = None,
-) -> LocalCluster:
-    """Start workers: one per GPU, if there are any, else one per core. They can be kept for several searches::
-
-        with hpstage.local_cluster() as workers:
-            first = hpstage.optimize(..., executor=workers)
-            second = hpstage.optimize(..., executor=workers)  # begins to train at once
-
-    Each search trains in processes of its own, one per worker. The workers themselves, like the scheduler, are objects
-    in this process: they only pass messages. ``Client.restart()`` ends them, since they have no nannies: start another
-    cluster instead.
-
-    Args:
-        n_workers: number of workers; GPUs are assigned to them round-robin.
-        gpus: number of GPUs to use (0: none; ``None``: all).
-        workers_per_gpu: how many share a GPU, in place of ``n_workers``.
-        gpus_per_worker: how many GPUs each worker sees, for a trainable with ``devices_per_stage``.
-        fork_server: one that was started before; the cluster closes it.
-
-    Raises:
-        UsageError: training processes, which import the calling script, would also run this call; or there is no GPU
-            for ``workers_per_gpu``.
-        ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
-    """
-    require_main_guard()
-    devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
-    count = how_many(n_workers, workers_per_gpu, devices)
-    return _Cluster(count, devices, hide=gpus == 0, fork_server=fork_server or start_fork_server())
-
-
-class _Cluster(LocalCluster):  # type: ignore[misc]
+class TrainingCluster(LocalCluster):  # type: ignore[misc]
     """A LocalCluster whose workers' training processes see one device each, or one group of devices."""
 
     def __init__(self, n_workers: int, devices: list[str], *, hide: bool, fork_server: ForkServer | None) -> None:

@@ -7,7 +7,7 @@ from distributed.deploy import Cluster
 from distributed.security import Security
 
 from hpstage.cluster.fork_server import ForkServer
-from hpstage.cluster.launch import local_cluster
+from hpstage.cluster.local import local_cluster
 from hpstage.errors import UsageError
 
 

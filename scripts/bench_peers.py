@@ -11,7 +11,7 @@ processes, from the first line of the program to its end. Programs take turns; f
 
 wall               seconds from the start of the program to its end
 worker             seconds in trials, summed: training and evaluation, for hpstage loading and saving of states, too
-memory             the most of all its processes together (PSS), seen every half second
+memory             the most of all its processes together (PSS), seen every half second or less often
 per trial, report  seconds that a further trial and a further report of one add to a program that trains nothing
 """
 
@@ -44,6 +44,7 @@ PROGRAMS = {
 }
 WITHOUT_ASHA = ("dask", "ray, new actors")
 MARK = "HPSTAGE_BENCH_PROGRAM"
+_PART = 100  # of the time, one in so many seconds is spent looking at memory at most
 HERE = Path(__file__).resolve().parent
 
 
@@ -58,8 +59,12 @@ class Memory(threading.Thread):
         self._ours: dict[int, bool] = {}
 
     def run(self) -> None:
-        while not self._over.wait(0.5):
+        wait = 0.5
+        while not self._over.wait(wait):
+            began = perf_counter()
             self.most = max(self.most, sum(map(self._bytes_of, psutil.process_iter())))
+            # To look takes a core, and holds up whoever is looked at: the longer, the more memory processes share.
+            wait = max(0.5, _PART * (perf_counter() - began))
 
     def _bytes_of(self, process: psutil.Process) -> int:
         try:

@@ -199,7 +199,7 @@ class Hpstage:
         for worker in self._workers:
             self._started += 1
             stages = (Stage(node, 0, 1, {"seed": Constant(0)}, b""),)
-            chain = Chain(ChainId(str(self._started)), None, None, {"seed": 0}, stages, (boundary,))
+            chain = Chain(ChainId(str(self._started)), None, {"seed": 0}, stages, (boundary,))
             self._executor.start(worker, chain)
         blocks: list[Block] = []
         left = len(self._workers)

@@ -1,22 +1,23 @@
-"""hpstage with its default executor and a store in a folder."""
+"""hpstage on a local cluster. The store is left where it runs."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import shared_task as task
 import torch
-from fused_search import SmallCnn
+from small_cnn import SmallCnn
 
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, FullTraining
-from hpstage.cluster import DaskExecutor
+
+if TYPE_CHECKING:
+    from distributed import LocalCluster
 
 
 class Idle:
@@ -38,7 +39,7 @@ class Idle:
         self.step = state["step"]
 
 
-def search(options: argparse.Namespace, folder: str) -> None:
+def search(options: argparse.Namespace, cluster: LocalCluster) -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         point = {name: trial.suggest_categorical(name, values) for name, values in task.GRID.items()}
         lr = s.multistep(point["lr"], task.milestones(point, options.steps), point["gamma"])
@@ -58,8 +59,7 @@ def search(options: argparse.Namespace, folder: str) -> None:
         n_trials=len(task.points(options)),
         algorithm=asha if options.algorithm == "asha" else FullTraining(),
         evaluate_every=-(-options.steps // options.reports) if options.reports > 1 else None,
-        executor=DaskExecutor(n_workers=options.workers, gpus=0),
-        store=folder,
+        executor=cluster,
     )
     savings = result.savings
     best = max(trial.value for trial in study.trials if trial.value is not None)
@@ -74,8 +74,9 @@ def search(options: argparse.Namespace, folder: str) -> None:
 
 def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder:
-        search(task.parse(), folder)
+    options = task.parse()
+    with hpstage.local_cluster(n_workers=options.workers, gpus=0) as cluster:
+        search(options, cluster)
 
 
 if __name__ == "__main__":

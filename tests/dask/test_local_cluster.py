@@ -17,7 +17,7 @@ from dask.sizeof import sizeof
 from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.cluster import DaskExecutor, launch, local_cluster
+from hpstage.cluster import DaskExecutor, devices, local_cluster
 from hpstage.errors import ClusterError, UsageError
 from hpstage.execution.shared_device import SHARERS
 from hpstage.testing.chains import chain, ended, outcome, reached, workers
@@ -75,19 +75,19 @@ def test_no_gpus_means_that_training_processes_see_none(cluster: LocalCluster, t
 
 
 def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(launch, "visible_devices", lambda: ["3", "5"])
+    monkeypatch.setattr(devices, "visible_devices", lambda: ["3", "5"])
     with local_cluster() as cluster:
         assert seen(cluster, tmp_path) == [(3, 1), (5, 1)]
 
 
 def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "visible_devices", lambda: ["0"])
+    monkeypatch.setattr(devices, "visible_devices", lambda: ["0"])
     with pytest.raises(ClusterError, match="2 GPUs were asked for, but torch finds 1"):
         local_cluster(gpus=2)
 
 
 def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(launch, "visible_devices", lambda: ["3"])
+    monkeypatch.setattr(devices, "visible_devices", lambda: ["3"])
     with local_cluster(workers_per_gpu=2) as cluster:
         assert seen(cluster, tmp_path) == [(3, 2), (3, 2)]
 
