@@ -381,7 +381,7 @@ class DaskExecutor(Executor):
             timeout = min(1.5 * timeout, longest)
             self._closed.wait(_LOOK)
 
-    def show(self, journal: Journal) -> AbstractContextManager[object]:
+    def show(self, journal: Journal) -> AbstractContextManager[Follower]:
         return closing(Follower(journal, self._present_client))
 
     @property

@@ -7,7 +7,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -38,6 +38,17 @@ class Environment(msgspec.Struct, frozen=True):
     loaded: dict[str, str] = {}
     remarks: list[str] = []
     warnings: list[str] = []
+
+
+class Page(Protocol):
+    """A web page that shows a search. Only the search knows how long it will take."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at it, for whom it is worth estimating the time left."""
+
+    def tell(self, study: str, seconds_left: float | None) -> None:
+        """Show a new estimate of a study of the plan; ``None``: there is none any more. Returns at once."""
 
 
 class Executor(ABC):
@@ -147,9 +158,9 @@ class Executor(ABC):
         Other executors return in time anyway. Called from signal handlers: must not take a lock.
         """
 
-    def show(self, journal: Journal) -> AbstractContextManager[object]:
-        """Show the plan of ``journal`` on the cluster's web page, if it has one, until the context is left.
-        The page is an ordinary reader: nothing waits for it, and it may be unreachable."""
+    def show(self, journal: Journal) -> AbstractContextManager[Page | None]:
+        """Show the plan of ``journal`` on the cluster's web page until the context is left; ``None`` if it cannot have
+        one. The page is an ordinary reader: nothing waits for it, and it may be unreachable."""
         return nullcontext()
 
     @property

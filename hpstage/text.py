@@ -56,6 +56,15 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60:,}:{minutes % 60:02d}:{left:02d}"
 
 
+def time_left(seconds: float) -> str:
+    """An estimate, as exact as one is: ``about 21 s left``, ``about 4 min left``, ``about 2.5 h left``."""
+    if seconds < 1.5 * _MINUTE:
+        return f"about {seconds:.0f} s left"
+    if seconds < 1.5 * _HOUR:
+        return f"about {seconds / _MINUTE:.0f} min left"
+    return f"about {seconds / _HOUR:,.1f} h left"
+
+
 def hours(seconds: float) -> str:
     """``0.0250``: worker-hours, which are few in a trial run and many in earnest."""
     return f"{round(seconds / _HOUR, 4) + 0.0:,.4f}"  # + 0.0: not -0.0000

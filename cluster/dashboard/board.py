@@ -4,6 +4,7 @@ reports."""
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from itertools import groupby
 
 import msgspec
 
-from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
+from hpstage.cluster.dashboard.follower import NO_MORE, OLD, RECORDS
 from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.cluster.dashboard.study import Activity, StudyLane, StudyView
 from hpstage.errors import HpstageError
@@ -56,6 +57,11 @@ _MOST_PLANS = 16
 _QUIET = 60.0
 """Seconds without reports after which a plan is considered no longer followed."""
 
+_LOOKED = 5.0
+"""Seconds since a page was drawn last after which nobody looks at it any more."""
+_LONGEST = 1e9
+"""Seconds that a search may take."""
+
 _decode = msgspec.json.Decoder(Fact).decode
 
 
@@ -71,6 +77,7 @@ class PlanView(Observer):
         self.whole = False  # whether the end of the journal was reached once, so that the numbers are those of the plan
         self.problem = ""
         self.studies: dict[str, StudyView] = {}
+        self.left: dict[str, tuple[float, float]] = {}  # by study: seconds left, and when that was heard
         self.failed: Counter[Activity] = Counter()  # exceptions in the user's code, by interrupted activity
         self.states_lost: Counter[StateLoss] = Counter()
         self.drivers_lost = 0  # presumed dead
@@ -123,6 +130,15 @@ class PlanView(Observer):
         for chain in self.plan.chains.values():
             found.setdefault(self.driven_by(chain), set()).add(chain.worker)
         return found
+
+    def set_time_left(self, study: object, seconds: object, now: float) -> None:
+        """Note for how long a study will go on, as estimated by its driver, or ``None``. What is neither is ignored."""
+        if not isinstance(study, str) or study not in self.studies:
+            return
+        if seconds is None:
+            self.left.pop(study, None)
+        elif isinstance(seconds, int | float) and 0 <= seconds < _LONGEST:
+            self.left[study] = float(seconds), now
 
     def _count(self) -> None:
         """Recount the stages of changed lanes."""
@@ -296,6 +312,12 @@ class Shown:
     def seconds_alone(self) -> float:
         return self.study.totals.alone_seconds(self.view.plan.totals)
 
+    def seconds_left(self, now: float) -> float | None:
+        """Return the time left, ``now`` on this process's monotonic clock; ``None`` for what does not run, or of which
+        nothing was heard lately."""
+        left, heard = self.view.left.get(self.study.name, (0.0, -math.inf))
+        return max(0.0, left - (now - heard)) if now - heard <= OLD and self.is_driven else None
+
     @property
     def is_driven(self) -> bool:
         return not self.study.ended and self.view.is_driven(self.study.name)
@@ -307,8 +329,14 @@ class Board:
     def __init__(self) -> None:
         self.plans: dict[str, PlanView] = {}  # ordered by the time of the last report, the latest last
         self.has_page = False  # on the scheduler's dashboard
+        self.drawn = -math.inf  # when a page was drawn last
         self.lock = threading.Lock()
         """Held while plans change, since threads other than the scheduler's may read them."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at a page."""
+        return time.monotonic() - self.drawn < _LOOKED
 
     def offer(self, plan: str, first: int, records: list[bytes]) -> int:
         """Fold the new ones of these records, the first of which is at position ``first``; return the next position.
@@ -319,13 +347,21 @@ class Board:
             return self._offer(plan, first, records)
 
     def take_in(
-        self, plan: str, first: int, records: list[bytes], anew: bool = False, store: str = ""
-    ) -> tuple[int, bytes]:
-        """Same as :meth:`offer`, for a process that follows the journal; return the cursor after the folded records.
+        self,
+        plan: str,
+        first: int,
+        records: list[bytes],
+        anew: bool = False,
+        store: str = "",
+        left: tuple[str, float | None] | None = None,
+    ) -> tuple[int, bytes, bool]:
+        """Same as :meth:`offer`, for a process that follows the journal; return the cursor after the folded records,
+        and whether somebody looks at a page.
 
         Args:
             anew: the journal has lost records that were folded: discard them.
             store: the address of the journal's store, without secrets.
+            left: a study that the process searches, and the seconds until it will end, if that is known.
         """
         if anew:
             with self.lock:
@@ -334,7 +370,9 @@ class Board:
         view = self.plans.get(plan)
         if view is not None and store:
             view.store = store
-        return wanted, b"" if wanted == NO_MORE or view is None else view.hash
+        if view is not None and isinstance(left, tuple | list) and len(left) == 2:
+            view.set_time_left(*left, time.monotonic())
+        return wanted, b"" if wanted == NO_MORE or view is None else view.hash, self.is_watched
 
     def _offer(self, plan: str, first: int, records: list[bytes]) -> int:
         view = self.plans.setdefault(plan, PlanView())

@@ -1,4 +1,4 @@
-"""The driver's side of the dashboard's page: sends new records of the journal to it."""
+"""The driver's side of the dashboard's page: sends it new records of the journal, and the time left."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ _AGAIN = 3.0
 restarted scheduler is noticed."""
 RECORDS = 200
 """Number of records sent at once. Folding them blocks the scheduler for 2 to 10 ms."""
+OLD = 30.0
+"""Seconds after which an estimate of the time left is no longer shown, unless there is a newer one."""
 _PATIENCE = 3.0
 """Maximum seconds of a last offer when the search has ended."""
 
@@ -57,9 +59,22 @@ class Follower:
         self._asked: Client | None = None  # the connection on which a page was found
         self._next_look = 0.0
         self._next_offer = 0.0
+        self._watched = False
+        self._estimate: tuple[str, float | None, float] | None = None  # study, its end, and when that was estimated
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpstage-dashboard", daemon=True)
         self._thread.start()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looked at the page when it was last heard of."""
+        return self._watched
+
+    def tell(self, study: str, seconds_left: float | None) -> None:
+        """Send a new estimate of a study with the next records, or within seconds if there are none; returns at
+        once."""
+        now = time.monotonic()
+        self._estimate = study, None if seconds_left is None else now + seconds_left, now
 
     def close(self) -> None:
         """Stop after sending the records written so far, without waiting long."""
@@ -77,7 +92,7 @@ class Follower:
                 logger.debug("the dashboard page is waiting for the store", exc_info=True)
             except Exception:  # errors between us and the page must not affect the search
                 logger.debug("the dashboard page could not be reached", exc_info=True)
-                self._asked = None
+                self._asked, self._watched = None, False
 
     def _send(self, *, at_once: bool) -> bool:
         """Send the records that the page wants next; return whether there may be more."""
@@ -96,17 +111,26 @@ class Follower:
         self._next_offer = time.monotonic() + _AGAIN
 
         first = self._wanted.position
+        left = self._time_left()
 
-        async def offered() -> tuple[int, bytes]:
-            answer: tuple[int, bytes] = await getattr(client.scheduler, HANDLER)(
-                plan=self._plan, first=first, records=records, anew=anew, store=address_of(self._journal)
+        async def offered() -> tuple[int, bytes, bool]:
+            answer: tuple[int, bytes, bool] = await getattr(client.scheduler, HANDLER)(
+                plan=self._plan, first=first, records=records, anew=anew, store=address_of(self._journal), left=left
             )
             return answer
 
-        wanted = Cursor(*client.sync(offered, callback_timeout=_PATIENCE))
+        position, hash, self._watched = client.sync(offered, callback_timeout=_PATIENCE)
+        wanted = Cursor(position, hash)
         progress = wanted != self._wanted
         self._wanted = wanted
         return progress and wanted.position != NO_MORE
+
+    def _time_left(self) -> tuple[str, float | None] | None:
+        """Return the study that was estimated, and the seconds until its end, unless that is unknown."""
+        if self._estimate is None or not self._watched:
+            return None
+        (study, end, made), now = self._estimate, time.monotonic()
+        return study, None if end is None or now - made > OLD else max(0.0, end - now)
 
     def _is_installed(self, client: Client, *, at_once: bool) -> bool:
         if client is self._asked:

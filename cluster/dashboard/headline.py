@@ -8,13 +8,13 @@ from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.feed import failures_on
 from hpstage.plan.savings import less_training
 from hpstage.report.names import plain
-from hpstage.text import clean, count_of, shortened
+from hpstage.text import clean, count_of, shortened, time_left
 
 _FAILURES = 3  # told of; others are counted
 _SUMMARY = 160
 
 
-def headline(shown: Shown) -> list[str]:
+def headline(shown: Shown, seconds_left: float | None = None) -> list[str]:
     """Return the parts of the sentence at the top of the page. What nothing is known of yet is left out."""
     study, totals = shown.study, shown.study.totals
     found = []
@@ -34,6 +34,8 @@ def headline(shown: Shown) -> list[str]:
         not_begun = record.not_begun + max(0, of - len(study.trials))
         states = (("paused", len(record.paused)), ("not begun", not_begun))
         found += [f"{count:,} {state}" for state, count in states if count]
+    if seconds_left is not None:
+        found.append(time_left(seconds_left))
     best = study.best(1)
     if best:
         found.append(f"best {best[0].value:.5g}")
@@ -75,9 +77,9 @@ def worker_time(seconds: float) -> str:
     return f"{round(seconds, 1) + 0.0:.1f} worker-seconds"
 
 
-def head_html(shown: Shown) -> str:
+def head_html(shown: Shown, seconds_left: float | None = None) -> str:
     """Return the sentence and what else is told as HTML."""
-    first = "; ".join(headline(shown))
+    first = "; ".join(headline(shown, seconds_left))
     return (
         f"<div style='font-size: 18px; font-weight: 600'>{html.escape(first)}</div>"
         f"<div style='opacity: .75'>{html.escape(' · '.join(standing(shown)))}</div>"

@@ -101,6 +101,7 @@ class Screen:
 
     def update(self) -> None:
         """Draw all panels, if this is within the page's share of the time."""
+        self._board.drawn = time.monotonic()
         if time.perf_counter() >= self._due:
             self.draw()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from bokeh.document import Document
@@ -71,11 +72,14 @@ class Summary(Panel):
         )  # fmt: skip
 
     def version(self, shown: Shown | None, now: float) -> object:
-        return super().version(shown, now), shown is not None and shown.view.is_driven(shown.study.name)
+        # It counts down between two reports.
+        return now if shown is not None and shown.is_driven else super().version(shown, now)
 
     def draw(self, shown: Shown | None, now: float) -> None:
         if shown is not None:
-            self.root.text = head_html(shown)
+            text = head_html(shown, shown.seconds_left(time.monotonic()))
+            if text != self.root.text:
+                self.root.text = text
 
 
 class Failures(Panel):

@@ -166,20 +166,22 @@ def open_call(
         workload = workload_key(described)
         places = open_places(store, checkpoints, name=name, workload=workload, closing=closing)
         workers.use(places.checkpoints)
-        closing.enter_context(workers.show(places.journal))
+        page = closing.enter_context(workers.show(places.journal))
         closing.enter_context(patient(request.study))
         eviction = Eviction(places.checkpoints, request.checkpoint_budget)
         closing.callback(eviction.close)
         ledger = Ledger(request.study)
         deadline = None if request.timeout is None else time.monotonic() + request.timeout
-        page = None if display is None else workers.page
+        progress = Progress(
+            display, request.study, page, address=None if display is None else workers.page, deadline=deadline
+        )
         yield Call(
             request=request,
             executor=workers,
             places=places,
             ledger=ledger,
             eviction=eviction,
-            progress=closing.enter_context(Progress(display, request.study, page=page, deadline=deadline)),
+            progress=closing.enter_context(progress),
             interruption=interruption,
             deadline=deadline,
             on_gpu=environment.described.get("device", "").startswith("cuda"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,14 @@ def test_a_running_search_is_drawn_as_it_goes_on(
         tree.wait("fig.below[0].bounds[1] == 16 && tree.running().length > 0")
         tree.wait("tree.shown().some(i => tree.about(i).front < tree.place(i).right)")
         page.wait_for_function(f"() => ({_COLUMN})('text').some(text => String(text).startsWith('study: step'))")
+        page.get_by_text(re.compile(r"trials over;.* about \d+ s left")).wait_for()
         assert not running.over
         keep(page, "running")
         result = running.result()
         tree.wait("tree.running().length == 0 && tree.order().every(i => tree.about(i).state == 'done')")
     page.get_by_text(f"{result.savings.steps_trained:,} steps trained").wait_for()
     assert page.get_by_text("12 of 12 trials over").is_visible()
+    assert page.get_by_text(" s left").count() == 0
     assert tree.ask("tree.size().trials") == len(result.study.trials)
     asked = [node for node in result.plan.nodes if node.reach > node.start]
     assert tree.ask("tree.size().branches") == len(asked)

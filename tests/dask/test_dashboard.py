@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -23,7 +25,7 @@ from hpstage.cluster.dashboard import install, page_of
 from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
 from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.feed import Feed
-from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED, NO_MORE
+from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED, NO_MORE, OLD
 from hpstage.cluster.dashboard.headline import failures_html, head_html, headline
 from hpstage.cluster.dashboard.page import PANELS
 from hpstage.cluster.dashboard.panels import around, nice
@@ -31,6 +33,7 @@ from hpstage.cluster.dashboard.study import History, StudyView, curve
 from hpstage.cluster.dashboard.work import work_of
 from hpstage.errors import HistoryChanged
 from hpstage.report.tree.rows import ROOT, Rows
+from hpstage.search.progress.eta import TimeLeft
 from hpstage.store import Cursor, Journal, MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 from tests.dask.commands import Command, free_port, until
@@ -55,6 +58,10 @@ def board_of(journal: Journal, stop: int | None = None) -> Board:
     board = Board()
     board.offer("plan", 0, journal.read(0, stop))
     return board
+
+
+def cursor(answer: tuple[int, bytes, bool]) -> Cursor:
+    return Cursor(*answer[:2])
 
 
 def shown(board: Board, study: str = "study") -> tuple[PlanView, StudyView]:
@@ -280,6 +287,36 @@ def test_the_sentence_claims_nothing_before_there_is_something_to_claim() -> Non
     assert said[0] == ["0 of 12 trials over", "12 not begun"] and "12 of 12 trials over" in said[-1]
 
 
+def test_the_time_left_is_told_while_the_search_runs_and_the_estimate_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, journal = searched()
+    records = journal.read()
+    half = next(i for i in range(len(records) // 2, len(records)) if b"StateReached" in records[i])
+    now = 1000.0
+    monkeypatch.setattr("hpstage.cluster.dashboard.board.time.monotonic", lambda: now)
+    board = Board()
+
+    def said(at: float) -> list[str]:
+        [found] = board.studies()
+        return [part for part in headline(found, found.seconds_left(at)) if part.endswith(" left")]
+
+    board.take_in("plan", 0, records[:half])
+    assert said(now) == []
+    board.take_in("plan", half, [], left=("study", 21.2))
+    assert said(now) == ["about 21 s left"]
+    assert said(now + 10) == ["about 11 s left"] and said(now + 22) == ["about 0 s left"]  # nothing new was heard
+    assert said(now + OLD + 1) == []
+    for odd in (("study", -1.0), ("study", float("nan")), ("study", float("inf")), ("study", "<b>"), ("other", 5.0),
+                (["study"], 5.0), ("study",), "study", 7, {"study": 5.0}, ("study", 1e300)):  # fmt: skip
+        board.take_in("plan", half, [], left=odd)  # type: ignore[arg-type]
+        assert said(now) == ["about 21 s left"]
+    board.take_in("plan", half, [], left=("study", None))
+    assert said(now) == []
+    board.take_in("plan", half, [], left=("study", 3))
+    assert said(now) == ["about 3 s left"]
+    board.take_in("plan", half, records[half:], left=("study", 3.0))
+    assert said(now) == []  # it has ended
+
+
 def test_axes_end_at_round_numbers() -> None:
     assert [nice(value) for value in (0.0, 0.03, 1.0, 1.1, 61.0, 4999.0)] == [1.0, 0.05, 1.0, 2.0, 100.0, 5000.0]
     assert around(0.2, 0.99) == (0.0, 1.02)
@@ -305,15 +342,15 @@ def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew
     _, journal = searched()
     records = journal.read()
     board = Board()
-    behind = Cursor(*board.take_in("plan", 0, records[:20]))
-    behind = Cursor(*board.take_in("plan", 10, records[10:30]))
+    behind = cursor(board.take_in("plan", 0, records[:20]))
+    behind = cursor(board.take_in("plan", 10, records[10:30]))
     assert journal.read_on(behind)[0] == records[30:]
     lost = MemoryJournal()
     lost.append(records[:12] + records[:1] * 30)
     with pytest.raises(HistoryChanged):
         lost.read_on(behind)
-    assert board.take_in("plan", 0, records[:12], anew=True) == Cursor().after(records[:12])
-    assert board.take_in("plan", 12, records[12:]) == Cursor().after(records)
+    assert cursor(board.take_in("plan", 0, records[:12], anew=True)) == Cursor().after(records[:12])
+    assert cursor(board.take_in("plan", 12, records[12:])) == Cursor().after(records)
     assert head_html(board.studies()[0]) == head_html(board_of(journal).studies()[0])
 
 
@@ -386,12 +423,20 @@ def base(cluster: LocalCluster) -> str:
 def look(dask_scheduler: Any) -> list[tuple[str, int, str]]:
     """What the page of a scheduler knows: study, position, summary."""
     board: Board = dask_scheduler.handlers[HANDLER].__self__
-    return [(found.study.name, found.view.position, head_html(found)) for found in board.studies()]
+    now = time.monotonic()
+    return [
+        (found.study.name, found.view.position, head_html(found, found.seconds_left(now))) for found in board.studies()
+    ]
 
 
 def forget(dask_scheduler: Any) -> None:
     """As if the scheduler had been started anew."""
     dask_scheduler.handlers[HANDLER].__self__.plans.clear()
+
+
+def is_watched(dask_scheduler: Any) -> bool:
+    board: Board = dask_scheduler.handlers[HANDLER].__self__
+    return board.is_watched
 
 
 def test_a_local_cluster_has_the_page_and_lists_the_plots(cluster: LocalCluster) -> None:
@@ -412,6 +457,38 @@ def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path)
     [(_, position, text)] = [found for found in client.run_on_scheduler(look) if found[0] == "seen"]
     assert position == len(journal)
     assert f"{result.savings.steps_trained:,} steps trained" in text and "ended" in text
+
+
+def test_who_looks_at_a_running_search_is_told_the_time_left_as_in_the_terminal(
+    cluster: LocalCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float, float | None]] = []  # when a search will end, as its driver says
+
+    class Noted(TimeLeft):
+        def at(self, *state: Any) -> float | None:
+            left = super().at(*state)
+            told.append((time.monotonic(), left))
+            return left
+
+    monkeypatch.setattr("hpstage.search.progress.progress.TimeLeft", Noted)
+    get(base(cluster) + "/status")  # builds the dashboard
+    until(lambda: not client.run_on_scheduler(is_watched), "pages of other tests are closed")
+    running = Running(Steady(tmp_path, 0.4), client, tmp_path)
+    until(lambda: len(running.reached()) > 2, "states are reached")
+    assert not told  # nobody looks
+    assert get(base(cluster) + "/hpstage?study=study")[0] == 200
+
+    def sentence() -> str:
+        [text] = [text for name, _, text in client.run_on_scheduler(look) if name == "study"]
+        return text
+
+    until(lambda: running.over or re.search(r"about \d+ s left", sentence()), "the time left is told")
+    found, seen = re.search(r"about (\d+) s left", sentence()), time.monotonic()
+    assert found is not None and not running.over
+    ends = [at + left for at, left in told if left is not None]
+    assert min(ends) - 2 < seen + float(found[1]) < max(ends) + 2
+    running.result()
+    assert "ended" in sentence() and " left" not in sentence()
 
 
 def test_who_watches_the_progress_is_told_where_the_page_is(

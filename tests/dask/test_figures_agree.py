@@ -67,7 +67,7 @@ class Told:
         patch.setattr(
             front_door,
             "Progress",
-            lambda _, study, page, deadline: Progress(views, study, page=page, deadline=deadline, clock=executor.clock),
+            lambda _, study, page, **options: Progress(views, study, page, clock=executor.clock, **options),
         )
         store = folder / "store"
         with patch.context():

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import optuna
 
     from hpstage.driver.driver import Driver
+    from hpstage.executor import Page
     from hpstage.plan.savings import Savings
+    from hpstage.scheduler.remaining import RemainingWork
     from hpstage.search.session import Session
 
 
@@ -38,12 +40,13 @@ def open_display(shown: bool) -> Display | None:
 
 class Progress:
     """Builds views from the state of session and driver, at most five a second. O(1) in the number of trials, but for
-    forecasts (:mod:`hpstage.search.progress.eta`).
+    forecasts (:mod:`hpstage.search.progress.eta`). Where nobody watches, nothing is done.
 
     Args:
-        display: if ``None``, nothing is shown and nothing is done.
+        display: ``None`` if nothing is shown.
         study: the study being searched.
-        page: URL of the page on which to watch the search in a browser, shown first.
+        page: is told the time left while somebody looks at it.
+        address: URL of the page, shown first.
         deadline: when the search stops because of its time limit, on ``clock``.
         clock: returns the time in seconds.
     """
@@ -52,14 +55,16 @@ class Progress:
         self,
         display: Display | None,
         study: optuna.Study,
+        page: Page | None = None,
         *,
-        page: str | None = None,
+        address: str | None = None,
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._display = display
         self._study = study
         self._page = page
+        self._address = address
         self._deadline = deadline
         self._clock = clock
         self._began = clock()
@@ -72,18 +77,23 @@ class Progress:
 
     def update(self, session: Session, driver: Driver) -> None:
         """Show the current state of the search, if a new view is due."""
+        watched = self._page is not None and self._page.is_watched
+        now = self._clock()
+        if (self._display is None and not watched) or now < self._next:
+            return
+        self._next = now + _INTERVAL
+        remaining = driver.remaining_work()
+        left = self._seconds_left(session, driver, remaining, now)
+        if self._page is not None and watched:
+            self._page.tell(session.name, left)
         if self._display is None:
             return
         self._session = session
-        now = self._clock()
-        if self._last is not None and now < self._next:
-            return
-        self._next = now + _INTERVAL
-        view = self._view(session, driver, now)
+        view = self._view(session, driver, remaining, now, left)
         if self._last is None:
             self._display.begin(view)
-            if self._page is not None:
-                self._display.tell(f"Watch it at {self._page}")
+            if self._address is not None:
+                self._display.tell(f"Watch it at {self._address}")
         else:
             self._display.show(view)
         self._last = view
@@ -91,26 +101,29 @@ class Progress:
     def finish(self, session: Session, driver: Driver, savings: Savings) -> None:
         """Record the final state of the search; it is shown when the context is left."""
         if self._display is not None:
-            view = self._view(session, driver, self._clock(), over=True)
+            view = replace(self._view(session, driver, driver.remaining_work(), self._clock(), None), over=True)
             # Estimates have changed since the search began, those of earlier searches of the study as well.
             view = replace(view, saved_seconds=savings.saved_seconds, merge_rate=savings.merge_rate)
             if self._last is None:
                 self._display.begin(view)
             self._last = view
 
-    def _view(self, session: Session, driver: Driver, now: float, *, over: bool = False) -> ProgressView:
+    def _seconds_left(self, session: Session, driver: Driver, remaining: RemainingWork, now: float) -> float | None:
+        left = self._time_left.at(now - self._began, session, driver, remaining)
+        if self._deadline is None or not driver.plan.totals.steps_trained:
+            return left
+        rest = max(0.0, self._deadline - now)
+        return rest if left is None else min(left, rest)
+
+    def _view(
+        self, session: Session, driver: Driver, remaining: RemainingWork, now: float, seconds_left: float | None
+    ) -> ProgressView:
         plan, scheduler = driver.plan, driver.scheduler
         record, totals = plan.searches[session.name], plan.totals
         since = plan.tally(session.name).totals.since(record.before)
-        remaining = driver.remaining_work()
         if self._done_before is None:
             self._done_before = remaining.stages_done
             self._best_before = _best_value(self._study)
-        elapsed = now - self._began
-        left = None if over else self._time_left.at(elapsed, session, driver, remaining)
-        if self._deadline is not None and totals.steps_trained:
-            rest = max(0.0, self._deadline - now)
-            left = rest if left is None else min(left, rest)
         one = len(record.started.metric) == 1
         best, at = self._best(session) if one else (None, None)
         return ProgressView(
@@ -131,9 +144,8 @@ class Progress:
             merge_rate=since.merge_rate,
             used_seconds=since.worker_seconds,
             saved_seconds=since.alone_seconds(totals) - since.worker_seconds,
-            elapsed=elapsed,
-            seconds_left=left,
-            over=over,
+            elapsed=now - self._began,
+            seconds_left=seconds_left,
         )
 
     def _best(self, session: Session) -> tuple[float | None, int | None]:

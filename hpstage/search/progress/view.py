@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.text import clean, clock, hours, rate
+from hpstage.text import clean, clock, hours, rate, time_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ def items(view: ProgressView) -> list[str]:
 def times(view: ProgressView) -> str:
     if view.over:
         return f"{clock(view.elapsed)} elapsed"
-    left = "-" if view.seconds_left is None else f"about {clock(view.seconds_left)}"
-    return f"{clock(view.elapsed)} elapsed, {left} left"
+    left = "- left" if view.seconds_left is None else time_left(view.seconds_left)
+    return f"{clock(view.elapsed)} elapsed, {left}"
 
 
 def line(view: ProgressView) -> str:

@@ -93,7 +93,7 @@ def searched(
     monkeypatch.setattr(
         front_door,
         "Progress",
-        lambda _, study, page, deadline: Progress(views, study, page=page, deadline=deadline, clock=executor.clock),
+        lambda _, study, page, **options: Progress(views, study, page, clock=executor.clock, **options),
     )
     settings: dict[str, object] = {"metric": "value", "steps": 100, "n_trials": 64, "store": MemoryJournal()}
     space = options.pop("space", grid)
@@ -140,8 +140,9 @@ def half_time_error(views: list[ProgressView]) -> float:
 def test_a_search_with_a_timeout_is_not_said_to_take_longer(monkeypatch):
     views = Views()
     executor = SimulatedExecutor(1, step_seconds=1000.0)
+    monkeypatch.setattr("hpstage.search.progress.progress._INTERVAL", 0.0)
     monkeypatch.setattr(
-        front_door, "Progress", lambda _, study, page, deadline: Progress(views, study, deadline=deadline)
+        front_door, "Progress", lambda _, study, page, **options: Progress(views, study, page, **options)
     )
     hpstage.optimize(
         optuna.create_study(), Failing(), grid, metric="value", steps=100, n_trials=3, timeout=3600,
@@ -240,7 +241,7 @@ def test_stages_left_are_the_nodes_with_something_to_train_and_all_become_done(m
 
 def test_an_interrupted_search_ends_with_what_it_has_reached(monkeypatch):
     views = Views()
-    monkeypatch.setattr(front_door, "Progress", lambda _, study, page, deadline: Progress(views, study))
+    monkeypatch.setattr(front_door, "Progress", lambda _, study, page, **options: Progress(views, study))
 
     def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number == 9:
@@ -274,7 +275,7 @@ def test_60_columns_take_five_lines():
         "28 complete, 2 pruned, 1 failed · best accuracy 0.99721",
         "stages 45 done, 12 left · 2 of 2 workers busy",
         "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved",
-        "0:01:23 elapsed, about 1:00:55 left",
+        "0:01:23 elapsed, about 61 min left",
     ]
 
 
@@ -282,7 +283,7 @@ def test_200_columns_take_two_or_three():
     assert shown(VIEW, 200) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━━╸                31/48 trials",
         "28 complete, 2 pruned, 1 failed · best accuracy 0.99721 · stages 45 done, 12 left · 2 of 2 workers busy · "
-        "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved · 0:01:23 elapsed, about 1:00:55 left",
+        "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved · 0:01:23 elapsed, about 61 min left",
     ]
 
 
@@ -309,7 +310,7 @@ def test_the_line_of_a_log_says_all_of_it():
     assert line(VIEW) == (
         "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed; best accuracy 0.99721; stages 45 done, 12 left; "
         "2 of 2 workers busy; merge rate 2.94; worker-hours 0.0077 used, 0.0154 saved; "
-        "0:01:23 elapsed, about 1:00:55 left"
+        "0:01:23 elapsed, about 61 min left"
     )
 
 

@@ -76,7 +76,7 @@ def watched(
     monkeypatch.setattr(
         front_door,
         "Progress",
-        lambda _, study, page, deadline: Progress(views, study, page=page, deadline=deadline, clock=executor.clock),
+        lambda _, study, page, **options: Progress(views, study, page, clock=executor.clock, **options),
     )
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed), pruner=optuna.pruners.MedianPruner(4))
     hpstage.optimize(
@@ -150,7 +150,7 @@ def test_a_forecast_leaves_the_search_as_it_is(monkeypatch):
         monkeypatch.setattr(
             front_door,
             "Progress",
-            lambda _, study, page, deadline, views=views, executor=executor, shown=shown: Progress(
+            lambda _, study, page, views=views, executor=executor, shown=shown, **options: Progress(
                 views if shown else None, study, clock=executor.clock
             ),
         )
