@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from hpstage.errors import UsageError
@@ -27,10 +29,21 @@ def backend_named(name: object) -> type[StepBackend]:
         UsageError: there is none of that name, or it cannot be imported.
     """
     if name == "eager":
-        return EagerBackend  # the default; looking through all installed distributions takes milliseconds
-    if not isinstance(name, str) or name not in names():
-        raise UsageError(f"numerics is {name!r}; give one of {', '.join(map(repr, [*names(), AUTO]))}")
+        return EagerBackend  # the default; looking through all installed distributions takes a while
+    if not isinstance(name, str):
+        raise _no_backend(name)
+    return _loaded(name)
+
+
+@functools.cache  # asked for by every lane of a worker, each time that it changes its backend
+def _loaded(name: str) -> type[StepBackend]:
+    if name not in names():
+        raise _no_backend(name)
     return plugins.subclass(_GROUP, name, StepBackend)  # type: ignore[type-abstract]
+
+
+def _no_backend(name: object) -> UsageError:
+    return UsageError(f"numerics is {name!r}; give one of {', '.join(map(repr, [*names(), AUTO]))}")
 
 
 def usable(device: torch.device) -> list[str]:

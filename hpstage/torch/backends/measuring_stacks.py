@@ -17,7 +17,7 @@ logger = logging.getLogger("hpstage")
 
 _FIRST = 3
 """Steps that are not counted: programs are built in the first."""
-_STEPS = 16
+_STEPS = 8
 _PATIENCE = 2
 """Numbers of siblings in a row that do not pay, after which no larger one is tried."""
 _SECONDS = 4.0
