@@ -1,4 +1,4 @@
-"""Ordered lists and maps for the planner: plain lists kept sorted with ``bisect``.
+"""Ordered lists for the planner: plain lists kept sorted with ``bisect``.
 
 There is one per node, and most hold one or two items, so cheap construction matters most (those of sortedcontainers
 take 15 microseconds each and burden the cyclic collector). Inserting moves memory: 20 microseconds at 100,000 items.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T", int, "tuple[int, int]")
-V = TypeVar("V")
 
 
 class Ordered(list[T]):
@@ -62,22 +61,3 @@ class Ordered(list[T]):
         start = 0 if low is None else (bisect_left if inclusive[0] else bisect_right)(self, low)
         stop = len(self) if high is None else (bisect_right if inclusive[1] else bisect_left)(self, high)
         return start, stop
-
-
-class StepMap(dict[int, V], Generic[V]):
-    """A dict keyed by step that also keeps its steps in order."""
-
-    __slots__ = ("steps",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: Ordered[int] = Ordered()
-
-    def __setitem__(self, step: int, value: V) -> None:
-        if step not in self:
-            insort(self.steps, step)
-        super().__setitem__(step, value)
-
-    def __delitem__(self, step: int) -> None:
-        super().__delitem__(step)
-        self.steps.discard(step)

@@ -60,11 +60,11 @@ class ChainBuilder:
         if orders.chain.at == last.stop:
             return ()  # it is at its end: it will end before an amendment can reach it
         line, step = self._tree.line_of(last), last.stop
-        wanted = line.wanted.get(step)
+        wanted = line.wanted.at(step)
         children = wanted.children if wanted is not None else {}
-        ahead = line.wanted.steps.first(step, inclusive=False)
+        ahead = line.wanted.after(step)
         limit = self._tree.limit(line, step)
-        if not children and (ahead is None or (limit is not None and ahead >= limit)):
+        if not children and (ahead is None or (limit is not None and ahead.step >= limit)):
             return ()
         path = self.path(line, step, len(orders.marks))
         if path and path[0].stop == path[0].start:
@@ -99,7 +99,8 @@ class ChainBuilder:
     @staticmethod
     def _wanted_on(line: Line, start: int, stop: int) -> list[int]:
         """Return wanted steps on a span, up to the horizon, including the start if it is a kept state to evaluate."""
-        return line.wanted.steps.irange(start, stop, (start > line.node.start, True), _HORIZON)
+        wanted = line.wanted.between(start, stop, (start > line.node.start, True))
+        return [one.step for one in wanted[:_HORIZON]]
 
     def build(
         self, orders: Orders, spans: Sequence[Span], *, begins: bool = False
@@ -178,7 +179,7 @@ class ChainBuilder:
         return found
 
     def boundary_at(self, line: Line, step: int) -> Boundary:
-        wanted = line.wanted.get(step)
+        wanted = line.wanted.at(step)
         return Boundary(
             node=line.node.id,
             step=step,

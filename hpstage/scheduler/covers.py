@@ -65,7 +65,7 @@ class Covers:
             line = self._tree.line_of(span)
             start = span.start
             ahead = line.covers.get(id)
-            wanted = line.wanted.get(start)
+            wanted = line.wanted.at(start)
             if ahead is not None:
                 start = min(start, ahead.start)  # the untrained rest of its earlier cover stays covered
             elif wanted is not None and wanted.evaluate:

@@ -22,7 +22,7 @@ from itertools import count
 from hpstage.plan.facts import ChainId, DriverId
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.lines import Line
+from hpstage.scheduler.lines import Line, Wanted
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Workers
@@ -155,13 +155,11 @@ class Demands:
         at, seconds = chain.at, -max(0.0, now - chain.since)
         for span in chain.spans[chain.index_at(at) :]:
             line = self._tree.line_of(span)
-            for step in line.wanted.steps.irange(at, span.stop, inclusive=(False, True)):
-                seconds += (step - at) * line.cost / speed
-                at = step
-                wanted = line.wanted.get(step)
-                if wanted is not None:
-                    seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
-                    yield max(0.0, seconds), self._below(line, step)
+            for wanted in line.wanted.between(at, span.stop, (False, True)):
+                seconds += (wanted.step - at) * line.cost / speed
+                at = wanted.step
+                seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
+                yield max(0.0, seconds), _below(wanted)
             seconds += (span.stop - at) * line.cost / speed
             at = span.stop
         tail = self._tree.line_of(chain.spans[-1])
@@ -171,13 +169,12 @@ class Demands:
     def _along(self, line: Line, step: int, seconds: float) -> _Path:
         """Yield the events of a line that is trained from a source on it."""
         limit = self._tree.limit(line, step)
-        for mark in line.wanted.steps.irange(step, limit, inclusive=(True, False)):
-            seconds += (mark - step) * line.cost
-            seconds += self._tree.evaluate_seconds if line.wanted[mark].evaluate else 0.0
-            step = mark
-            yield seconds, self._below(line, step)
+        for wanted in line.wanted.between(step, limit, (True, False)):
+            seconds += (wanted.step - step) * line.cost
+            seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
+            step = wanted.step
+            yield seconds, _below(wanted)
 
-    def _below(self, line: Line, step: int) -> list[_Head]:
-        wanted = line.wanted.get(step)
-        children = () if wanted is None else wanted.children.values()
-        return [(child.length, child, child.node.start) for child in children]
+
+def _below(wanted: Wanted) -> list[_Head]:
+    return [(child.length, child, child.node.start) for child in wanted.children.values()]

@@ -177,7 +177,7 @@ class Dispatch:
         fresh, self._tree.fresh = self._tree.fresh, []
         touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
         for line, step in fresh:
-            wanted = line.wanted.get(step)
+            wanted = line.wanted.at(step)
             passing = next((id for id, span in line.covers.items() if span.start < step <= span.stop), None)
             if passing is None or (wanted is None and step not in line.node.keep_at):
                 continue

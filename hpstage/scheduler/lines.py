@@ -7,18 +7,21 @@ is the part of a line that a running chain will train.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right, insort
+from operator import attrgetter
 
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node
-from hpstage.plan.ordered import Ordered, StepMap
+from hpstage.plan.ordered import Ordered
 
 
 class Wanted:
-    """The reasons why a step of a line is wanted."""
+    """A wanted step of a line, and the reasons why it is."""
 
-    __slots__ = ("children", "evaluate")
+    __slots__ = ("children", "evaluate", "step")
 
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
+        self.step = step
         self.evaluate = False
         self.children = _NO_CHILDREN  # needy lines attached here, by node id
 
@@ -31,8 +34,40 @@ class Wanted:
 _NO_CHILDREN: dict[int, Line] = {}
 
 
+class WantedSteps(list[Wanted]):
+    """The wanted steps of a line, ascending."""
+
+    __slots__ = ()
+
+    def at(self, step: int) -> Wanted | None:
+        if len(self) == 1:  # as on most lines
+            wanted = self[0]
+            return wanted if wanted.step == step else None
+        index = bisect_left(self, step, key=_step)
+        return self[index] if index < len(self) and self[index].step == step else None
+
+    def drop(self, step: int) -> None:
+        """Remove a step, which must be wanted."""
+        del self[bisect_left(self, step, key=_step)]
+
+    def after(self, step: int) -> Wanted | None:
+        """Return the first one after a step."""
+        index = bisect_right(self, step, key=_step)
+        return self[index] if index < len(self) else None
+
+    def between(self, step: int, stop: int | None, inclusive: tuple[bool, bool]) -> list[Wanted]:
+        """Return those from ``step`` to ``stop``; ``None``: no limit."""
+        first = (bisect_left if inclusive[0] else bisect_right)(self, step, key=_step)
+        if stop is None:
+            return self[first:]
+        return self[first : (bisect_right if inclusive[1] else bisect_left)(self, stop, key=_step)]
+
+
+_step = attrgetter("step")
+
+
 # Shared by the many lines that have none, and never changed: see Line.
-_NO_WANTED: StepMap[Wanted] = StepMap()
+_NO_WANTED = WantedSteps()
 _NO_SOURCES: Ordered[int] = Ordered()
 _NO_COVERS: dict[ChainId, Span] = {}
 _NO_FAR: list[tuple[float, int, int]] = []
@@ -46,6 +81,7 @@ class Line:
     """
 
     __slots__ = (
+        "above",
         "cost",
         "covers",
         "done",
@@ -61,8 +97,9 @@ class Line:
         "wanted",
     )
 
-    def __init__(self, node: Node, cost: float) -> None:
+    def __init__(self, node: Node, above: Line | None, cost: float) -> None:
         self.node = node
+        self.above = above  # its parent's
         self.cost = cost  # seconds per step, as used in ``far`` and ``length``
         self.wanted = _NO_WANTED
         self.sources = _NO_SOURCES  # kept steps after the start
@@ -81,11 +118,13 @@ class Line:
 
     def want(self, step: int) -> Wanted:
         """Return what a step is wanted for, so far nothing if it is new."""
-        wanted = self.wanted.get(step)
+        wanted = self.wanted.at(step)
         if wanted is None:
+            wanted = Wanted(step)
             if self.wanted is _NO_WANTED:
-                self.wanted = StepMap()
-            wanted = self.wanted[step] = Wanted()
+                self.wanted = WantedSteps((wanted,))
+            else:
+                insort(self.wanted, wanted, key=_step)
         return wanted
 
     def add_source(self, step: int) -> None:
@@ -140,9 +179,8 @@ def steps_left(line: Line) -> int:
     covers = line.covers.values()
     left = sum(cover.stop - cover.start for cover in covers)
     if line.wanted:
-        steps = line.wanted.steps
         begun = line.node.start
-        for step in dict.fromkeys((steps[0], steps[-1])):
+        for step in dict.fromkeys((line.wanted[0].step, line.wanted[-1].step)):
             if not any(cover.start < step <= cover.stop for cover in covers):
                 stops = (cover.stop for cover in covers if cover.stop <= step)
                 left += step - max(begun, line.sources.last(step) or 0, *stops)

@@ -160,7 +160,7 @@ class Preemption:
         for orders in running:
             if orders.stopping or not orders.marks:
                 continue
-            last = next((mark for mark in reversed(orders.marks) if mark in self._line_at(orders, mark).wanted), None)
+            last = next((mark for mark in reversed(orders.marks) if self._line_at(orders, mark).wanted.at(mark)), None)
             if last is None:
                 orders.stopping = True
                 instructions.append(StopChain(orders.chain.id, keep=False))

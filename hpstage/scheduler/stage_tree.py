@@ -13,11 +13,13 @@ a wanted, uncovered step can be trained now.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.lines import Line, WorkLeft, steps_left
+from hpstage.scheduler.heads import Head, Heads
+from hpstage.scheduler.lines import Line, Wanted, WorkLeft, steps_left
 
 # Relative changes of a node's measured seconds per step below this do not trigger re-sorting.
 _DRIFT = 0.1
@@ -29,7 +31,7 @@ class StageTree:
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
         self._lines: list[Line] = []
-        self._queue: list[tuple[float, int, int]] = []  # heads as (-seconds, node id, step), including stale ones
+        self._heads = Heads(self._lines, self.remaining)
         self._default_cost = plan.totals.average_step_seconds
         self._drifted = 0
         self.evaluate_seconds = 0.0  # estimate for one evaluation
@@ -38,9 +40,6 @@ class StageTree:
         self.fresh: list[tuple[Line, int]] = []  # newly wanted or to be kept, consumed by the scheduler
         self.changed: dict[int, Line] = {}  # lines that changed, by node id, consumed by the scheduler
         self.changed_all = False  # estimates of all lines did
-        self.ready = 0  # number of heads
-        self._first: list[tuple[float, Line, int]] | None = None  # the first heads, until anything changes
-        self._estimates = 0  # how often estimates have changed without all that depends on them
         for node in plan.nodes:
             line = self.line(node)
             for step in sorted(step for step, state in node.states.items() if state.kept is not None):
@@ -48,10 +47,11 @@ class StageTree:
             self._unweighed[node.id] = line
 
     def line(self, node: Node) -> Line:
-        while len(self._lines) <= node.id:
-            fresh = self._plan.nodes[len(self._lines)]
-            self._lines.append(Line(fresh, self._estimate(fresh)))
-        return self._lines[node.id]
+        lines = self._lines
+        while len(lines) <= node.id:
+            fresh = self._plan.nodes[len(lines)]
+            lines.append(Line(fresh, None if fresh.parent is None else lines[fresh.parent.id], self._estimate(fresh)))
+        return lines[node.id]
 
     def line_of(self, span: Span) -> Line:
         return self._lines[span.node] if span.node < len(self._lines) else self.line(self._plan.nodes[span.node])
@@ -73,19 +73,19 @@ class StageTree:
         if not wanted.evaluate:
             wanted.evaluate = True
             self._left.evaluations += 1
-            self._lengthen(line, step, -1)
+            self._lengthen(line, self._to(line, step) + self.evaluate_seconds, step, -1)
             self._settle(line, step)
             self.fresh.append((line, step))
 
     def unwant(self, node: Node, step: int) -> None:
         """Clear :meth:`want`: the metrics of this state are known, or no longer waited for."""
         line = self.line(node)
-        wanted = line.wanted.get(step)
+        wanted = line.wanted.at(step)
         if wanted is not None and wanted.evaluate:
             wanted.evaluate = False
             self._left.evaluations -= 1
             if not wanted.children:
-                del line.wanted[step]
+                line.wanted.drop(step)
             self._raise(line, step)
             self._settle(line, step)
 
@@ -103,12 +103,12 @@ class StageTree:
         if step in line.sources:
             return
         line.add_source(step)
-        wanted = line.wanted.get(step)
+        wanted = line.wanted.at(step)
         if wanted is not None and wanted.children:
             children = list(wanted.children.values())
             wanted.children.clear()
             if not wanted.evaluate:
-                del line.wanted[step]
+                line.wanted.drop(step)
             for child in children:
                 self._queue_head(child, child.node.start)
             self._raise(line, step)
@@ -121,10 +121,10 @@ class StageTree:
         """Make a state no longer a source."""
         line = self.line(node)
         line.sources.discard(step)
-        self._drop_head(line, step)
+        self._heads.drop(line, step)
         for child in node.children_at(step):
             below = self.line(child)
-            self._drop_head(below, step)
+            self._heads.drop(below, step)
             if below.needy:
                 self._need(line, below)
         self._settle(line, step)
@@ -136,8 +136,9 @@ class StageTree:
         line.cover(chain, span)
         self._settle(line, span.stop)
         # Wanted steps that the chain passed without stopping, since the amendment came too late, are open again.
-        for step in line.wanted.steps.irange(before.start, span.start, inclusive=(False, True)):
-            self._settle(line, step)
+        if before.start < span.start:
+            for wanted in line.wanted.between(before.start, span.start, (False, True)):
+                self._settle(line, wanted.step)
 
     def uncover(self, chain: ChainId, line: Line) -> bool:
         """Remove the chain's cover of a line. Return whether it had one."""
@@ -159,7 +160,7 @@ class StageTree:
             self._drifted = max(16, len(self._lines))
         elif abs(cost - line.cost) > _DRIFT * line.cost:
             self._drifted += 1
-            self._estimates += 1
+            self._heads.renew()
             line.cost = cost
             self._resort(line)
             self._raise(line, node.start + 1)
@@ -173,7 +174,8 @@ class StageTree:
     def _reestimate(self) -> None:
         """Recompute every line, leaves first. O(tree), once per as many drifts."""
         self._drifted = 0
-        self.changed_all, self._first = True, None
+        self.changed_all = True
+        self._heads.renew()
         for line in self._lines:
             line.cost = self._estimate(line.node)
             self._unweighed[line.node.id] = line
@@ -187,8 +189,8 @@ class StageTree:
         """Update the estimate for one evaluation, if it changed enough."""
         if abs(seconds - self.evaluate_seconds) > _DRIFT * self.evaluate_seconds:
             self.evaluate_seconds = seconds
-            self._estimates += 1
-            self.changed_all, self._first = True, None
+            self.changed_all = True
+            self._heads.renew()
 
     # --- needs and heads ----------------------------------------------------------------------------------
 
@@ -205,37 +207,32 @@ class StageTree:
 
     def _begins(self, line: Line) -> bool:
         """Whether the line can be started: its parent's state is a source."""
-        node = line.node
-        if node.parent is None:
-            return True
-        sources = self._lines[node.parent.id].sources
-        return bool(sources) and node.start in sources
+        return line.above is None or line.node.start in line.above.sources
 
     def _settle(self, line: Line, step: int) -> None:
         """Update neediness and queued heads of the line, and of the lines above it, after a change at ``step``."""
         while self._settle_one(line, step):
-            assert line.node.parent is not None
-            line, step = self.line(line.node.parent), line.node.start
+            assert line.above is not None
+            line, step = line.above, line.node.start
 
     def _settle_one(self, line: Line, step: int) -> bool:
         """Settle one line. Return whether its parent must be settled too."""
         self._change(line)
         needy = above = False
         if line.wanted:
-            first = line.wanted.steps[0]
+            first = line.wanted[0].step
             needy = (not line.sources or line.sources[0] > first) and (
                 not line.covers or all(cover.start >= first for cover in line.covers.values())
             )
         if needy != line.needy:
             line.needy = needy
-            parent = line.node.parent
             if not needy:
-                self._drop_head(line, line.node.start)
-                above = parent is not None and self._relieve(self.line(parent), line)
-            elif parent is None or self._begins(line):
+                self._heads.drop(line, line.node.start)
+                above = line.above is not None and self._relieve(line.above, line)
+            elif line.above is None or self._begins(line):
                 self._queue_head(line, line.node.start)
             else:
-                self._need(self.line(parent), line)
+                self._need(line.above, line)
                 above = True
         source = line.sources.last(step) if line.sources else None
         if source is not None:
@@ -248,40 +245,28 @@ class StageTree:
     def _need(self, parent: Line, child: Line) -> None:
         step = child.node.start
         parent.want(step).attach(child)
-        self._lengthen(parent, step, child.node.id)
+        self._lengthen(parent, self._to(parent, step) + child.length, step, child.node.id)
         self.fresh.append((parent, step))
 
     def _relieve(self, parent: Line, child: Line) -> bool:
         """Remove ``child`` from the parent's wanted step. Return whether it was there."""
         step = child.node.start
-        wanted = parent.wanted.get(step)
+        wanted = parent.wanted.at(step)
         if wanted is None or wanted.children.pop(child.node.id, None) is None:
             return False
         if not wanted.children and not wanted.evaluate:
-            del parent.wanted[step]
+            parent.wanted.drop(step)
         self._raise(parent, step)
         return True
 
     def _change(self, line: Line) -> None:
         self.changed[line.node.id] = line
-        self._first = None
 
     def _queue_head(self, line: Line, step: int) -> None:
-        if not self._is_open(line, step):
-            self._drop_head(line, step)
-            return
-        priority, before = self.remaining(line, step), line.heads.get(step)
-        line.rated = self._estimates
-        if before != priority:
-            self.ready += before is None
-            self._first = None
-            line.queue_head(step, priority)
-            heapq.heappush(self._queue, (-priority, line.node.id, step))
-
-    def _drop_head(self, line: Line, step: int) -> None:
-        if line.heads.pop(step, None) is not None:
-            self.ready -= 1
-            self._first = None
+        if self._is_open(line, step):
+            self._heads.put(line, step)
+        else:
+            self._heads.drop(line, step)
 
     def _is_open(self, line: Line, step: int) -> bool:
         """Whether training from ``step`` would serve a wanted step."""
@@ -289,36 +274,17 @@ class StageTree:
             return line.needy and self._begins(line)
         if step not in line.sources:
             return False
-        first = line.wanted.steps.first(step)
-        return first is not None and self.source_of(line, first) == step
+        first = line.wanted.between(step, None, (True, False))
+        return bool(first) and self.source_of(line, first[0].step) == step
 
-    def heads(self, most: int) -> list[tuple[float, Line, int]]:
-        """Return ready heads ``(remaining seconds, line, step)``, longest first, at most so many.
+    @property
+    def ready(self) -> int:
+        """The number of heads."""
+        return self._heads.count
 
-        The order is deterministic: ties go to the older node.
-        """
-        if self._first is None or len(self._first) < min(most, self.ready):
-            self._first = self._longest(most)
-        return self._first[:most]
-
-    def _longest(self, most: int) -> list[tuple[float, Line, int]]:
-        found: dict[tuple[int, int], tuple[float, Line, int]] = {}
-        while self._queue and len(found) < most:
-            negative, id, step = heapq.heappop(self._queue)
-            line = self._lines[id]
-            if line.heads.get(step) != -negative or (id, step) in found:
-                continue  # stale: queued again since, or removed
-            priority = -negative
-            if line.rated != self._estimates:  # what a step or an evaluation takes is estimated anew
-                line.rated = self._estimates
-                for at in line.heads:
-                    line.heads[at] = self.remaining(line, at)
-                    heapq.heappush(self._queue, (-line.heads[at], id, at))
-                continue
-            found[id, step] = priority, line, step
-        for (id, step), (seconds, _, _) in found.items():
-            heapq.heappush(self._queue, (-seconds, id, step))
-        return list(found.values())
+    def heads(self, most: int) -> list[Head]:
+        """Return ready heads, those with the longest paths first, at most so many."""
+        return self._heads.first(most)
 
     # --- lengths ------------------------------------------------------------------------------------------
 
@@ -337,18 +303,10 @@ class StageTree:
             if top is not None and top[1] >= step:
                 return -top[0], top[1], top[2]
         best: tuple[float, int, int] | None = None
-        for at in line.wanted.steps.irange(step, limit, inclusive=(True, False)):
-            wanted = line.wanted[at]
-            if wanted.evaluate:
-                value = self._value(line, at, -1)
-                assert value is not None
-                if best is None or value > best[0]:
-                    best = value, at, -1
-            for id in wanted.children:
-                value = self._value(line, at, id)
-                assert value is not None
-                if best is None or value > best[0]:
-                    best = value, at, id
+        for wanted in line.wanted.between(step, limit, (True, False)):
+            for seconds, child in self._ends(line, wanted):
+                if best is None or seconds > best[0]:
+                    best = seconds, wanted.step, child
         return best
 
     def limit(self, line: Line, step: int) -> int | None:
@@ -362,14 +320,27 @@ class StageTree:
 
     def _value(self, line: Line, step: int, child: int) -> float | None:
         """Return the seconds from the line's start to the end of the path via ``child`` (-1: the evaluation there)."""
-        wanted = line.wanted.get(step)
+        wanted = line.wanted.at(step)
         if wanted is None:
             return None
-        ahead = (step - line.node.start) * line.cost
         if child < 0:
-            return ahead + self.evaluate_seconds if wanted.evaluate else None
+            return self._to(line, step) + self.evaluate_seconds if wanted.evaluate else None
         below = wanted.children.get(child)
-        return None if below is None else ahead + below.length
+        return None if below is None else self._to(line, step) + below.length
+
+    def _ends(self, line: Line, wanted: Wanted) -> Iterator[tuple[float, int]]:
+        """Yield the seconds from the line's start to the end of each path via a wanted step, and the child that it
+        goes on with (-1: the evaluation there)."""
+        ahead = self._to(line, wanted.step)
+        if wanted.evaluate:
+            yield ahead + self.evaluate_seconds, -1
+        for id, child in wanted.children.items():
+            yield ahead + child.length, id
+
+    @staticmethod
+    def _to(line: Line, step: int) -> float:
+        """Return the seconds from the line's start to a step."""
+        return (step - line.node.start) * line.cost
 
     def _top(self, line: Line) -> tuple[float, int, int] | None:
         far = line.far
@@ -386,20 +357,15 @@ class StageTree:
 
     def _resort(self, line: Line) -> None:
         line.far = [
-            (-value, step, child)
-            for step, wanted in line.wanted.items()
-            for child in (*wanted.children, -1)
-            if (value := self._value(line, step, child)) is not None
+            (-seconds, wanted.step, child) for wanted in line.wanted for seconds, child in self._ends(line, wanted)
         ]
         heapq.heapify(line.far)
         top = self._top(line)
         line.length = -top[0] if top is not None else 0.0
 
-    def _lengthen(self, line: Line, step: int, child: int) -> None:
+    def _lengthen(self, line: Line, seconds: float, step: int, child: int) -> None:
         """Add a new path on the line, and propagate it upwards if it is the longest."""
-        value = self._value(line, step, child)
-        assert value is not None
-        line.lengthen(value, step, child)
+        line.lengthen(seconds, step, child)
         self._raise(line, step)
 
     def _raise(self, line: Line, step: int) -> None:
@@ -410,16 +376,17 @@ class StageTree:
             length = -top[0] if top is not None else 0.0
             changed = length != line.length
             line.length = length
+            if not changed and not line.sources and not line.covers:
+                return  # nor has its only head, if it is one
             source = self.source_of(line, step)
             if source is not None:
                 self._queue_head(line, source)
                 return
-            parent = line.node.parent
-            if not changed or not line.needy or parent is None:
+            above = line.above
+            if not changed or not line.needy or above is None:
                 return
-            above = self.line(parent)
             step = line.node.start
-            above.lengthen((step - parent.start) * above.cost + length, step, line.node.id)
+            above.lengthen(self._to(above, step) + length, step, line.node.id)
             line = above
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -433,7 +400,9 @@ class StageTree:
         for line in self._lines:
             node = line.node
             assert list(line.sources) == sorted(s for s, state in node.states.items() if state.kept is not None)
-            for step, wanted in line.wanted.items():
+            assert [wanted.step for wanted in line.wanted] == sorted({wanted.step for wanted in line.wanted})
+            for wanted in line.wanted:
+                step = wanted.step
                 assert step > node.start
                 assert wanted.evaluate or wanted.children
                 if wanted.evaluate:
@@ -446,13 +415,18 @@ class StageTree:
                     assert source in line.heads, f"wanted step {step} of node {node.id} has no head"
                 elif line.sources.last(step) is None and all(c.start >= step for c in line.covers.values()):
                     assert line.needy and node.parent is not None
-                    assert node.id in self.line(node.parent).wanted[node.start].children
+                    assert self._is_needed_above(line)
             if line.wanted and line.needy and node.parent is not None and not self._begins(line):
-                assert node.id in self.line(node.parent).wanted[node.start].children
+                assert self._is_needed_above(line)
             assert all(self._is_open(line, step) for step in line.heads), f"node {node.id} has a closed head"
         assert self.ready == sum(len(line.heads) for line in self._lines)
         left = self.left
         seconds = sum(steps_left(line) * line.cost for line in self._lines)
         assert abs(left.seconds - seconds) <= 1e-6 * (1.0 + seconds)
-        assert left.evaluations == sum(wanted.evaluate for line in self._lines for wanted in line.wanted.values())
+        assert left.evaluations == sum(wanted.evaluate for line in self._lines for wanted in line.wanted)
         assert left.stages_left == sum(bool(line.wanted or steps_left(line)) for line in self._lines)
+
+    @staticmethod
+    def _is_needed_above(line: Line) -> bool:
+        wanted = None if line.above is None else line.above.wanted.at(line.node.start)
+        return wanted is not None and line.node.id in wanted.children

@@ -1,11 +1,13 @@
-"""Ordered lists and step maps, against sorted copies of plain sets and dicts."""
+"""Ordered lists and wanted steps, against sorted copies of plain sets and dicts."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpstage.plan.ordered import Ordered, StepMap
+from hpstage.plan.ordered import Ordered
+from hpstage.scheduler.lines import Line, Wanted
+from tests.unit.plan.test_winners import NODE
 
 numbers = st.integers(0, 12)
 
@@ -29,14 +31,21 @@ def test_an_ordered_list_is_a_sorted_set(changes, low, high, inclusive):
     assert ordered.last(high) == max((i for i in plain if i <= high), default=None)
 
 
-@given(st.lists(st.tuples(st.booleans(), numbers)))
-def test_a_step_map_knows_its_steps_in_order(changes):
-    map: StepMap[str] = StepMap()
-    plain: dict[int, str] = {}
+@given(st.lists(st.tuples(st.booleans(), numbers)), numbers, numbers, st.tuples(st.booleans(), st.booleans()))
+def test_a_line_knows_its_wanted_steps_in_order(changes, low, high, inclusive):
+    line = Line(NODE, None, 1.0)
+    plain: dict[int, Wanted] = {}
     for add, step in changes:
         if add:
-            map[step] = plain[step] = f"at {step}"
+            plain[step] = line.want(step)
         elif step in plain:
-            del map[step], plain[step]
-    assert map == plain
-    assert map.steps == sorted(plain)
+            line.wanted.drop(step)
+            del plain[step]
+    wanted = [plain[step] for step in sorted(plain)]
+    assert line.wanted == wanted
+    assert all(line.wanted.at(step) is plain.get(step) for step in range(13))
+    assert line.wanted.after(low) == next((one for one in wanted if one.step > low), None)
+    above = [one for one in wanted if (one.step >= low if inclusive[0] else one.step > low)]
+    assert line.wanted.between(low, None, inclusive) == above
+    within = [one for one in above if (one.step <= high if inclusive[1] else one.step < high)]
+    assert low > high or line.wanted.between(low, high, inclusive) == within

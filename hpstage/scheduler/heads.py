@@ -1,0 +1,98 @@
+"""The ready heads of a stage tree, those with the longest remaining paths first. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Callable, Sequence
+
+from hpstage.scheduler.lines import Line
+
+Head = tuple[float, Line, int]
+"""A source from which a wanted step can be trained now, with the seconds of its longest path: a line, and a step."""
+
+# Entries that are kept sorted before some of them are put back.
+_FRONT = 64
+
+
+class Heads:
+    """The queue of the ready heads.
+
+    The first few are looked at in every turn and seldom change. They are kept as a sorted list, so that a look moves
+    nothing in the heap of all others, which may be long.
+
+    Args:
+        lines: those of the tree, by node id.
+        remaining: returns the seconds of the longest path from a source.
+    """
+
+    def __init__(self, lines: Sequence[Line], remaining: Callable[[Line, int], float]) -> None:
+        self.count = 0
+        self._lines = lines
+        self._remaining = remaining
+        # Entries (-seconds, node id, step), including stale ones.
+        self._front: list[tuple[float, int, int]] = []  # the first of them, ascending
+        self._rest: list[tuple[float, int, int]] = []  # a heap
+        self._found: list[Head] | None = None  # the first heads, until anything changes
+        self._estimates = 0  # how often estimates have changed without all that depends on them
+
+    def renew(self) -> None:
+        """Note that estimates have changed, on which the seconds of any head may depend."""
+        self._estimates += 1
+        self._found = None
+
+    def put(self, line: Line, step: int) -> None:
+        """Add a head, or queue it anew if its seconds have changed."""
+        seconds, before = self._remaining(line, step), line.heads.get(step)
+        line.rated = self._estimates
+        if before != seconds:
+            self.count += before is None
+            self._found = None
+            line.queue_head(step, seconds)
+            self._push((-seconds, line.node.id, step))
+
+    def drop(self, line: Line, step: int) -> None:
+        """Remove a head, if it is one."""
+        if line.heads.pop(step, None) is not None:
+            self.count -= 1
+            self._found = None
+
+    def first(self, most: int) -> list[Head]:
+        """Return the heads with the longest paths, at most so many. Ties go to the older node."""
+        if self._found is None or len(self._found) < min(most, self.count):
+            self._found = self._find(most)
+        return self._found[:most]
+
+    def _find(self, most: int) -> list[Head]:
+        front, found = self._front, list[Head]()
+        at = 0
+        while len(found) < most:
+            if at == len(front):
+                if not self._rest:
+                    break
+                front.append(heapq.heappop(self._rest))
+            negative, id, step = front[at]
+            line = self._lines[id]
+            if line.heads.get(step) != -negative or (at and front[at] == front[at - 1]):
+                del front[at]  # stale: queued again since, or removed
+            elif line.rated != self._estimates:
+                line.rated = self._estimates
+                for step in line.heads:
+                    line.heads[step] = self._remaining(line, step)
+                    self._push((-line.heads[step], id, step))
+                at, found = 0, []
+            else:
+                found.append((-negative, line, step))
+                at += 1
+        return found
+
+    def _push(self, entry: tuple[float, int, int]) -> None:
+        front = self._front
+        if not front or entry > front[-1]:
+            heapq.heappush(self._rest, entry)
+            return
+        insort(front, entry)
+        if len(front) > _FRONT:
+            for last in front[_FRONT // 2 :]:
+                heapq.heappush(self._rest, last)
+            del front[_FRONT // 2 :]

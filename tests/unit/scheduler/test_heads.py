@@ -1,0 +1,55 @@
+"""The queue of heads gives those with the longest paths, whatever was queued, removed and estimated anew."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpstage.plan.facts import NodeId, TrialId
+from hpstage.plan.nodes import Node, PlannedTrial
+from hpstage.scheduler.heads import Heads
+from hpstage.scheduler.lines import Line
+
+COUNT = 100
+MAKER = PlannedTrial(TrialId("study/0"), 1)
+change = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, COUNT - 1), st.integers(1, 9)),
+    st.tuples(st.just("drop"), st.integers(0, COUNT - 1), st.just(0)),
+    st.tuples(st.just("renew"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("look"), st.integers(1, COUNT), st.just(0)),
+)
+
+
+@given(st.lists(change, max_size=400))
+def test_the_first_heads_are_those_of_a_sorted_list(changes: list[tuple[str, int, int]]) -> None:
+    lines = [Line(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(COUNT)]
+    seconds, pace = dict[int, int](), 1.0
+    heads = Heads(lines, lambda line, step: seconds[line.node.id] * pace)
+    for what, number, value in changes:
+        if what == "put":
+            seconds[number] = value
+            heads.put(lines[number], 0)
+        elif what == "drop":
+            heads.drop(lines[number], 0)
+            seconds.pop(number, None)
+        elif what == "renew":
+            pace = 1.0 / number
+            heads.renew()
+            for id in seconds:  # which of them come first stays known
+                heads.put(lines[id], 0)
+        else:
+            expected = sorted((-value * pace, id) for id, value in seconds.items())[:number]
+            assert [(-left, line.node.id) for left, line, step in heads.first(number)] == expected
+    assert heads.count == len(seconds)
+    assert [line.node.id for _, line, _ in heads.first(COUNT)] == sorted(seconds, key=lambda id: (-seconds[id], id))
+
+
+def test_heads_that_are_estimated_anew_as_they_are_looked_at_stay_in_order() -> None:
+    lines = [Line(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(3)]
+    seconds = [3.0, 2.0, 1.0]
+    heads = Heads(lines, lambda line, step: seconds[line.node.id])
+    for line in lines:
+        heads.put(line, 0)
+    seconds[1] = 5.0
+    heads.renew()
+    assert [(left, line.node.id) for left, line, _ in heads.first(2)] == [(5.0, 1), (3.0, 0)]
