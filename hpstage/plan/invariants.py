@@ -22,6 +22,7 @@ def validate(plan: SearchPlan) -> None:
         )
         for child in node.children:
             assert child.parent is node and child.start > node.start
+            assert plan._tree.child_of(node, child.start, child.first) is child
             own = tuple(distinct(value) for value in node.values(child.start))
             assert tuple(distinct(v) for v in child.values(child.start)) == child.first != own, "a child parts at once"
         for step, state in node.states.items():

@@ -14,6 +14,22 @@ from hpstage.schedule.scalars import distinct, same
 from hpstage.schedule.trial import pieces
 
 
+class Roots(dict[tuple[object, ...], Node]):
+    """The nodes in which the training of trials with hyper-parameters of certain names begins, by their values there;
+    without sharing, by their trials as well.
+
+    ``names``: of all these nodes one and the same tuple, since equal ones would take as much memory as their values.
+    ``nothing``: the empty history of trials that share.
+    """
+
+    __slots__ = ("names", "nothing")
+
+    def __init__(self, names: tuple[str, ...], nothing: History) -> None:
+        super().__init__()
+        self.names = names
+        self.nothing = nothing
+
+
 class NodeTree:
     """A compressed trie over the values at each step: see :mod:`hpstage.plan.plan`.
 
@@ -26,9 +42,9 @@ class NodeTree:
         self.nodes: list[Node] = []
         self.milestones: Ordered[int] = Ordered()  # steps at which trials part anywhere in the tree
         self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
-        # By the values with which they begin, as for look-ups: roots by (salt, names, values), others by (parent, step,
-        # values).
-        self._begun: dict[tuple[object, ...], Node] = {}
+        # By the values with which they begin, as for look-ups.
+        self._roots: dict[tuple[str, ...], Roots] = {}  # by names
+        self._siblings: dict[tuple[object, ...], Node] = {}  # nodes that have any, by (parent, step, values)
 
     def add(self, id: TrialId, schedules: Mapping[str, Schedule], steps: int) -> PlannedTrial:
         """Return a new trial, adding nodes where its values part from all existing ones. O(segments)."""
@@ -57,7 +73,7 @@ class NodeTree:
                 if node is None:
                     node = self._root(names, first, None if constant else tuple(forms), trial)
                 else:
-                    child = self._begun.get((node.id, step, first))
+                    child = self.child_of(node, step, first)
                     node = child or self._child(node, step, first, None if constant else tuple(forms), trial)
                 if constant and node.curves is None:
                     break  # they agree to the end
@@ -67,21 +83,47 @@ class NodeTree:
     def _root(
         self, names: tuple[str, ...], first: tuple[object, ...], forms: tuple[Form, ...] | None, maker: PlannedTrial
     ) -> Node:
-        salt = "" if self.sharing else maker.id
-        root = self._begun.get((salt, names, first))
+        roots = self.roots(names)
+        root = roots.get(first if self.sharing else (maker.id, *first))
         if root is None:
-            root = self._begun[salt, names, first] = Node(NodeId(len(self.nodes)), None, 0, names, first, forms, maker)
-            root.begin(History.new(self.workload, names, salt=salt))
+            root = Node(NodeId(len(self.nodes)), None, 0, roots.names, first, forms, maker)
+            self.begin(root)
             self.nodes.append(root)
         return root
+
+    def roots(self, names: tuple[str, ...]) -> Roots:
+        """Return the roots of the trials with hyper-parameters of these names."""
+        roots = self._roots.get(names)
+        if roots is None:
+            roots = self._roots[names] = Roots(names, History.new(self.workload, names))
+        return roots
+
+    def begin(self, root: Node) -> None:
+        """Let trials that begin as a root find it, and begin its history."""
+        roots, trial = self.roots(root.names), root.maker.id
+        if self.sharing:
+            roots[root.first] = root
+            root.begin(roots.nothing)
+        else:
+            roots[(trial, *root.first)] = root
+            root.begin(History.new(self.workload, root.names, salt=trial))
+
+    def child_of(self, parent: Node, step: int, first: tuple[object, ...]) -> Node | None:
+        """Return the child that begins at a step with these values, if there is one."""
+        children = parent._children
+        if isinstance(children, Node):  # an only child is found without the memory of a look-up
+            return children if children.start == step and children.first == first else None
+        return self._siblings.get((parent.id, step, first)) if children else None
 
     def _child(
         self, parent: Node, step: int, first: tuple[object, ...], forms: tuple[Form, ...] | None, maker: PlannedTrial
     ) -> Node:
-        # The names are the parent's own: equal ones of each trial would take as much memory again as the values.
         child = Node(NodeId(len(self.nodes)), parent, step, parent.names, first, forms, maker)
-        self._begun[parent.id, step, first] = child
         self.nodes.append(child)
+        if isinstance(only := parent._children, Node):
+            self._siblings[parent.id, only.start, only.first] = only
+        if parent._children:
+            self._siblings[parent.id, step, first] = child
         parent.attach(child)
         others = self.partings.get(step, 0)
         if not others:

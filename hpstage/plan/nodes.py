@@ -63,11 +63,11 @@ class Node:
     """
 
     __slots__ = (
+        "_children",
         "_history",
         "_states",
         "_trail",
         "answered",
-        "children",
         "curves",
         "first",
         "id",
@@ -98,7 +98,7 @@ class Node:
         self.first = first
         self.curves = curves
         self.maker = maker
-        self.children = _NO_CHILDREN  # in the order of their starts
+        self._children: Node | Sequence[Node] = _NO_CHILDREN  # in the order of their starts; many have one
         self._states: State | dict[int, State] = _NO_STATES  # most have one
         self.keep_at: Ordered[int] = _NONE  # steps at which trials state that they will be forked
         self.reach = start  # the farthest step that any trial asked for
@@ -149,6 +149,12 @@ class Node:
             node = node.parent
         return None if node is None else node.seconds / node.trained
 
+    @property
+    def children(self) -> Sequence[Node]:
+        """The nodes that part from its line, in the order of their starts."""
+        children = self._children
+        return (children,) if isinstance(children, Node) else children
+
     def children_at(self, step: int) -> Sequence[Node]:
         """Return the children that begin at a step."""
         children = self.children
@@ -156,14 +162,15 @@ class Node:
 
     def parts_at(self, step: int) -> bool:
         """Whether a child begins at a step."""
-        at = bisect_left(self.children, step, key=_start)
-        return at < len(self.children) and self.children[at].start == step
+        children = self.children
+        at = bisect_left(children, step, key=_start)
+        return at < len(children) and children[at].start == step
 
     def attach(self, child: Node) -> None:
-        if isinstance(self.children, list):
-            insort(self.children, child, key=_start)
+        if isinstance(self._children, list):
+            insort(self._children, child, key=_start)
         else:
-            self.children = [child]
+            self._children = sorted([*self.children, child], key=_start) if self._children else child
 
     @property
     def states(self) -> Mapping[int, State]:

@@ -13,7 +13,6 @@ from operator import attrgetter, lt
 import msgspec
 
 from hpstage.plan.facts import Kept, NodeId, StateKey, TrialId
-from hpstage.plan.keys import History
 from hpstage.plan.nodes import Node, PlannedTrial, State
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.plan import SearchPlan
@@ -90,29 +89,34 @@ def fill_nodes(plan: SearchPlan, columns: NodeColumns, trials: Sequence[PlannedT
         )
     ):
         above = nodes[parent] if parent >= 0 else None
-        names = next(roots) if above is None else above.names
+        names = tree.roots(next(roots)).names if above is None else above.names
         first = tuple(islice(values, len(names)))
         forms = (*curves[number],) if number in curves else None
         node = Node(NodeId(number), above, start, names, first, forms, maker)
         node.reach, node.answered, node.trained, node.seconds = reach, answered, trained, seconds
         nodes.append(node)
         if above is None:
-            salt = "" if tree.sharing else maker.id
-            tree._begun[salt, names, first] = node
-            node.begin(History.new(tree.workload, names, salt=salt))
+            tree.begin(node)
             continue
-        tree._begun[parent, start, first] = node
         if start <= above.start:
             raise ValueError("a node begins before its parent")
-        if isinstance(above.children, list):
-            above.children.append(node)  # sorted below
+        if isinstance(above._children, list):
+            above._children.append(node)  # sorted below
         else:
-            above.children = [node]
-    if len(tree._begun) != count or sum([len(node.names) for node in nodes]) != len(columns.values):
-        raise ValueError("nodes and their values do not fit")
+            above._children = [*above.children, node] if above._children else node
+    siblings = 0
     for node in nodes:
-        if isinstance(node.children, list):
-            node.children.sort(key=_start)
+        if isinstance(node._children, list):
+            node._children.sort(key=_start)
+            siblings += len(node._children)
+            for child in node._children:
+                tree._siblings[node.id, child.start, child.first] = child
+    if (
+        len(tree._siblings) != siblings
+        or sum(map(len, tree._roots.values())) != len(columns.names)
+        or sum([len(node.names) for node in nodes]) != len(columns.values)
+    ):
+        raise ValueError("nodes and their values do not fit")
     tree.partings |= Counter([node.start for node in nodes if node.parent is not None])
     tree.milestones += sorted(tree.partings)
     for node, steps in some(nodes, columns.keep_at):

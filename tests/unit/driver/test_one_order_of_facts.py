@@ -43,7 +43,7 @@ def portrait(value: Any) -> Any:
             return (value.node.id, value.step, *fields(value, but={"node", "step"}))
         case Node():
             parent = None if value.parent is None else value.parent.id
-            return (value.id, parent, *fields(value, but={"parent", "children"} | _DERIVED))
+            return (value.id, parent, *fields(value, but={"parent", "_children"} | _DERIVED))
         case Mapping():
             return {key: portrait(found) for key, found in value.items()}
         case list() | tuple():

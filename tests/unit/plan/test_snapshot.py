@@ -71,7 +71,9 @@ def whole(plan: SearchPlan) -> object:
             for driver, open in plan.open_targets.by_driver.items()
         },
         [[child.id for child in node.children] for node in plan.nodes],
-        (list(tree.milestones), tree.partings, {key: node.id for key, node in tree._begun.items()}),
+        (list(tree.milestones), tree.partings),
+        sorted((node.id, key) for key, node in tree._siblings.items()),
+        {names: {key: node.id for key, node in roots.items()} for names, roots in tree._roots.items()},
         [*plan.trials, *plan.kept, *plan.ended, *plan.searches, *plan.tallies, *plan.drivers, *plan.chains],
         [state.ref for state in plan.winners],
         [plan.key(state.node, state.step) for node in plan.nodes for state in node.states.values()],
@@ -161,9 +163,10 @@ KNOWN: dict[type, set[str]] = {
         ),
         "step_times",
     },
-    node_tree.NodeTree: {"workload", "sharing", "nodes", "milestones", "partings", "_begun"},
+    node_tree.NodeTree: {"workload", "sharing", "nodes", "milestones", "partings", "_roots", "_siblings"},
+    node_tree.Roots: {"names", "nothing"},
     nodes.Node: {
-        *("_history", "_states", "_trail", "answered", "children", "curves", "first", "id", "keep_at", "maker"),
+        *("_history", "_states", "_trail", "_children", "answered", "curves", "first", "id", "keep_at", "maker"),
         *("names", "parent", "reach", "seconds", "start", "trained"),
     },
     nodes.State: {"bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used"},
