@@ -102,8 +102,9 @@ def search(executor: Any, store: str, seed: int) -> dict[str, float]:
     def as_executor(given: object) -> Any:
         executor: Any = made(given)
         marks["executor"] = time.time()
-        for name, method in {"workers": "_place", "shipped": "open", "tried": "try_out"}.items():
-            setattr(executor, method, timed(marks, name, getattr(executor, method)))
+        phases = {"workers": (executor._place, "open"), "shipped": (executor, "open"), "tried": (executor, "try_out")}
+        for name, (owner, method) in phases.items():
+            setattr(owner, method, timed(marks, name, getattr(owner, method)))
         return executor
 
     call.as_executor = as_executor
