@@ -11,14 +11,14 @@ from typing import Any
 from screenshots import browser
 
 _TIMEOUT = 300_000  # milliseconds
-_REPEATED = 7
+_REPEATED = 8
 
 # Each takes the tree of a figure, and what is done the k-th time.
 GESTURES = {
-    "fold": "(fig, tree, k) => tree.toggle(tree.order()[0])",
-    "unfold": "(fig, tree, k) => tree.unfold(-1)",
+    "unfold": "(fig, tree, k) => tree.unfold(tree.shown().find(i => tree.about(i).folded))",
     "pan": "(fig, tree, k) => wheel(fig, {deltaY: k % 2 ? -300 : 300})",
     "zoom": "(fig, tree, k) => wheel(fig, {deltaY: k % 2 ? 100 : -100, ctrlKey: true})",
+    "fold": "(fig, tree, k) => tree.toggle(tree.order()[0])",
     "search": "(fig, tree, k) => tree.find(['lr=0.1', 'trial 17', '', 'complete', 'gamma', '0.02', ''][k % 7])",
     "click": "(fig, tree, k) => { const at = tree.place(tree.shown()[k]); tree.tap((at.x + at.right) / 2, at.y) }",
 }

@@ -16,7 +16,9 @@ from typing import Any
 
 import optuna
 import pytest
+from bokeh.document import Document
 from distributed import Client, LocalCluster
+from distributed.diagnostics import nvml
 from msgspec import structs
 
 import hpstage
@@ -25,6 +27,7 @@ from hpstage.cluster.dashboard import install, page_of
 from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
 from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.feed import Feed
+from hpstage.cluster.dashboard.figures import Workers
 from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED, NO_MORE, OLD
 from hpstage.cluster.dashboard.headline import failures_html, head_html, headline
 from hpstage.cluster.dashboard.page import PANELS
@@ -509,6 +512,29 @@ def test_a_page_that_has_forgotten_all_is_told_all_again(client: Client, tmp_pat
     running.result()
     [(name, position, _)] = client.run_on_scheduler(look)
     assert (name, position) == ("study", len(running.journal))
+
+
+def gpus(dask_scheduler: Any) -> list[str]:
+    """What is written of each worker's GPU."""
+    panel = Workers(dask_scheduler.handlers[HANDLER].__self__, dask_scheduler, Document())
+    panel.show(None, time.time())
+    return list(panel.source.data["gpu"])
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_use_and_memory_of_gpus_are_told_as_dask_monitors_them(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where there is no GPU, its driver's answers stand for one: all else is Dask's own monitor and heartbeat.
+    monkeypatch.setattr(nvml, "device_get_count", lambda: int(present))
+    monkeypatch.setattr(nvml, "one_time", lambda: {"memory-total": 85_899_345_920, "name": "NVIDIA H100"})
+    monkeypatch.setattr(nvml, "real_time", lambda: {"utilization": 87, "memory-used": 12_500_000_000})
+    with (
+        LocalCluster(n_workers=2, processes=False, memory_limit=0, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        assert install(client)
+        client.wait_for_workers(2, timeout=60)
+        told = "GPU 87 %, 12.5 GB of 85.9 GB" if present else ""
+        until(lambda: client.run_on_scheduler(gpus) == [told, told], "workers tell of their GPUs")
 
 
 def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:

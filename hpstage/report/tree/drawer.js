@@ -13,6 +13,7 @@ sheet.textContent = `.hpstage-drawer { position: fixed; z-index: 1000; top: 0; r
 .hpstage-drawer h3 { font-size: 13px; margin: 14px 0 2px } .hpstage-drawer p { margin: 2px 0 }
 .hpstage-drawer pre, .hpstage-drawer code { font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap; user-select: all }
 .hpstage-drawer pre { max-height: 22em; overflow: auto; border-left: 3px solid #d55e00; padding-left: 8px; margin: 4px 0 }
+.hpstage-drawer section { content-visibility: auto; contain-intrinsic-height: auto 180px }
 .hpstage-drawer dl { display: grid; grid-template-columns: minmax(5em, max-content) minmax(60%, 1fr); gap: 1px 12px; margin: 2px 0 }
 .hpstage-drawer dt { opacity: .7 } .hpstage-drawer dd { margin: 0 }
 .hpstage-drawer .close { position: absolute; top: 6px; right: 8px; font: 20px/1 sans-serif; padding: 6px 10px; border: 0; background: none;
@@ -83,7 +84,7 @@ function card(t) {
     parts.push(element("p", `${name}: ${numbers ? `${short(ys[0])} to ${short(ys.at(-1))} (${short(Math.min(...ys))} to ${short(Math.max(...ys))})` : [...values].join(", ")}`))
     if (numbers) parts.push(curve(points))
   }
-  return parts
+  return element("section", null, ...parts)
 }
 
 // What the line down to a branch has logged, as curves, and what the branch has printed.
@@ -106,7 +107,7 @@ function logged(i) {
 
 // The cards of some trials, and a button for the others.
 function cards(trials) {
-  const made = element("div", null, ...trials.slice(0, LISTED).flatMap(card)), rest = trials.slice(LISTED)
+  const made = element("div", null, ...trials.slice(0, LISTED).map(card)), rest = trials.slice(LISTED)
   if (rest.length) {
     const more = element("button", `${plural(rest.length, "more trial")}`)
     more.onclick = () => more.replaceWith(cards(rest))
@@ -135,8 +136,8 @@ function open(i, only) {
   told = [i, only]
   const parts = contents(i, only)
   said = parts.map((part) => part.textContent).join()
+  if (drawer.scrollTop) drawer.scrollTop = 0
   drawer.replaceChildren(...parts)
-  drawer.scrollTop = 0
   drawer.hidden = false
   document.body.classList.add("hpstage-drawn")
 }

@@ -1,20 +1,23 @@
 // Draws what can be seen of the unfolded branches. All that users typed is drawn as glyphs of text.
 const PITCH = 15, WIDEST = 26 // pixels of a row
-const FONT = "11px system-ui, sans-serif", AT_THE_END = 3
+const FONT = "11px system-ui, sans-serif", AT_THE_END = 3, LEAST = 6 // characters of what is cut
 const pen = document.createElement("canvas").getContext("2d")
 pen.font = FONT
 
-const number = (value) => value.toLocaleString("en")
+const format = new Intl.NumberFormat("en")
+const number = (value) => format.format(value)
 const short = (value) => value == null || Number.isNaN(value) ? "" : String(+(+value).toPrecision(5))
 const plural = (count, noun) => `${number(count)} ${noun}${count == 1 ? "" : "s"}`
 const folded = (count) => `+ ${plural(count.nodes, "node")}, ${plural(count.trials, "trial")}`
 const cut = (text, most) => [...text].length <= most ? text : [...text].slice(0, Math.max(1, most - 1)).join("") + "…"
 
-// The text in at most so many pixels; "" if nothing of it would be left.
+// The text in at most so many pixels; "" if little of it would be left.
 function fitting(text, room) {
-  if (!text || room < 24) return ""
+  if (!text || room < 12) return ""
   const width = pen.measureText(text).width
-  return width <= room ? text : cut(text, Math.floor([...text].length * (room - 8) / width))
+  if (width <= room) return text
+  const most = Math.floor([...text].length * (room - 8) / width)
+  return most < LEAST ? "" : cut(text, most)
 }
 
 const wide = () => fig.inner_width || 900
@@ -23,6 +26,8 @@ const pitch = () => tall() / (fig.y_range.start - fig.y_range.end)
 const pixels = () => wide() / (fig.x_range.end - fig.x_range.start)
 
 let from = 0, to = 0 // the rows that are drawn
+let seen = [], ends = [] // the branches and the stubs on them
+let scales = "", steps = "" // of what is drawn, and of its labels
 
 // What is written after a branch: the trials that end there, their metric, and what is folded away.
 function end(i) {
@@ -35,12 +40,23 @@ function end(i) {
   return parts.filter(Boolean).join("  ")
 }
 
+// Draws anew what is seen if it has left the rows that are drawn, and its labels if the steps have changed.
+function redraw() {
+  if (fig.y_range.end < from || fig.y_range.start > to || scales != drawnScale()) return draw()
+  if (steps != drawnSteps()) label()
+}
+
+const drawnScale = () => pitch().toPrecision(6)
+const drawnSteps = () => [fig.x_range.start, fig.x_range.end, wide()].join()
+
 function draw() {
   const span = fig.y_range.start - fig.y_range.end, over = span > 400 ? 0 : span
   from = fig.y_range.end - over
   to = fig.y_range.start + over
   const inside = (y) => y >= from && y <= to
-  const seen = list.filter((i) => inside(row[i])), ends = stubs.filter((stub) => inside(stub.y))
+  seen = list.filter((i) => inside(row[i]))
+  ends = stubs.filter((stub) => inside(stub.y))
+  scales = drawnScale()
   const most = Math.log(Math.max(2, ...roots.map((i) => B.trials[i])))
   const column = (keys) => Object.fromEntries(Object.entries(keys).map(([key, value]) => [key, seen.map(value)]))
   lines.data = column({
@@ -64,7 +80,7 @@ function draw() {
   const moving = seen.filter((i) => running.has(i))
   heads.data = {x: moving.map((i) => Math.min(B.right[i], running.get(i))), y: moving.map((i) => row[i])}
   ring()
-  label(seen, ends)
+  label()
 }
 
 // From each branch up to its parent; of those that leave the window at one place, one.
@@ -95,9 +111,9 @@ function drawWay() {
 }
 
 // One line of text per row: what a branch changes above it, or, where that has no room, before what is written at its end.
-function label(seen, ends) {
-  labels.data = {x: [], y: [], text: []}
-  if (pitch() < PITCH - 1.5) { after.data = {x: [], y: [], text: []}; return }
+function label() {
+  steps = drawnSteps()
+  if (pitch() < PITCH - 1.5) { labels.data = {x: [], y: [], text: []}; after.data = {x: [], y: [], text: []}; return }
   const scale = pixels(), {start, end: right} = fig.x_range, next = new Map()
   for (const i of seen) if (B.parent[i] != ROOT && row[B.parent[i]] == row[i]) next.set(B.parent[i], i)
   const own = {x: [], y: [], text: []}, last = {x: [], y: [], text: []}

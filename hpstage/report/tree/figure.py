@@ -73,7 +73,7 @@ class TreeFigure:
         own = {"fig": drawn}
         for event in ("tap", "doubletap"):  # the second of two quick taps
             drawn.js_on_event(event, CustomJS(args=own, code="fig.hpstage?.tap(cb_obj.x, cb_obj.y)"))
-        for name, action in (("value_input", "find"), ("value", "next")):
+        for name, action in (("value_input", "type"), ("value", "next")):
             self._search.js_on_change(name, CustomJS(args=own, code=f"fig.hpstage?.{action}(cb_obj.{name})"))
         self.root: LayoutDOM = column(self._search, drawn, sizing_mode="stretch_width")
         # A server only keeps models up to date that some other model refers to.
@@ -114,6 +114,7 @@ def _figure(height: int) -> tuple[Any, dict[str, ColumnDataSource]]:
         background_fill_alpha=0.0,
         border_fill_alpha=0.0,
         outline_line_color=None,
+        lod_threshold=None,
         syncable=False,
     )
     drawn.toolbar.logo = None

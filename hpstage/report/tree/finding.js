@@ -17,17 +17,39 @@ function matches(text) {
   return (t) => Object.entries(T.params[t]).some(([key, own]) => has(key) || has(own)) || (T.leaf[t] != ROOT && has(B.label[T.leaf[t]]))
 }
 
+// Above the box; as a property of the model it would lay out the whole page anew.
+function say(text) {
+  const title = Bokeh.index.find_one?.(search)?.el?.shadowRoot?.querySelector("label")
+  if (title) title.textContent = text
+  else search.title = text
+}
+
+// What is typed is looked for when nothing more follows for a moment.
+let pause = 0, typed = null
+function type(text) {
+  clearTimeout(pause)
+  typed = text
+  pause = setTimeout(settle, 100)
+}
+
+function settle() {
+  clearTimeout(pause)
+  if (typed !== null) find(typed)
+  typed = null
+}
+
 function find(text) {
   const test = matches(text)
   hits = [...T.leaf.keys()].filter((t) => T.leaf[t] != ROOT && test(t))
   hit = -1
   revealed = hits.slice(0, STEP).map((t) => T.leaf[t])
-  search.title = text.trim() ? `${plural(hits.length, "trial")} found; Enter opens the next` : "Find trials"
+  say(text.trim() ? `${plural(hits.length, "trial")} found; Enter opens the next` : "Find trials")
   refold()
   if (hits.length) bring(T.leaf[hits[0]])
 }
 
 function next() {
+  settle()
   if (!hits.length) return
   hit = (hit + 1) % hits.length
   const leaf = T.leaf[hits[hit]]

@@ -29,6 +29,7 @@ function refold() {
   else clamp()
   draw()
   slide()
+  cancelAnimationFrame(awaited)
 }
 
 function refresh() {
@@ -59,7 +60,7 @@ function bring(i) {
 
 function select(i, t) {
   selected = i
-  refold()
+  if (row[i] < 0) refold()
   bring(i)
   open(i, t)
   ring()
@@ -116,9 +117,22 @@ function slide() {
   bar.style.top = `${above + (tall() - Math.max(24, part * tall())) * Math.min(1, Math.max(0, (end + 1) / Math.max(1e-6, all - (start - end))))}px`
 }
 
+// Bokeh computes each glyph six times, as if selected, muted, ..., whenever its data or the window change. Of these, only
+// the first is ever drawn here.
+function lighten() {
+  for (const renderer of fig.renderers) {
+    const drawn = Bokeh.index.find_one(renderer)
+    if (!drawn?._update_masked_indices) continue
+    drawn._update_masked_indices = () => drawn.glyph.mask_data()
+    for (const other of [drawn.decimated_glyph, drawn.selection_glyph, drawn.nonselection_glyph, drawn.muted_glyph])
+      for (const name of ["set_data", "set_visuals", "after_visuals", "map_data"]) if (other?.[name]) other[name] = () => {}
+  }
+}
+
 function attach() {
   const el = view()?.el
   if (!el) return setTimeout(attach, 50)
+  lighten()
   ;(el.shadowRoot ?? el).append(bar)
   el.tabIndex = 0
   el.setAttribute("aria-label", "Stage tree: arrow keys select and fold, Enter in the search opens what is found")
@@ -143,15 +157,15 @@ function paint() {
   for (const renderer of fig.renderers) {
     if (["texts", "ends"].includes(renderer.name)) renderer.glyph.text_color = {value: ink}
     if (renderer.name == "heads") renderer.glyph.setv({fill_color: {value: ink}})
+    if (renderer.name == "band") renderer.glyph.line_alpha = {value: scheme.matches ? 0.6 : 0.35}
     if (renderer.name == "knobs") renderer.glyph.setv({fill_color: {value: scheme.matches ? "#1d1f21" : "#ffffff"}})
     if (renderer.name == "tracks") renderer.glyph.line_color = {value: scheme.matches ? "#55595e" : "#cfcfcf"}
   }
 }
 
-// The window is drawn anew when it has left the rows that are drawn, and its labels when its scale changes.
 function look() {
   cancelAnimationFrame(awaited)
-  awaited = requestAnimationFrame(() => { clamp(); draw(); slide() })
+  awaited = requestAnimationFrame(() => { clamp(); redraw(); slide() })
 }
 
 function take() {
@@ -169,9 +183,9 @@ for (const range of [fig.x_range, fig.y_range])
 for (const property of [fig.properties.inner_width, fig.properties.inner_height])
   property?.change.connect(() => { if (untouched("x")) frameSteps(); refold() })
 message.properties.data.change.connect(take)
-fig.hpstage = {tap, find, next, select, toggle: (i) => { toggle(i); refold() }, unfold: (i) => { unfold(i); refold() }, scroll,
+fig.hpstage = {tap, find, type, next, select, toggle: (i) => { toggle(i); refold() }, unfold: (i) => { unfold(i); refold() }, scroll,
   shown: () => [...list], running: () => [...running.keys()], order: () => [...order], rows: () => Object.fromEntries(list.map((i) => [B.node[i], row[i]])),
-  about: (i) => ({parent: B.parent[i], failures: (failing.get(i) ?? []).length, state: B.state[i], front: B.front[i]}),
+  about: (i) => ({parent: B.parent[i], failures: (failing.get(i) ?? []).length, state: B.state[i], front: B.front[i], folded: isFolded(i)}),
   place: (i) => ({x: B.x[i], right: B.right[i], y: row[i]}), size: () => ({branches: n, trials: T.name.length, rows})}
 attach()
 take()
