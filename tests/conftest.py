@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from tests.redis_server import RedisServer, executable
 
-settings.register_profile("hpstage", deadline=None)  # on shared cores a time says nothing about the code
-settings.load_profile("hpstage")
+# On shared cores a time says nothing about the code.
+settings.register_profile("few examples", deadline=None, max_examples=25)
+settings.register_profile("many examples", deadline=None, max_examples=100)
 
 # Processes are forked from one that has imported what many of them need.
 multiprocessing.set_forkserver_preload(
@@ -29,7 +30,12 @@ multiprocessing.set_forkserver_preload(
 )
 
 
+def _leaves_out_slow(config: pytest.Config) -> bool:
+    return "not slow" in config.option.markexpr
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("few examples" if _leaves_out_slow(config) else "many examples")
     if hasattr(config, "workerinput"):  # pytest-xdist has its workers, and so all that they start, ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
     else:
@@ -39,9 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(Path(__file__).parent.parent / folder, quiet=2)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
-    others are slow, and so many that they find the same again. Notebooks that search are slow as well."""
+    others are slow, and so many that they find the same again. Notebooks that search are slow as well. Of what
+    Hypothesis draws the default suite has few examples; with the slow tests come many."""
     met: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("one_in")
@@ -50,7 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if met[name] % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
             met[name] += 1
-        if item.nodeid.startswith(_LONG_NOTEBOOKS):
+        many = is_hypothesis_test(getattr(item, "obj", None)) and not _leaves_out_slow(config)
+        if many or item.nodeid.startswith(_LONG_NOTEBOOKS):
             item.add_marker(pytest.mark.slow)
     # The longest first, so that no processor is left idle at the end.
     items.sort(key=lambda item: item.nodeid.startswith(_LONG), reverse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hpstage
@@ -139,7 +139,6 @@ wishes = searches().flatmap(
 
 
 @given(st.lists(wishes, min_size=2, max_size=2), st.integers(), st.integers(1, 12), st.integers(0, 6))
-@settings(max_examples=60, deadline=None)
 def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(wishes, seed, when, deaths):
     journal = MemoryJournal()
     choose = random.Random(seed)
@@ -181,7 +180,6 @@ def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(
 
 
 @given(wishes, st.integers())
-@settings(max_examples=40, deadline=None)
 def test_stages_by_state_are_those_of_the_tree_whatever_the_users_code_raises(wish, seed):
     journal = MemoryJournal()
     choose = random.Random(seed)

@@ -177,8 +177,6 @@ def test_a_file_that_goes_on_is_noticed(store: FolderCheckpoints, name: str) -> 
 
 
 @settings(
-    max_examples=150,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

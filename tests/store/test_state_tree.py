@@ -54,14 +54,14 @@ STATES = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(STATES)
 def test_a_copy_has_the_same_types_values_and_order(state: object) -> None:
     assert describe(clone(state)) == describe(state)
     assert digest(clone(state)) == digest(state)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(STATES, STATES)
 def test_digests_agree_exactly_when_states_agree_but_for_the_order_of_dicts(one: object, other: object) -> None:
     assert (digest(one) == digest(other)) == (_unordered(one) == _unordered(other))

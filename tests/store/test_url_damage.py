@@ -42,8 +42,6 @@ def test_a_file_that_goes_on_is_noticed(store: UrlCheckpoints, name: str) -> Non
 
 
 @settings(
-    max_examples=100,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -113,7 +113,6 @@ def asha_of_the_paper(
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_asha_promotes_as_the_papers_algorithm_does(data):
     n, workers, eta = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 8)), data.draw(st.sampled_from([2, 3, 4]))
     steps = eta**3
@@ -172,7 +171,7 @@ def test_asha_takes_another_trial_to_the_end_when_the_best_one_fails():
     st.booleans(),
     orders(),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_stopping_variant_decides_as_optunas_pruner(eta, window, first, second, maximize, order):
     steps = eta**2
 
@@ -228,7 +227,7 @@ def test_hyperband_trains_as_many_trials_to_each_rung_as_the_published_table_say
 
 
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_each_bracket_of_hyperband_halves_as_algorithm_1(data):
     eta, depth = data.draw(st.sampled_from([(2, 3), (3, 2), (4, 1)]))
     steps = eta**depth
@@ -299,7 +298,6 @@ def asynchronous_hyperband(
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
 def test_each_bracket_of_the_asynchronous_hyperband_promotes_as_asha(data):
     eta, steps = data.draw(st.sampled_from([(2, 8), (3, 9), (4, 16)]))
     n, workers = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 8))
@@ -358,7 +356,6 @@ def test_asynchronous_hyperband_takes_the_best_of_all_brackets_to_the_end_if_non
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
 def test_median_stopping_stops_exactly_what_is_worse_than_the_median_of_running_averages(data):
     n, grace, interval = data.draw(st.integers(1, 25)), data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
     least, window, maximize = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 8)), data.draw(st.booleans())

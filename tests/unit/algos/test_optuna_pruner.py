@@ -210,7 +210,7 @@ def open_side_by_side(study: optuna.Study, grace: int, interval: int, window: in
     st.integers(1, 12),
     st.frozensets(st.tuples(st.integers(0, TRIALS - 1), st.integers(1, STEPS)), max_size=30),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_side_by_side_the_pruner_is_asked_in_the_order_of_asking(pruner, grace, interval, window, failing):
     mine, reference = create(PRUNERS[pruner]()), create(PRUNERS[pruner]())
     run(OptunaPruner(interval, grace, window), mine, failing=failing)

@@ -102,7 +102,6 @@ FACTORS = st.sampled_from([0.01, 0.5, 0.8, 0.999, 1.0, 1.001, 1.2, 2.0, 1000.0])
 
 
 @given(params=st.dictionaries(st.text(max_size=3), anything(), max_size=4), data=st.data())
-@settings(max_examples=120, deadline=None)
 def test_what_is_explored_lies_in_the_distribution_and_keeps_its_type(params, data):
     factors = tuple(data.draw(st.lists(FACTORS, min_size=1, max_size=3)))
     found = explored(params, data.draw(st.integers(0, 99)), factors, data.draw(st.sampled_from([0.0, 0.5, 1.0])))
@@ -118,14 +117,13 @@ def test_what_is_explored_lies_in_the_distribution_and_keeps_its_type(params, da
 
 
 @given(params=st.dictionaries(st.text(max_size=3), anything(), max_size=5), data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_what_is_explored_does_not_depend_on_the_order_of_the_parameters(params, data):
     shuffled = {name: params[name] for name in data.draw(st.permutations(list(params)))}
     assert repr(sorted(explored(shuffled).items())) == repr(sorted(explored(params).items()))
 
 
 @given(params=st.dictionaries(st.sampled_from("abcde"), anything(), min_size=1), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
 def test_a_study_takes_what_was_explored_as_a_trial_of_its_space(params, seed):
     """Optuna warns, which fails the test, where a queued value lies outside of its distribution."""
     assume(all(value == value for value, _ in params.values()))
@@ -168,7 +166,6 @@ def moved(value: float, grid: list[float], factor: float) -> set[float]:
 @example((0, IntDistribution(-3, 3)), 0.8)
 @example((-1, IntDistribution(-3, 3)), 0.8)
 @example((-2, IntDistribution(-4, 4, step=2)), 1.2)
-@settings(max_examples=100, deadline=None)
 def test_a_whole_number_moves_to_the_nearest_that_is_another(proposal, factor):
     value, distribution = proposal
     grid = list(range(distribution.low, distribution.high + 1, distribution.step))
@@ -176,7 +173,6 @@ def test_a_whole_number_moves_to_the_nearest_that_is_another(proposal, factor):
 
 
 @given(proposals(floats().filter(lambda d: d.step is not None)), FACTORS)
-@settings(max_examples=60, deadline=None)
 def test_a_stepped_float_moves_to_the_nearest_that_is_another(proposal, factor):
     value, distribution = proposal
     low, step = Decimal(str(distribution.low)), Decimal(str(distribution.step))
@@ -354,7 +350,6 @@ def generations_of_the_paper(
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
 def test_each_round_replaces_the_worst_by_forks_of_the_best_as_the_paper_says(data):
     n, interval = data.draw(st.integers(2, 24)), data.draw(st.integers(1, 8))
     quantile = data.draw(st.sampled_from(["0.01", "0.07", "0.2", "0.25", "0.3", "0.5"]))

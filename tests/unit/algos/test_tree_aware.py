@@ -102,7 +102,7 @@ def trees(draw: st.DrawFn, most: int = 40, steps: int = STEPS, shares: Sequence[
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @given(data=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_of_trials_that_are_all_different_it_is_the_plain_algorithm(algorithm, data):
     n = data.draw(st.integers(1, 40))
     value, failing, order = data.draw(tables(n)), data.draw(failures(n)), data.draw(orders())
@@ -114,7 +114,7 @@ def test_of_trials_that_are_all_different_it_is_the_plain_algorithm(algorithm, d
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @given(tree=trees(), order=orders())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_plain_algorithm_does_not_see_what_trials_have_in_common(algorithm, tree, order):
     plain, about, failing = replace(algorithm, tree_aware=False), setting(len(tree)), tree.failing()
     sharing = play(plain, about, tree.value, order=order, failing=failing, trials=tree.trials)
@@ -135,7 +135,7 @@ def test_the_plain_algorithm_does_not_see_what_trials_have_in_common(algorithm, 
     ids=repr,
 )
 @given(tree=trees(most=25), times=st.integers(1, 4), maximize=st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_copies_of_trials_change_nothing(algorithm, tree, times, maximize):
     """Told in order, in windows that hold all copies: each does what its original does."""
     single = play(
@@ -175,7 +175,6 @@ def halving(members: Sequence[int], tree: Tree, rungs: Sequence[int], eta: int) 
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2), (1, 2), (2, 4)]))
-@settings(max_examples=60, deadline=None)
 def test_halving_promotes_the_best_states_with_all_their_trials(tree, rule):
     algorithm = SuccessiveHalving(*rule)
     played = play(algorithm, setting(len(tree)), tree.value, failing=tree.failing(), trials=tree.trials)
@@ -183,7 +182,6 @@ def test_halving_promotes_the_best_states_with_all_their_trials(tree, rule):
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]))
-@settings(max_examples=30, deadline=None)
 def test_each_bracket_of_hyperband_promotes_the_best_states_of_its_trials(tree, rule):
     algorithm = Hyperband(*rule)
     played = play(algorithm, setting(len(tree)), tree.value, failing=tree.failing(), trials=tree.trials)
@@ -198,7 +196,6 @@ def test_each_bracket_of_hyperband_promotes_the_best_states_of_its_trials(tree, 
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
 def test_of_different_trials_as_many_are_promoted_as_the_published_rule_says_whatever_fails(data):
     """``n // eta**k`` of n trials to rung k, at least one, and no more than there are: with failures on any rung."""
     n, eta = data.draw(st.integers(1, 100)), data.draw(st.sampled_from([2, 3]))
@@ -296,7 +293,6 @@ def promotions(
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2), (1, 2)]), workers=st.integers(1, 8), order=orders())
-@settings(max_examples=60, deadline=None)
 def test_asha_promotes_the_trials_of_the_best_states_as_the_papers_algorithm_does(tree, rule, workers, order):
     algorithm = ASHA(*rule, window=workers)
     expected = promotions([algorithm.rungs(STEPS)], lambda index: 0, rule[1], workers, tree, order)
@@ -307,7 +303,6 @@ def test_asha_promotes_the_trials_of_the_best_states_as_the_papers_algorithm_doe
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]), workers=st.integers(1, 8), order=orders())
-@settings(max_examples=30, deadline=None)
 def test_asynchronous_hyperband_promotes_the_trials_of_the_best_states_of_each_bracket(tree, rule, workers, order):
     algorithm = Hyperband(*rule, "asynchronous", window=workers)
     brackets = algorithm.brackets(STEPS)
@@ -382,7 +377,6 @@ def test_where_no_rung_promotes_the_best_state_of_the_highest_goes_on_with_its_t
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]), window=st.integers(1, 8), order=orders())
-@settings(max_examples=30, deadline=None)
 def test_the_stopping_variant_ranks_a_trials_state_among_those_told(tree, rule, window, order):
     played = play(
         ASHA(*rule, "stopping", window=window), setting(len(tree)), tree.value, order=order, trials=tree.trials
@@ -415,7 +409,6 @@ def test_the_stopping_variant_does_not_stop_copies_of_the_best():
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
 def test_median_stopping_compares_a_trial_with_other_states_each_counted_once(data):
     tree = data.draw(trees())
     grace, interval = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))

@@ -118,7 +118,7 @@ class Watched(SimulatedExecutor):
 
 
 @given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 6), st.integers(), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_its_state_gone(
     wanted, budget, seed, batch
 ) -> None:
@@ -179,7 +179,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
 
 
 @given(wishes(), st.integers(0, 5), st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_at_every_decision_what_is_needed_stays(wanted, budget, workers) -> None:
     trials, stops = wanted
 

@@ -116,7 +116,6 @@ def seen(states: list[KeptState]) -> dict[StateKey, tuple[StateKey | None, float
 
 
 @given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 2**32), st.integers(0, 30), st.data())
-@settings(max_examples=30, deadline=None)
 def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed, turns, data) -> None:
     choose = random.Random(seed)
     journal, kept = MemoryJournal(), set()
@@ -144,7 +143,7 @@ def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed
 
 
 @given(searches(), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_after_a_search_nothing_is_needed(trials: list[TrialAdded], workers: int) -> None:
     search = Search(SimulatedExecutor(workers))
     search.driver.log.write([started(), *(proposed(added.trial) for added in trials)])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
@@ -84,7 +84,6 @@ class Interleaved(MemoryJournal):
 
 
 @given(st.lists(searches(), min_size=2, max_size=3), st.integers(), st.integers(0, 6))
-@settings(max_examples=30, deadline=None)
 def test_drivers_that_interrupt_each_other_and_a_stranger_see_the_same_plan_field_by_field(wishes, seed, budget):
     choose = random.Random(seed)
     journal, shelf = Interleaved(), Shelf()

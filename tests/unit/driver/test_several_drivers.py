@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
@@ -91,7 +91,6 @@ def searches(draw: st.DrawFn) -> tuple[list[TrialAdded], list[int]]:
 
 
 @given(st.lists(searches(), min_size=2, max_size=3), st.integers())
-@settings(max_examples=50, deadline=None)
 def test_drivers_that_run_side_by_side_train_every_distinct_step_once(wishes, seed):
     journal, kept = MemoryJournal(), set()
     studies = [Study(f"s{i}", journal, kept) for i in range(len(wishes))]
@@ -110,7 +109,6 @@ def test_drivers_that_run_side_by_side_train_every_distinct_step_once(wishes, se
 
 
 @given(st.lists(searches(), min_size=2, max_size=2), st.integers(), st.integers(1, 12))
-@settings(max_examples=50, deadline=None)
 def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wishes, seed, when):
     journal, kept = MemoryJournal(), set()
     choose = random.Random(seed)
@@ -156,7 +154,6 @@ def test_every_driver_sees_the_same_plan(seed: int) -> None:
 
 
 @given(searches(), searches(), st.integers(), st.integers(0, 12))
-@settings(max_examples=50, deadline=None)
 def test_a_driver_that_is_done_leaves_and_the_other_goes_on_from_where_it_was(mine, theirs, seed, when):
     journal, kept = MemoryJournal(), set()
     choose = random.Random(seed)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -403,7 +403,6 @@ FAILURES = st.dictionaries(
 
 
 @pytest.mark.parametrize("ending", ["", "boom", "stop"])
-@settings(max_examples=25)
 @given(marks=st.sets(st.integers(1, 11), max_size=8), bare=st.sets(st.integers(1, 11)), failures=FAILURES)
 def test_reports_and_states_are_those_of_states_written_at_once(
     ending: str, marks: set[int], bare: set[int], failures: dict[int, str], tmp_path_factory: pytest.TempPathFactory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
@@ -31,7 +31,6 @@ def search_on(cluster: SimulatedCluster, trials: list[TrialAdded], every: int = 
 # --- disruptions ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     searches(steps=8),
     st.integers(1, 3),

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage.execution.simulated import SimulatedExecutor
@@ -55,7 +55,6 @@ def test_no_simulated_search_is_faster(options, evaluate_seconds) -> None:
     assert closest == pytest.approx(1.0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(searches(), st.data())
 def test_no_search_is_faster_that_asks_for_more_as_results_come(trials, data) -> None:
     """A target beyond another is asked for when that has its result, as an algorithm by rungs does; or at once."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hpstage
@@ -81,7 +81,6 @@ def whole(plan: SearchPlan) -> object:
 
 
 @given(st.integers(), st.integers(1, 150), st.integers(0, 60), st.booleans())
-@settings(max_examples=100, deadline=None)
 def test_a_plan_is_the_same_whether_folded_or_restored_and_folded_from_there(seed, before, after, sharing):
     facts = journal(seed, before + after, sharing=sharing)
     plan = folded(facts[:before], sharing)
@@ -105,7 +104,6 @@ class Here(SimulatedExecutor):
 
 
 @given(random_searches(), st.data(), st.integers(0, 30))
-@settings(max_examples=25, deadline=None)
 def test_a_search_goes_on_alike_on_a_plan_that_was_restored(trials, data, turns):
     """Interrupted at any moment, with chains running and targets open."""
     stops = data.draw(st.lists(st.integers(1, 8), min_size=len(trials), max_size=len(trials)))
@@ -243,7 +241,6 @@ def test_a_plan_with_an_integer_of_more_than_64_bits_has_no_snapshot() -> None:
 
 
 @given(st.integers(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_a_damaged_or_truncated_snapshot_is_unusable(seed, data):
     content = snapshot_of(folded(journal(seed, 60)))
     at = data.draw(st.integers(0, len(content) - 1))

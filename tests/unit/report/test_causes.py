@@ -79,7 +79,7 @@ def steps_again(journal: MemoryJournal) -> int:
     return len(trained) - len(set(trained))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(searches(), min_size=1, max_size=3),
     st.data(),
@@ -123,7 +123,7 @@ def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_aske
             assert sum(Fraction(getattr(mine, name)) for mine in found) == Fraction(getattr(total, name)), name
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(searches(), min_size=1, max_size=2), st.data())
 def test_where_every_step_takes_as_long_and_nothing_is_lost_no_second_is_left_to_estimates(
     rounds: list[list[TrialAdded]], data: st.DataObject
@@ -154,7 +154,7 @@ def unanswered_steps(account: Account, facts: list[Fact]) -> int:
     return sum(step >= results[first[node, step]] for node, step in trained if (node, step) in first)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(searches(), min_size=1, max_size=2), st.data())
 def test_while_a_search_goes_on_training_without_a_result_is_that_of_the_steps_whose_first_asker_has_none(
     rounds: list[list[TrialAdded]], data: st.DataObject

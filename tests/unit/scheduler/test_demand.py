@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hpstage
@@ -94,7 +94,6 @@ def test_of_two_drivers_of_a_plan_on_the_same_workers_one_asks_for_both(
     assert search.scheduler.demand(executor.clock(), START) == 6 * counts
 
 
-@settings(max_examples=60, deadline=None)
 @given(searches(), st.integers(1, 4), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.sampled_from([1, 4, 10**9]))
 def test_searches_on_workers_that_come_and_go_find_the_same_and_train_nothing_twice(
     trials: list[TrialAdded], maximum: int, start_seconds: float, every: int

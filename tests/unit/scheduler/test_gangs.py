@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hpstage
@@ -29,7 +29,6 @@ def widths_of(search: Search) -> list[int]:
 
 
 @given(searches(), st.data(), st.integers(1, 9), st.sampled_from([2, 4, 8]))
-@settings(max_examples=40, deadline=None)
 def test_whatever_the_widths_and_whoever_dies_every_answer_is_that_of_one_worker(trials, data, workers, most):
     efficiency = data.draw(st.floats(0.4, 1.0))
     executor = SimulatedExecutor(
@@ -161,7 +160,6 @@ def test_a_worker_that_is_busy_for_a_while_is_asked_again_ever_later(caplog):
 
 
 @given(st.sets(st.sampled_from(sorted(ALL))), st.floats(0, 3000), st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
 def test_whoever_does_not_meet_every_step_is_trained_once(busy, until, lines):
     search = Search(Apart(busy=frozenset(busy), until=until))
     answers = search.run([trial(i, {"a": s.constant(i)}, 60) for i in range(lines)], [60] * lines)

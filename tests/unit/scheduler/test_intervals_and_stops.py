@@ -106,7 +106,7 @@ def test_chains_of_steps_longer_than_the_interval_keep_each_of_them() -> None:
 
 
 @given(trials=searches(), every=st.integers(1, 15), workers=st.integers(1, 4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_kth_step_of_every_line_is_kept_wherever_its_schedules_change(trials, every, workers):
     search = Search(SimulatedExecutor(workers), checkpoint_every=every)
     search.run(trials, stops_of(trials))
@@ -116,7 +116,7 @@ def test_every_kth_step_of_every_line_is_kept_wherever_its_schedules_change(tria
 
 
 @given(trials=searches(), every=st.integers(1, 15), workers=st.integers(1, 3), data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_worker_that_dies_at_any_moment_costs_less_than_the_interval(trials, every, workers, data):
     executor = Watched(workers, load_seconds=data.draw(st.sampled_from([0.0, 0.7])))
     search = Search(executor, checkpoint_every=every, max_losses=1000)
@@ -183,7 +183,7 @@ def test_a_worker_that_computes_other_values_than_the_planner_is_named_and_its_s
 
 
 @given(trials=searches(), every=st.sampled_from([1, 7, None]), workers=st.integers(1, 4), data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_stop_at_any_moment_is_heard_within_one_step_and_nothing_is_trained_again(trials, every, workers, data):
     executor = Watched(workers, step_seconds=3.0, load_seconds=data.draw(st.sampled_from([0.0, 0.7])))
     search = Search(executor, checkpoint_every=every)
@@ -240,7 +240,7 @@ class Counted(Tape):
 
 
 @given(trials=searches(), every=st.integers(1, 15), seed=st.integers(0, 2**20))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_training_that_is_stopped_at_any_steps_trains_each_once_and_ends_as_if_alone(trials, every, seed):
     moments = sorted(random.Random(seed).sample(range(1, 40), 4))
     executor = hpstage.InlineExecutor()

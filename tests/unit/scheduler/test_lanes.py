@@ -74,7 +74,7 @@ def test_as_many_are_trained_side_by_side_as_pays() -> None:
     assert run.plan.totals.fused_seconds == pytest.approx(16 * 10 * 1.0 - run.plan.totals.train_seconds)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(searches(), st.integers(1, 3), st.data())
 def test_no_chain_is_put_beside_another_while_a_worker_is_idle(
     trials: list[TrialAdded], workers: int, data: st.DataObject
@@ -86,7 +86,7 @@ def test_no_chain_is_put_beside_another_while_a_worker_is_idle(
         assert chains[host] == 1 or len(chains) == workers
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(searches(), st.integers(1, 2), st.data())
 def test_seconds_of_chains_side_by_side_are_shares_and_what_each_takes_alone_is_known(
     trials: list[TrialAdded], workers: int, data: st.DataObject

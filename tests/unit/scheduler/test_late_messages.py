@@ -129,7 +129,7 @@ def orders(draw: st.DrawFn) -> list[tuple[TrialAdded, int]]:
 
 @pytest.mark.parametrize("latency", [0.3, 3.0, 12.0])
 @given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_every_target_is_answered_once_however_late_messages_are(latency, order, seed, workers):
     rng = random.Random(seed)
 
@@ -161,7 +161,7 @@ def test_every_target_is_answered_once_however_late_messages_are(latency, order,
 
 
 @given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_what_is_asked_for_at_once_is_trained_once_however_late_messages_are(order, seed, workers):
     rng = random.Random(seed)
     late: Delay = functools.partial(rng.uniform, 0.0, 5.0)
@@ -176,7 +176,7 @@ def test_what_is_asked_for_at_once_is_trained_once_however_late_messages_are(ord
 
 
 @given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_stop_loses_nothing_however_late_messages_are(order, seed, workers):
     rng = random.Random(seed)
     late: Delay = functools.partial(rng.uniform, 0.0, 5.0)

@@ -29,7 +29,6 @@ from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
 
 @given(searches(), st.data(), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
 def test_every_distinct_prefix_is_trained_exactly_once(trials, data, workers):
     stops = [data.draw(st.integers(1, t.steps)) for t in trials]
     search = Search(SimulatedExecutor(workers))
@@ -46,7 +45,6 @@ def test_every_distinct_prefix_is_trained_exactly_once(trials, data, workers):
 
 
 @given(searches(), searches(), st.data())
-@settings(max_examples=60, deadline=None)
 def test_keys_agree_exactly_when_training_agrees(first, second, data):
     """Over two plans built in different orders: keys are equal exactly where the values seen are equal."""
     seen: dict[StateKey, tuple] = {}
@@ -68,7 +66,6 @@ def test_keys_agree_exactly_when_training_agrees(first, second, data):
 
 
 @given(searches(most=6), st.data())
-@settings(max_examples=50, deadline=None)
 def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
     search = Search(SimulatedExecutor(2))
     answers = []
@@ -92,7 +89,6 @@ def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
 
 
 @given(searches(), st.data(), st.integers(1, 3))
-@settings(max_examples=50, deadline=None)
 def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials, data, workers):
     executor = SimulatedExecutor(workers)
     search = Search(executor, max_losses=100)
@@ -110,7 +106,6 @@ def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials,
 
 
 @given(searches(), st.data())
-@settings(max_examples=30, deadline=None)
 def test_a_new_driver_on_the_same_journal_goes_on_where_the_old_one_was(trials, data):
     stops = [t.steps for t in trials]
     kept: set[StateKey] = set()
@@ -132,7 +127,6 @@ def test_a_new_driver_on_the_same_journal_goes_on_where_the_old_one_was(trials, 
 
 
 @given(searches(), st.data())
-@settings(max_examples=30, deadline=None)
 def test_lost_checkpoints_are_recomputed_from_the_nearest_kept_ancestor(trials, data):
     kept: set[StateKey] = set()
     search = Search(SimulatedExecutor(2, kept=kept))
@@ -157,7 +151,6 @@ def test_lost_checkpoints_are_recomputed_from_the_nearest_kept_ancestor(trials, 
 
 
 @given(searches(most=6), st.data())
-@settings(max_examples=30, deadline=None)
 def test_what_only_a_driver_wanted_that_has_left_is_trained_no_more(trials, data):
     search = Search(SimulatedExecutor(1))
     search.driver.add(trials)
@@ -184,7 +177,7 @@ def test_what_only_a_driver_wanted_that_has_left_is_trained_no_more(trials, data
 
 
 @given(searches(), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_without_sharing_every_trial_is_trained_alone(trials, workers):
     search = Search(SimulatedExecutor(workers), sharing=False)
     search.run(trials, [t.steps for t in trials])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hpstage
@@ -163,7 +163,6 @@ def test_a_target_whose_steps_were_answered_on_the_way_to_another_does_not_wait(
 
 
 @given(st.permutations([(index, step) for index in range(3) for step in (2, 4, 8)]), st.booleans())
-@settings(max_examples=50)
 def test_each_target_comes_back_once_in_any_order_of_arrival(order: list[tuple[int, int]], synchronous: bool) -> None:
     targets = Targets(synchronous=synchronous)
     for index in range(3):

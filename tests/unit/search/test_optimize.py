@@ -58,7 +58,7 @@ def create(seed: int = 0, **options: object) -> optuna.Study:
 
 
 @given(st.lists(st.tuples(schedules(8), schedules(8)), min_size=1, max_size=6), st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_trial_has_the_metrics_and_state_that_it_has_alone(pairs, data):
     order = data.draw(st.permutations(range(len(pairs))))
 

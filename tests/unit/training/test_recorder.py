@@ -129,7 +129,7 @@ def test_what_is_taken_is_gone_and_a_step_that_is_not_over_stays() -> None:
     assert recorder.take(4) is None
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 9 * POINTS), st.integers(1, 7), st.sets(st.integers(0, 9 * POINTS), max_size=5))
 def test_many_points_are_thinned_evenly_and_what_is_not_finite_stays(count: int, every: int, strange: set[int]) -> None:
     steps = range(0, count * every, every)
