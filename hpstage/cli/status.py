@@ -20,14 +20,18 @@ from hpstage.plan.facts import DriverId
 from hpstage.plan.messages import host_of
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book
+from hpstage.report.failures import by_cause, where
 from hpstage.report.names import worker_names, workers_in_order
 from hpstage.report.studies import Best, StudyRow, study_rows
+from hpstage.report.sums import failures_of
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
 from hpstage.text import aligned, clean, count_of, hours, paid_hours, rate, shortened, table, worker_hours
 
-# Lines of running chains, studies and drivers on a terminal; --json has all.
+# Lines of running chains, studies and drivers, and causes of failures, on a terminal; --json has all.
 _LINES = 40
+_CAUSES = 5
+_SUMMARY = 200  # characters of an exception
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -77,8 +81,18 @@ class PlanStatus(msgspec.Struct, frozen=True):
     checkpoint_bytes: int
 
 
+class CauseStatus(msgspec.Struct, frozen=True):
+    """Exceptions of one class that one line of the user's code raised; ``summary``: the first one's."""
+
+    summary: str
+    where: str
+    failures: int
+    trials: int
+
+
 class Status(msgspec.Struct, frozen=True):
     plan: PlanStatus
+    causes: list[CauseStatus]
     studies: list[StudyRow]
     drivers: list[DriverStatus]
     chains: list[ChainStatus]
@@ -186,6 +200,10 @@ def status_of(account: Account, journal: Journal) -> Status:
             checkpoints=len(plan.kept),
             checkpoint_bytes=plan.kept_bytes,
         ),
+        causes=[
+            CauseStatus(cause.failures[0].failure.summary, where(cause), len(cause.failures), len(cause.trials))
+            for cause in by_cause(failures_of(book))
+        ],
         studies=studies,
         drivers=drivers,
         chains=chains,
@@ -223,7 +241,9 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
     if plan.failures:
-        rows.append(("failed stages", f"{plan.failures:,}"))
+        rows += [("failed stages", f"{plan.failures:,}"), *(("", _caused(cause)) for cause in found.causes[:_CAUSES])]
+        if len(found.causes) > _CAUSES:
+            rows.append(("", f"... and {count_of(len(found.causes) - _CAUSES, 'more cause')}: see the report"))
     if plan.differences:
         rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
     lines = [aligned(rows, width=width)]
@@ -271,6 +291,10 @@ def as_text(found: Status, width: int | None = None) -> str:
 
 def _left_out(all: Sequence[object]) -> list[str]:
     return [f"... and {len(all) - _LINES:,} earlier (--json has all)"] if len(all) > _LINES else []
+
+
+def _caused(cause: CauseStatus) -> str:
+    return f"{cause.where} ({count_of(cause.trials, 'trial')}): {clean(shortened(cause.summary, _SUMMARY))}"
 
 
 def _trials(study: StudyRow) -> str:

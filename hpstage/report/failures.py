@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hpstage.plan.facts import StageFailed, TrialId, UserFailure
 from hpstage.report.book import Book
+from hpstage.text import count_of
 
 _LINE = re.compile(r'^ *File "(.*)", line (\d+)', re.MULTILINE)
 
@@ -50,6 +51,17 @@ def origin(failure: UserFailure) -> tuple[str, ...]:
     """Return the exception's class and the line that raised it; without a traceback, its summary."""
     lines = _LINE.findall(failure.traceback)
     return (failure.summary.partition(":")[0], *lines[-1]) if lines else (failure.summary,)
+
+
+def where(cause: Cause) -> str:
+    """Return where the exceptions of a cause were raised."""
+    first = cause.failures[0]
+    doing = "evaluating" if first.evaluating else "training"
+    if len(cause.failures) == 1:
+        return f"{doing}, node {first.node}, step {first.step:,}"
+    low, high = cause.steps
+    steps = f"step {low:,}" if low == high else f"steps {low:,} to {high:,}"
+    return f"{doing}, {count_of(len(cause.failures), 'time')}, {steps}"
 
 
 def failed_otherwise(book: Book, causes: Iterable[Cause]) -> list[TrialId]:

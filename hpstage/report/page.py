@@ -13,7 +13,7 @@ from hpstage.driver.differences import explain
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
-from hpstage.report.failures import Cause, by_cause, failed_otherwise
+from hpstage.report.failures import by_cause, failed_otherwise, where
 from hpstage.report.pictures import Picture
 from hpstage.report.studies import study_rows
 from hpstage.report.sums import failures_of
@@ -128,17 +128,6 @@ def named(book: Book, trials: Collection[TrialId]) -> str:
     names = ", ".join(number_of(book, id) for id in islice(trials, _NAMES))
     more = f" and {len(trials) - _NAMES:,} more" if len(trials) > _NAMES else ""
     return f"trial{'' if len(trials) == 1 else 's'} {names}{more}"
-
-
-def where(cause: Cause) -> str:
-    """Return where the exceptions of a cause were raised."""
-    first = cause.failures[0]
-    doing = "evaluating" if first.evaluating else "training"
-    if len(cause.failures) == 1:
-        return f"{doing}, node {first.node}, step {first.step:,}"
-    low, high = cause.steps
-    steps = f"step {low:,}" if low == high else f"steps {low:,} to {high:,}"
-    return f"{doing}, {count_of(len(cause.failures), 'time')}, {steps}"
 
 
 def _as_url(svg: bytes) -> str:

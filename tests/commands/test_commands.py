@@ -181,7 +181,12 @@ def test_status_tells_what_the_search_said(searched: tuple[Path, hpstage.Result]
     assert mine["steps_asked"] == result.savings.steps_asked and mine["steps_unique"] == result.savings.steps_unique
     assert sum(study["seconds_used"] for study in studies.values()) == plan["seconds_used"]
     assert found["drivers"] == found["chains"] == []
+    [cause] = found["causes"]  # one line raised in all stages that failed
+    failed = sum(study["trials"]["FAIL"] for study in studies.values())
+    assert (cause["failures"], cause["trials"]) == (plan["failures"], failed)
+    assert cause["summary"] in {failure.failure.summary for failure in result.plan.failures}
     table = told("status", folder)
+    assert f"{cause['where']} ({failed} trials): {cause['summary']}\n" in table
     assert f"score {result.best_value:.6g} (trial {result.best_trial.number})" in table
 
 
