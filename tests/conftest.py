@@ -60,12 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         many = is_hypothesis_test(getattr(item, "obj", None)) and not _leaves_out_slow(config)
         if many or item.nodeid.startswith(_LONG_NOTEBOOKS):
             item.add_marker(pytest.mark.slow)
-    # The longest first, so that no processor is left idle at the end.
-    items.sort(key=lambda item: item.nodeid.startswith(_LONG), reverse=True)
+    # Files of short tests last, so that no processor is left idle at the end.
+    items.sort(key=lambda item: item.nodeid.startswith(_SHORT))
 
 
 _LONG_NOTEBOOKS = ("notebooks/quickstart.ipynb", "notebooks/warmup_stable_decay.ipynb")  # .ci/run has them, too
-_LONG = tuple(f"tests/{folder}/" for folder in ("hosts", "faults", "dask", "studies", "commands"))
+_SHORT = ("tests/store/", "tests/unit/", "tests/workloads/")
 
 
 @pytest.fixture(scope="session")

@@ -171,7 +171,7 @@ def test_wheel_keys_and_zoom_move_the_window(show: Callable[..., Tree]) -> None:
     assert tree.page.locator(".bk-Figure").bounding_box()["width"] < 1400 - 380
 
 
-@pytest.mark.parametrize("n_trials", [1, 40, 300])
+@pytest.mark.parametrize("n_trials", [1, pytest.param(40, marks=pytest.mark.slow), 300])
 def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree]) -> None:
     layout = lay_out(many(n_trials))
     tree = show(layout.book)

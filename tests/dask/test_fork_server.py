@@ -82,7 +82,7 @@ def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
         assert len({one[name] for one in told}) == 4, name
 
 
-def test_a_variable_or_a_search_path_that_has_changed_needs_a_process_that_is_spawned(
+def test_a_variable_that_has_changed_needs_a_process_that_is_spawned(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hpstage")
@@ -90,11 +90,19 @@ def test_a_variable_or_a_search_path_that_has_changed_needs_a_process_that_is_sp
         patch.setenv("HPSTAGE_TEST_NEW", "123")
         assert [(one["forked"], one["new"]) for one in found(cluster, tmp_path / "a")] == [(False, "123")] * 2
         assert "environment variables have changed since its server was started: HPSTAGE_TEST_NEW" in caplog.text
+    assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [True] * 2
+
+
+@pytest.mark.slow  # its processes are spawned, as those of the test before
+def test_a_search_path_that_has_changed_needs_a_process_that_is_spawned(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hpstage")
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [False] * 2
+        assert [one["forked"] for one in found(cluster, tmp_path / "a")] == [False] * 2
         assert "sys.path has changed" in caplog.text
-    assert [one["forked"] for one in found(cluster, tmp_path / "c")] == [True] * 2
+    assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [True] * 2
 
 
 def test_forks_and_spawned_processes_describe_themselves_alike(

@@ -284,7 +284,7 @@ def test_a_call_that_fails_anywhere_takes_effect_once(
 
     expected, calls = play(tmp_path / "undisturbed", 0)
     assert calls > 50 and all(trial[2].is_finished() for trial in expected)
-    for at in range(1, calls + 1, 11):
+    for at in range(1, calls + 1, 19):
         assert play(tmp_path / f"{at}", at)[0] == expected, f"call {at} of {calls}"
 
 
@@ -314,6 +314,7 @@ def test_a_grid_is_searched_and_extended_under_every_algorithm(storage: BaseStor
     assert len(study.trials) == before + 2
 
 
+@pytest.mark.one_in(2)
 def test_what_a_user_wrote_on_a_trial_is_on_the_one_that_takes_its_place(storage: BaseStorage) -> None:
     def marked(trial: optuna.Trial) -> dict[str, object]:
         if isinstance(trial, optuna.Trial):

@@ -198,7 +198,7 @@ class Updating(Logging):
         return loss
 
 
-@pytest.mark.parametrize("make", [Logging, Updating])
+@pytest.mark.parametrize("make", [Logging, pytest.param(Updating, marks=pytest.mark.slow)])
 def test_compiled_code_logs_what_the_code_does(make: type[Logging]) -> None:
     def logged(trainable: Any) -> dict[str, dict[int, float]]:
         recorder = Recorder(0)

@@ -108,6 +108,7 @@ def test_a_synchronous_algorithm_gives_one_study_on_any_number_of_workers(algori
 
 
 @pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
+@pytest.mark.one_in(2)
 def test_a_synchronous_algorithm_gives_one_study_with_and_without_sharing(algorithm):
     shared, alone_ = (run(algorithm, sampler=learning(), sharing=sharing) for sharing in (True, False))
     assert outcome(shared.study) == outcome(alone_.study)
@@ -124,6 +125,7 @@ def test_an_asynchronous_algorithm_ends_every_trial_on_any_workers(algorithm, wo
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@pytest.mark.one_in(2)
 def test_trials_that_fail_leave_the_others_as_they_are(algorithm):
     def risky(trial: optuna.Trial) -> dict[str, object]:
         early = trial.suggest_float("early", 0.0, 1.0)
@@ -143,6 +145,7 @@ BOUNDED = SuccessiveHalving | PopulationBasedTraining
 
 
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, BOUNDED)], ids=repr)
+@pytest.mark.one_in(2)
 def test_without_n_trials_a_study_goes_on_until_a_callback_stops_it(algorithm):
     def stop_at_twenty(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if sum(t.state.is_finished() for t in study.get_trials(deepcopy=False)) == 20:
@@ -194,7 +197,7 @@ def interruptions(kind: str, tmp_path, stride: int):
             yield call(folder, kind, place="train", n_trials=14)
 
 
-@pytest.mark.parametrize("stride", [23, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [47, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner", "stage-tree"])
 @pytest.mark.one_in(3)
 def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, stride, tmp_path):
@@ -205,10 +208,13 @@ def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_no
         validate(again.plan)
 
 
+@pytest.mark.parametrize("stride", [47, pytest.param(19, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["asha", "asha-stopping"])
 @pytest.mark.one_in(2)
-def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_with_exact_values(kind, tmp_path):
-    for again in interruptions(kind, tmp_path, stride=19):
+def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_with_exact_values(
+    kind, stride, tmp_path
+):
+    for again in interruptions(kind, tmp_path, stride):
         assert len(outcome(again.study)) == 14
         assert all(trial.state.is_finished() for trial in again.study.trials)
         assert_values_are_exact(again, steps=6)
@@ -260,6 +266,7 @@ def test_a_fork_that_would_need_other_hyperparameters_fails_and_the_population_g
 
 
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, PopulationBasedTraining)], ids=repr)
+@pytest.mark.one_in(2)
 def test_conditional_spaces_give_trials_of_other_names(algorithm):
     def conditional(trial: optuna.Trial) -> dict[str, object]:
         if trial.suggest_categorical("kind", ["plain", "momentum"]) == "plain":
@@ -272,6 +279,7 @@ def test_conditional_spaces_give_trials_of_other_names(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@pytest.mark.one_in(2)
 def test_a_space_with_one_point_is_searched(algorithm):
     result = run(algorithm, space=lambda trial: {"a": 1.0, "b": trial.suggest_categorical("b", [2.0])})
     assert result.best_trial.last_step == STEPS

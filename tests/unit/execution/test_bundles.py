@@ -87,7 +87,7 @@ def test_a_failure_is_that_of_one_member() -> None:
     assert tapes.together[2] >= 8
 
 
-@pytest.mark.parametrize("at", [1, 5, 12, 20, 33])
+@pytest.mark.parametrize("at", [1, 12, *(pytest.param(at, marks=pytest.mark.slow) for at in (5, 20, 33))])
 def test_an_interrupted_bundle_goes_on(at: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"store": tmp_path / "store"}
     storage = f"sqlite:///{tmp_path}/study.db"
