@@ -40,11 +40,9 @@ class StageTree:
         self.fresh: list[tuple[Line, int]] = []  # newly wanted or to be kept, consumed by the scheduler
         self.changed: dict[int, Line] = {}  # lines that changed, by node id, consumed by the scheduler
         self.changed_all = False  # estimates of all lines did
-        for node in plan.nodes:
-            line = self.line(node)
-            for step in sorted(step for step, state in node.states.items() if state.kept is not None):
-                line.add_source(step)
-            self._unweighed[node.id] = line
+        for state in plan.kept.values():
+            self.line(state.node).add_source(state.step)
+        self._unweighed = {node.id: self.line(node) for node in plan.nodes if node.trained}
 
     def line(self, node: Node) -> Line:
         lines = self._lines
