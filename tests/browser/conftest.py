@@ -19,7 +19,7 @@ _OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", 
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright holds the thread's event loop: the next file's tests may need their own
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as play:
