@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 
 from hpstage.scheduler.lines import Line
@@ -64,6 +64,7 @@ class Heads:
         return self._found[:most]
 
     def _find(self, most: int) -> list[Head]:
+        """Return the first heads, which are then the beginning of the front. All that are found are estimated anew."""
         front, found = self._front, list[Head]()
         at = 0
         while len(found) < most:
@@ -78,9 +79,15 @@ class Heads:
             elif line.rated != self._estimates:
                 line.rated = self._estimates
                 for step in line.heads:
-                    line.heads[step] = self._remaining(line, step)
-                    self._push((-line.heads[step], id, step))
-                at, found = 0, []
+                    seconds = line.heads[step] = self._remaining(line, step)
+                    place = bisect_right(front, entry := (-seconds, id, step))
+                    if place == len(front):
+                        heapq.heappush(self._rest, entry)
+                        continue
+                    front.insert(place, entry)
+                    if place < at:  # before some that are found, among which none is of this line
+                        found.insert(place, (seconds, line, step))
+                        at += 1
             else:
                 found.append((-negative, line, step))
                 at += 1

@@ -272,8 +272,8 @@ class StageTree:
             return line.needy and self._begins(line)
         if step not in line.sources:
             return False
-        first = line.wanted.between(step, None, (True, False))
-        return bool(first) and self.source_of(line, first[0].step) == step
+        first = line.wanted.after(step - 1)
+        return first is not None and self.source_of(line, first.step) == step
 
     @property
     def ready(self) -> int:

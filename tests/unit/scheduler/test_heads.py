@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.scheduler.heads import Heads
 from hpstage.scheduler.lines import Line
+from tests.unit.calls import calls_of
 
 COUNT = 100
 MAKER = PlannedTrial(TrialId("study/0"), 1)
@@ -53,3 +55,20 @@ def test_heads_that_are_estimated_anew_as_they_are_looked_at_stay_in_order() -> 
     seconds[1] = 5.0
     heads.renew()
     assert [(left, line.node.id) for left, line, _ in heads.first(2)] == [(5.0, 1), (3.0, 0)]
+
+
+@pytest.mark.parametrize("paces", [(1.0, 1.2), (1.0, 0.8), (1.0, -1.0)], ids=["longer", "shorter", "reversed"])
+def test_looking_at_many_heads_that_are_estimated_anew_costs_as_much_for_each(paces: tuple[float, float]) -> None:
+    def cost(most: int) -> int:
+        lines = [Line(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(most)]
+        seconds = [2.0 * most - id for id in range(most)]
+        heads = Heads(lines, lambda line, step: 9.0 * most + pace * seconds[line.node.id])
+        pace = paces[0]
+        for line in lines:
+            heads.put(line, 0)
+        heads.first(most)
+        pace = paces[1]
+        heads.renew()
+        return calls_of(lambda: heads.first(most))
+
+    assert cost(800) < 1.5 * 8 * cost(100)
