@@ -41,7 +41,7 @@ def insert(plan: SearchPlan, first: int, count: int, *, apart: bool) -> None:
             plan.apply(fact)
 
 
-@pytest.mark.parametrize(("apart", "most"), [(False, 1200), (True, 2450)])
+@pytest.mark.parametrize(("apart", "most"), [(False, 1350), (True, 2600)])
 def test_a_trial_that_waits_takes_few_bytes(apart: bool, most: int) -> None:
     """Of trials that part from one another at every step, each has five nodes of its own."""
     plan = SearchPlan(WORKLOAD)
