@@ -77,7 +77,10 @@ def items(view: ProgressView) -> list[str]:
         found.append(f"stages {view.stages_done:,} done, {view.stages_left:,} left")
         found.append(f"{view.running} of {view.workers} worker{'' if view.workers == 1 else 's'} busy")
     found.append(f"merge rate {rate(view.merge_rate)}")
-    found.append(f"worker-hours {hours(view.used_seconds)} used, {hours(view.saved_seconds)} saved")
+    used = f"worker-hours {hours(view.used_seconds)} used"
+    # Before trials share what was trained, less than nothing is saved: what it took to keep states.
+    saved = view.over or view.saved_seconds > 0
+    found.append(f"{used}, {hours(view.saved_seconds)} saved" if saved else used)
     return found
 
 

@@ -303,7 +303,7 @@ def test_names_are_shown_and_not_obeyed():
     assert text.startswith(
         r"<script>alert(1)</script> $x_{ [bold]\x1b[31m\n\u202e: 0 trials; 0 complete; best 学習率[/]\x07 -inf"
     )
-    assert "0.0000 saved" in text and "0:00:00 elapsed, - left" in text
+    assert "0.0000 used" in text and "saved" not in text and "0:00:00 elapsed, - left" in text
 
 
 def test_the_line_of_a_log_says_all_of_it():
