@@ -99,8 +99,8 @@ class ChainBuilder:
     @staticmethod
     def _wanted_on(line: Line, start: int, stop: int) -> list[int]:
         """Return wanted steps on a span, up to the horizon, including the start if it is a kept state to evaluate."""
-        wanted = line.wanted.between(start, stop, (start > line.node.start, True))
-        return [one.step for one in wanted[:_HORIZON]]
+        inclusive = start > line.node.start, True
+        return [wanted.step for wanted in line.wanted.between(start, stop, inclusive, _HORIZON)]
 
     def build(
         self, orders: Orders, spans: Sequence[Span], *, begins: bool = False

@@ -55,12 +55,13 @@ class WantedSteps(list[Wanted]):
         index = bisect_right(self, step, key=_step)
         return self[index] if index < len(self) else None
 
-    def between(self, step: int, stop: int | None, inclusive: tuple[bool, bool]) -> list[Wanted]:
-        """Return those from ``step`` to ``stop``; ``None``: no limit."""
+    def between(
+        self, step: int, stop: int | None, inclusive: tuple[bool, bool], most: int | None = None
+    ) -> list[Wanted]:
+        """Return those from ``step`` to ``stop``, the first ``most`` of them; ``None``: no limit."""
         first = (bisect_left if inclusive[0] else bisect_right)(self, step, key=_step)
-        if stop is None:
-            return self[first:]
-        return self[first : (bisect_right if inclusive[1] else bisect_left)(self, stop, key=_step)]
+        end = len(self) if stop is None else (bisect_right if inclusive[1] else bisect_left)(self, stop, key=_step)
+        return self[first : end if most is None else min(end, first + most)]
 
 
 _step = attrgetter("step")
