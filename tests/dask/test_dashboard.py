@@ -1,49 +1,33 @@
-"""The page on the Dask dashboard: what it shows is the fold of the journal, and it is served wherever there is one."""
+"""The page on the Dask dashboard: what it shows is the fold of the journal."""
 
 from __future__ import annotations
 
 import html
 import itertools
 import json
-import re
-import subprocess
-import sys
-import time
-import urllib.request
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
-from bokeh.document import Document
-from distributed import Client, LocalCluster
-from distributed.diagnostics import nvml
 from msgspec import structs
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cluster.dashboard import install, page_of
 from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
 from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.feed import Feed
-from hpstage.cluster.dashboard.figures import Workers
-from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED, NO_MORE, OLD
+from hpstage.cluster.dashboard.follower import NO_MORE, OLD
 from hpstage.cluster.dashboard.headline import failures_html, head_html, headline
-from hpstage.cluster.dashboard.page import PANELS
 from hpstage.cluster.dashboard.panels import around, nice
 from hpstage.cluster.dashboard.study import History, StudyView, curve
 from hpstage.cluster.dashboard.work import work_of
 from hpstage.errors import HistoryChanged
 from hpstage.report.tree.rows import ROOT, Rows
-from hpstage.search.progress.eta import TimeLeft
 from hpstage.store import Cursor, Journal, MemoryJournal
 from hpstage.testing.toys import Failing, Tape
-from tests.dask.commands import Command, free_port, until
 from tests.dask.steady import Steady
-from tests.dask.studies import Running, search
-
-PAGES = [f"/individual-hpstage-{name}" for name in PANELS]
+from tests.dask.studies import search
 
 # --- the fold -----------------------------------------------------------------------------------------------
 
@@ -412,220 +396,3 @@ def test_names_of_users_are_no_html() -> None:
 
 
 # --- the serving --------------------------------------------------------------------------------------------
-
-
-def get(url: str) -> tuple[int, str]:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        return answer.status, answer.read().decode()
-
-
-def base(cluster: LocalCluster) -> str:
-    return str(cluster.dashboard_link).rpartition("/")[0]
-
-
-def look(dask_scheduler: Any) -> list[tuple[str, int, str]]:
-    """What the page of a scheduler knows: study, position, summary."""
-    board: Board = dask_scheduler.handlers[HANDLER].__self__
-    now = time.monotonic()
-    return [
-        (found.study.name, found.view.position, head_html(found, found.seconds_left(now))) for found in board.studies()
-    ]
-
-
-def forget(dask_scheduler: Any) -> None:
-    """As if the scheduler had been started anew."""
-    dask_scheduler.handlers[HANDLER].__self__.plans.clear()
-
-
-def is_watched(dask_scheduler: Any) -> bool:
-    board: Board = dask_scheduler.handlers[HANDLER].__self__
-    return board.is_watched
-
-
-def test_a_local_cluster_has_the_page_and_lists_the_plots(cluster: LocalCluster) -> None:
-    status, text = get(base(cluster) + "/hpstage")
-    assert status == 200 and '<a href="hpstage">hpstage</a>' in html.unescape(text)
-    status, listed = get(base(cluster) + "/individual-plots.json")
-    urls = set(json.loads(listed).values())
-    assert set(PAGES) <= urls and "/individual-task-stream" in urls
-    for page in PAGES:
-        assert get(base(cluster) + page)[0] == 200
-    status, text = get(base(cluster) + "/status")
-    assert status == 200 and html.unescape(text).count('href="hpstage"') == 1
-
-
-def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path) -> None:
-    journal = MemoryJournal()
-    result = search(Steady(tmp_path), client, journal, tmp_path / "states", name="seen")
-    [(_, position, text)] = [found for found in client.run_on_scheduler(look) if found[0] == "seen"]
-    assert position == len(journal)
-    assert f"{result.savings.steps_trained:,} steps trained" in text and "ended" in text
-
-
-def test_who_looks_at_a_running_search_is_told_the_time_left_as_in_the_terminal(
-    cluster: LocalCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[float, float | None]] = []  # when a search will end, as its driver says
-
-    class Noted(TimeLeft):
-        def at(self, *state: Any) -> float | None:
-            left = super().at(*state)
-            told.append((time.monotonic(), left))
-            return left
-
-    monkeypatch.setattr("hpstage.search.progress.progress.TimeLeft", Noted)
-    get(base(cluster) + "/status")  # builds the dashboard
-    until(lambda: not client.run_on_scheduler(is_watched), "pages of other tests are closed")
-    running = Running(Steady(tmp_path, 0.4), client, tmp_path)
-    until(lambda: len(running.reached()) > 2, "states are reached")
-    assert not told  # nobody looks
-    assert get(base(cluster) + "/hpstage?study=study")[0] == 200
-
-    def sentence() -> str:
-        [text] = [text for name, _, text in client.run_on_scheduler(look) if name == "study"]
-        return text
-
-    until(lambda: running.over or re.search(r"about \d+ s left", sentence()), "the time left is told")
-    found, seen = re.search(r"about (\d+) s left", sentence()), time.monotonic()
-    assert found is not None and not running.over
-    ends = [at + left for at, left in told if left is not None]
-    assert min(ends) - 2 < seen + float(found[1]) < max(ends) + 2
-    running.result()
-    assert "ended" in sentence() and " left" not in sentence()
-
-
-def test_who_watches_the_progress_is_told_where_the_page_is(
-    cluster: LocalCluster, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    search(Steady(tmp_path), client, MemoryJournal(), tmp_path / "states", show_progress_bar=True)
-    first, second, third, *_ = capsys.readouterr().err.splitlines()
-    assert first == "Setting up the workers"
-    assert second.startswith("study: 0/")
-    assert third == f"Watch it at {base(cluster)}/hpstage"
-
-
-def test_a_page_that_has_forgotten_all_is_told_all_again(client: Client, tmp_path: Path) -> None:
-    running = Running(Steady(tmp_path, 0.05), client, tmp_path)
-    until(lambda: len(running.reached()) > 2, "states are reached")
-    until(lambda: any(name == "study" for name, _, _ in client.run_on_scheduler(look)), "the search is shown")
-    client.run_on_scheduler(forget)
-    running.result()
-    [(name, position, _)] = client.run_on_scheduler(look)
-    assert (name, position) == ("study", len(running.journal))
-
-
-def gpus(dask_scheduler: Any) -> list[str]:
-    """What is written of each worker's GPU."""
-    panel = Workers(dask_scheduler.handlers[HANDLER].__self__, dask_scheduler, Document())
-    panel.show(None, time.time())
-    return list(panel.source.data["gpu"])
-
-
-@pytest.mark.parametrize("present", [True, False])
-def test_use_and_memory_of_gpus_are_told_as_dask_monitors_them(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where there is no GPU, its driver's answers stand for one: all else is Dask's own monitor and heartbeat.
-    monkeypatch.setattr(nvml, "device_get_count", lambda: int(present))
-    monkeypatch.setattr(nvml, "one_time", lambda: {"memory-total": 85_899_345_920, "name": "NVIDIA H100"})
-    monkeypatch.setattr(nvml, "real_time", lambda: {"utilization": 87, "memory-used": 12_500_000_000})
-    with (
-        LocalCluster(n_workers=2, processes=False, memory_limit=0, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        assert install(client)
-        client.wait_for_workers(2, timeout=60)
-        told = "GPU 87 %, 12.5 GB of 85.9 GB" if present else ""
-        until(lambda: client.run_on_scheduler(gpus) == [told, told], "workers tell of their GPUs")
-
-
-def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:
-    with (
-        LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        with pytest.raises(urllib.error.HTTPError):
-            get(base(cluster) + "/hpstage")
-        assert client.get_metadata([INSTALLED], False) is False
-        assert page_of(client) is None
-        assert install(client) is install(client) is True
-        assert page_of(client) == base(cluster) + "/hpstage"
-        assert get(base(cluster) + "/hpstage")[0] == 200
-        listed = json.loads(get(base(cluster) + "/individual-plots.json")[1])
-        assert set(PAGES) <= set(listed.values()) and "/individual-task-stream" in listed.values()
-        assert html.unescape(get(base(cluster) + "/status")[1]).count('href="hpstage"') == 1
-
-
-def test_the_command_serves_the_page_under_a_prefix_and_loads_what_is_configured(tmp_path: Path) -> None:
-    (tmp_path / "configured.py").write_text("print('the module of the configuration is loaded', flush=True)")
-    port = free_port()
-    words = ["--port", str(free_port()), "--host", "127.0.0.1", "--dashboard-address", f"127.0.0.1:{port}"]
-    log = tmp_path / "logs"
-    log.mkdir()
-    scheduler = Command(
-        log, "scheduler", *words, "--dashboard-prefix", "/pre",
-        DASK_DISTRIBUTED__SCHEDULER__PRELOAD=str(tmp_path / "configured.py"),
-    )  # fmt: skip
-    try:
-        scheduler.says("dashboard at")
-        scheduler.says("the module of the configuration is loaded")
-        place = f"http://127.0.0.1:{port}/pre"
-
-        def served() -> bool:
-            try:
-                return get(place + "/hpstage")[0] == 200
-            except urllib.error.URLError:
-                return False
-
-        until(served, "the page is served")
-        assert "/pre/individual-hpstage-tree" in get(place + "/individual-plots.json")[1] or set(PAGES) <= set(
-            json.loads(get(place + "/individual-plots.json")[1]).values()
-        )
-    finally:
-        scheduler.stop()
-
-
-@pytest.mark.parametrize(
-    ("dashboard", "without"), [(False, ["prometheus_client"]), (True, ["bokeh", "prometheus_client"])]
-)
-def test_a_scheduler_that_can_show_nothing_is_left_as_it_is(dashboard: bool, without: list[str]) -> None:
-    script = (
-        "import sys\n"
-        f"sys.modules.update(dict.fromkeys({without}))\n"
-        "from distributed import Client, LocalCluster\n"
-        "from hpstage.cluster.dashboard import install\n"
-        f"kwargs = {{'dashboard': {dashboard}}}\n"
-        "with LocalCluster(n_workers=0, processes=False, dashboard_address=':0', scheduler_kwargs=kwargs) as cluster:\n"
-        "    with Client(cluster) as client:\n"
-        "        assert install(client) is False\n"
-        "        assert client.get_metadata(['hpstage-dashboard'], False) is False\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
-
-
-@pytest.mark.slow
-def test_a_scheduler_that_was_started_anew_shows_the_search_from_its_beginning(tmp_path: Path) -> None:
-    logs, files = tmp_path / "logs", tmp_path / "files"
-    logs.mkdir(), files.mkdir()
-    port = free_port()
-    words = ["scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", f"127.0.0.1:{free_port()}"]
-    address = f"tcp://127.0.0.1:{port}"
-    started = [
-        Command(logs, *words),
-        Command(logs, "worker", address, "--nworkers", "2", "--gpus", "0", "--local-directory", str(files)),
-    ]
-    try:
-        with Client(address, set_as_default=False, timeout=30) as client:
-            running = Running(Steady(files, 0.1), client, tmp_path)
-            until(lambda: len(running.reached()) > 2, "states are reached")
-            assert client.run_on_scheduler(look)
-            started[0].process.kill()
-            started[0].process.wait()
-        started.append(Command(logs, *words))
-        running.result()
-        with Client(address, set_as_default=False, timeout=30) as client:
-            [(_, position, text)] = client.run_on_scheduler(look)
-        assert position == len(running.journal) and "ended" in text
-    finally:
-        for command in reversed(started):
-            if command.process.poll() is None:
-                command.stop()
