@@ -87,11 +87,11 @@ def undisturbed(seed: int = 7, n_trials: int = TRIALS) -> tuple[Trials, int]:
 class Running:
     """A search in a thread of this process, whose journal can be looked at while it runs."""
 
-    def __init__(self, trainable: Tape, executor: Executor | Client, folder: Path) -> None:
+    def __init__(self, trainable: Tape, executor: Executor | Client, folder: Path, name: str = "study") -> None:
         self.journal = MemoryJournal()
         self._pool = ThreadPoolExecutor(1)
         self._future: Future[hpstage.Result] = self._pool.submit(
-            search, trainable, executor, self.journal, folder / "states"
+            search, trainable, executor, self.journal, folder / "states", name=name
         )
 
     def facts(self) -> list[Fact]:

@@ -94,13 +94,13 @@ def test_who_looks_at_a_running_search_is_told_the_time_left_as_in_the_terminal(
     monkeypatch.setattr("hpstage.search.progress.progress.TimeLeft", Noted)
     get(base(cluster) + "/status")  # builds the dashboard
     until(lambda: not client.run_on_scheduler(is_watched), "pages of other tests are closed")
-    running = Running(Steady(tmp_path, 0.4), client, tmp_path)
+    running = Running(Steady(tmp_path, 0.4), client, tmp_path, name="looked at")  # other tests' have the usual name
     until(lambda: len(running.reached()) > 2, "states are reached")
     assert not told  # nobody looks
-    assert get(base(cluster) + "/hpstage?study=study")[0] == 200
+    assert get(base(cluster) + "/hpstage?study=looked%20at")[0] == 200
 
     def sentence() -> str:
-        [text] = [text for name, _, text in client.run_on_scheduler(look) if name == "study"]
+        [text] = [text for name, _, text in client.run_on_scheduler(look) if name == "looked at"]
         return text
 
     until(lambda: running.over or re.search(r"about \d+ s left", sentence()), "the time left is told")
