@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hpstage.errors import TrainingError, UsageError
+from hpstage.errors import MetricsError, TrainingError, UsageError
 from hpstage.training.identity import jax_environment
 from hpstage.training.identity.workload import StandsFor, packages
 
@@ -66,10 +66,14 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
     """Return metrics as ``{name: float}``; tensors and arrays with a single element count as numbers.
 
     Raises:
-        TrainingError: ``metrics``, which came from ``source``, is not a mapping of names to numbers.
+        MetricsError: ``metrics``, which came from ``source``, is no mapping.
+        TrainingError: it is not one of names to numbers.
     """
     if not isinstance(metrics, Mapping):
-        raise TrainingError(f"{source} gave {type(metrics).__name__}; it must give a dict of names to numbers")
+        raise MetricsError(
+            f"{source} returned {type(metrics).__name__}; return a dict of names to numbers, such as "
+            f"{{'accuracy': value}}"
+        )
     checked: dict[str, float] = {}
     for name, value in metrics.items():
         if not isinstance(name, str):

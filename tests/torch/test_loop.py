@@ -280,7 +280,7 @@ def failing(**members: Any) -> Small:
     [
         ({"loss": lambda *_: 3.0}, UsageError, r"Digits.loss\(\) returned float; it must return a scalar tensor"),
         ({"loss": lambda *_: torch.ones(2)}, UsageError, r"a tensor of shape \(2,\)"),
-        ({"evaluate": lambda *_: 3.0}, TrainingError, r"Digits.evaluate\(\) gave float; it must give a dict"),
+        ({"evaluate": lambda *_: 3.0}, TrainingError, r"Digits.evaluate\(\) returned float; return a dict"),
         ({"evaluate": lambda *_: {"a": "1"}}, TrainingError, "gave str for 'a'"),
         ({"evaluate": lambda *_: {"a": torch.ones(2)}}, TrainingError, "gave Tensor for 'a'"),
         ({"evaluate": lambda *_: {1: 2.0}}, TrainingError, "names of metrics are str"),

@@ -318,9 +318,9 @@ def returning(what: object) -> Tape:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        (None, "gave NoneType; it must give a dict"),
-        (0.5, "gave float; it must give a dict"),
-        ([("score", 1)], "gave list; it must give a dict"),
+        (None, "returned NoneType; return a dict"),
+        (0.5, "returned float; return a dict"),
+        ([("score", 1)], "returned list; return a dict"),
         ({"score": "0.5"}, "gave str for 'score'"),
         ({"score": [0.5]}, "gave list for 'score'"),
         ({"score": None}, "gave NoneType for 'score'"),
@@ -332,6 +332,60 @@ def test_metrics_that_are_none_fail_their_trial_and_are_named(what, message):
     [trial] = result.study.trials
     assert trial.state == optuna.trial.TrialState.FAIL
     assert message in trial.user_attrs["hpstage:failure"]
+
+
+class ReadsMore(Tape):
+    version = "reads more"
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+
+    def setup(self, hp: Any) -> None:
+        super().setup(hp)
+        if self.at == "setup":
+            assert hp["dropout"]
+
+    def train(self, step: int, hp: Any) -> None:
+        assert "dropout" not in hp and hp.get("dropout", 0.5) == 0.5
+        if self.at == "train":
+            assert hp["dropout"]
+        super().train(step, hp)
+
+
+def test_a_hyper_parameter_that_the_space_does_not_return_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(KeyError, match=r"^the space has no hyper-parameter 'dropout'; it has 'a', 'b'$"):
+        search(ReadsMore("setup"))
+
+
+def test_one_that_only_a_step_reads_is_named_in_its_trials_failure() -> None:
+    [trial] = search(ReadsMore("train"), n_trials=1).study.trials
+    assert "the space has no hyper-parameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
+
+
+def test_a_training_function_is_told_which_hyper_parameter_the_space_does_not_return() -> None:
+    def train(run: hpstage.Run) -> None:
+        run.attach()
+        assert run.hp["dropout"]
+
+    with pytest.raises(UsageError, match="the space has no hyper-parameter 'dropout'; it has 'a', 'b'"):
+        search(train)
+
+
+@pytest.mark.parametrize("what", [0.5, None, [("score", 1)]])
+def test_what_is_no_mapping_of_metrics_is_refused_before_anything_is_trained(what: object) -> None:
+    class Wrong(Tape):
+        version = "wrong"
+
+        def train(self, step: int, hp: Any) -> None:
+            raise AssertionError("trained")
+
+        def evaluate(self) -> Any:
+            return what
+
+    message = rf"evaluate\(\) returned {type(what).__name__}; return a dict .*, such as {{'accuracy': value}}$"
+    with pytest.raises(UsageError, match=message):
+        search(Wrong())
 
 
 @pytest.mark.parametrize("value", [True, 3, math.inf, -math.inf])
@@ -409,6 +463,6 @@ def test_three_hundred_trials_of_one_step():
 
 def test_a_failure_that_catch_does_not_name_leaves_what_was_reached():
     journal = MemoryJournal()
-    with pytest.raises(TrainingError, match="gave NoneType"):
+    with pytest.raises(TrainingError, match="returned NoneType"):
         search(returning(None), store=journal, catch=())
     assert len(journal) > 3
