@@ -237,7 +237,7 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("merge rate, all studies" if len(found.studies) > 1 else "merge rate", rate(plan.merge_rate)),
         ("worker-hours used", worker_hours(plan.seconds_used)),
         ("worker-hours paid", paid_hours(plan.seconds_paid, plan.seconds_used)),
-        ("saved", f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"),
+        ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
     if plan.failures:
@@ -258,7 +258,7 @@ def as_text(found: Status, width: int | None = None) -> str:
                 f"{study.steps_asked:,}",
                 rate(study.merge_rate),
                 hours(study.seconds_used),
-                hours(study.seconds_saved),
+                hours(study.seconds_saved) if _is_told(study) else "-",
             )
             for study in found.studies[-_LINES:]
         ]
@@ -287,6 +287,18 @@ def as_text(found: Status, width: int | None = None) -> str:
     elif any(study.state == "running" for study in found.studies):
         lines += ["", "no chain is running"]
     return "\n".join(lines)
+
+
+def _is_told(study: StudyRow) -> bool:
+    """Whether it is said what a study saves: before trials share what was trained, that is less than nothing."""
+    return study.state == "ended" or study.seconds_saved > 0
+
+
+def _saved(found: Status) -> str:
+    plan = found.plan
+    if plan.seconds_saved <= 0 and not any(map(_is_told, found.studies)):
+        return "nothing yet"
+    return f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"
 
 
 def _left_out(all: Sequence[object]) -> list[str]:

@@ -138,7 +138,8 @@ def warn_of_what_is_left(
         if searched and trial.user_attrs.get(PLAN) != plan.id:
             logger.warning(
                 "Study %r holds trials of another plan (other code, data, environment or store): nothing of "
-                "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",
+                "them is reused, and its best trial may be one of them. Resuming takes the store and the code that "
+                "they were made with; use another study_name to keep them apart.",
                 name,
             )
             return

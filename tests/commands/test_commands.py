@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import optuna
 import pandas as pd
 import pytest
@@ -24,6 +25,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
+from hpstage.cli.status import PlanStatus, Status, as_text
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HpstageError, StoreError, UsageError
 from hpstage.plan.facts import (
@@ -42,6 +44,7 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.log import open_plan
 from hpstage.report import frames
+from hpstage.report.studies import StudyRow
 from hpstage.store import RedisJournal, SQLiteJournal, Store
 from hpstage.testing.toys import Failing
 from hpstage.text import clean
@@ -159,6 +162,25 @@ def content(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.endswith(("-shm", "-wal"))
     }
+
+
+@pytest.mark.parametrize(
+    ("state", "saved", "told"),
+    [
+        ("running", -2.5, "nothing yet"),
+        ("ended", -2.5, "-0.0007 h of 0.0000 h"),
+        ("running", 3.6, "0.0010 h of 0.0000 h"),
+    ],
+)
+def test_less_than_nothing_is_not_told_as_saved_while_a_search_runs(state: str, saved: float, told: str) -> None:
+    sums = dict.fromkeys(PlanStatus.__struct_fields__, 0) | {"workload": "", "merge_rate": 1.0, "seconds_saved": saved}
+    study = dict.fromkeys(StudyRow.__struct_fields__, 0) | {"study": "digits", "state": state, "seconds_saved": saved}
+    row = msgspec.convert({**study, "algorithm": "", "trials": {}, "best": []}, StudyRow)
+    text = as_text(Status(msgspec.convert(sums, PlanStatus), [], [row], [], []))
+    assert re.search(rf"^saved +{told}$", text, re.MULTILINE)
+    assert text.splitlines()[-1 if state == "ended" else -3].split()[-1] == (
+        "-" if told == "nothing yet" else told.split()[0]
+    )
 
 
 def test_status_tells_what_the_search_said(searched: tuple[Path, hpstage.Result]) -> None:

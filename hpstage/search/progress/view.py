@@ -50,6 +50,11 @@ class ProgressView:
     def finished(self) -> int:
         return self.complete + self.pruned + self.failed
 
+    @property
+    def under_way(self) -> int:
+        """Trials that are neither finished, paused nor still to begin, as far as their number is known."""
+        return max(0, (self.n_trials or 0) - self.finished - self.paused - self.not_begun)
+
 
 def name(view: ProgressView) -> str:
     """Return the study's name in displayable form."""
@@ -66,8 +71,8 @@ def items(view: ProgressView) -> list[str]:
     """Return everything but the number of trials in words, one string per item, most wanted first."""
     states = [("complete", view.complete), ("pruned", view.pruned), ("failed", view.failed)]
     if not view.over:
-        states += [("paused", view.paused), ("not begun", view.not_begun)]
-    found = [", ".join(f"{count:,} {state}" for state, count in states if count or state == "complete")]
+        states += [("under way", view.under_way), ("paused", view.paused), ("not begun", view.not_begun)]
+    found = [", ".join(f"{count:,} {state}" for state, count in states if count) or "0 complete"]
     if view.metric is not None:
         at = "" if view.best_step is None else f" at step {view.best_step:,}"
         found.append(f"best {clean(view.metric)} {'-' if view.best is None else f'{view.best:.6g}'}{at}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -269,12 +270,13 @@ def shown(view: ProgressView, width: int, encoding: str = "utf-8") -> list[str]:
     return captured.get().splitlines()
 
 
-def test_60_columns_take_five_lines():
+def test_60_columns_take_six_lines():
     assert shown(VIEW, 60) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━╸               31/48 trials",
-        "28 complete, 2 pruned, 1 failed · best accuracy 0.99721",
-        "stages 45 done, 12 left · 2 of 2 workers busy",
-        "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved",
+        "28 complete, 2 pruned, 1 failed, 17 under way",
+        "best accuracy 0.99721 · stages 45 done, 12 left",
+        "2 of 2 workers busy · merge rate 2.94",
+        "worker-hours 0.0077 used, 0.0154 saved",
         "0:01:23 elapsed, about 61 min left",
     ]
 
@@ -282,8 +284,9 @@ def test_60_columns_take_five_lines():
 def test_200_columns_take_two_or_three():
     assert shown(VIEW, 200) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━━╸                31/48 trials",
-        "28 complete, 2 pruned, 1 failed · best accuracy 0.99721 · stages 45 done, 12 left · 2 of 2 workers busy · "
-        "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved · 0:01:23 elapsed, about 61 min left",
+        "28 complete, 2 pruned, 1 failed, 17 under way · best accuracy 0.99721 · stages 45 done, 12 left · "
+        "2 of 2 workers busy · merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved",
+        "0:01:23 elapsed, about 61 min left",
     ]
 
 
@@ -308,10 +311,16 @@ def test_names_are_shown_and_not_obeyed():
 
 def test_the_line_of_a_log_says_all_of_it():
     assert line(VIEW) == (
-        "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed; best accuracy 0.99721; stages 45 done, 12 left; "
-        "2 of 2 workers busy; merge rate 2.94; worker-hours 0.0077 used, 0.0154 saved; "
+        "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed, 17 under way; best accuracy 0.99721; "
+        "stages 45 done, 12 left; 2 of 2 workers busy; merge rate 2.94; worker-hours 0.0077 used, 0.0154 saved; "
         "0:01:23 elapsed, about 61 min left"
     )
+
+
+def test_trials_are_under_way_paused_or_not_begun_until_they_are_over():
+    begun = replace(VIEW, complete=0, pruned=0, failed=0, not_begun=8, paused=3)
+    assert line(begun).startswith("digits: 0/48 trials; 37 under way, 3 paused, 8 not begun; best")
+    assert line(replace(begun, over=True)).startswith("digits: 0/48 trials; 0 complete; best")
 
 
 def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at_the_end():
