@@ -47,8 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
-    others are slow, and so many that they find the same again. Notebooks that search are slow as well. Of what
-    Hypothesis draws the default suite has few examples; with the slow tests come many."""
+    others are slow, and so many that they find the same again. Notebooks take too long for it as well, and are run by
+    .ci/run. Of what Hypothesis draws both have few examples; with the slow tests come many."""
     met: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("one_in")
@@ -58,13 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.slow)
             met[name] += 1
         many = is_hypothesis_test(getattr(item, "obj", None)) and not _leaves_out_slow(config)
-        if many or item.nodeid.startswith(_LONG_NOTEBOOKS):
+        if many:
             item.add_marker(pytest.mark.slow)
+        if item.nodeid.startswith("notebooks/"):
+            item.add_marker(pytest.mark.ci)
     # Files of short tests last, so that no processor is left idle at the end.
     items.sort(key=lambda item: item.nodeid.startswith(_SHORT))
 
 
-_LONG_NOTEBOOKS = ("notebooks/quickstart.ipynb", "notebooks/warmup_stable_decay.ipynb")  # .ci/run has them, too
 _SHORT = ("tests/store/", "tests/unit/", "tests/workloads/")
 
 

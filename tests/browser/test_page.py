@@ -53,6 +53,7 @@ def open_page(open_at: Open, cluster: LocalCluster) -> Callable[..., Any]:
     return open_page
 
 
+@pytest.mark.ci
 def test_a_running_search_is_drawn_as_it_goes_on(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_running_search_is_drawn_as_it_goes_on(
     keep(page, "ended")
 
 
+@pytest.mark.ci
 def test_each_panel_stands_alone_and_shows_the_study_of_its_address(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:

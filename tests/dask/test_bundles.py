@@ -88,6 +88,7 @@ def test_each_worker_of_a_local_cluster_trains_as_many_chains_as_the_trainable_h
     assert result.savings.steps_trained == result.savings.steps_unique
 
 
+@pytest.mark.ci
 def test_a_killed_process_costs_the_steps_since_the_last_boundaries_of_its_chains(
     client: Client, expected: list[float], tmp_path: Path
 ) -> None:

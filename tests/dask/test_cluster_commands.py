@@ -47,6 +47,7 @@ def start_scheduler(start: Start, port: int) -> Callable[..., Command]:
     return start_scheduler
 
 
+@pytest.mark.ci
 @linux
 def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_order(
     start: Start, start_scheduler: Callable[..., Command], port: int, tmp_path: Path

@@ -80,6 +80,7 @@ def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path)
     assert f"{result.savings.steps_trained:,} steps trained" in text and "ended" in text
 
 
+@pytest.mark.ci
 def test_who_looks_at_a_running_search_is_told_the_time_left_as_in_the_terminal(
     cluster: LocalCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

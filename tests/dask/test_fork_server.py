@@ -138,6 +138,7 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
     server.close()
 
 
+@pytest.mark.ci
 def test_a_server_that_is_killed_costs_what_its_forks_had_not_kept_and_others_are_spawned(tmp_path: Path) -> None:
     with hpstage.local_cluster(2, gpus=0) as cluster:
         server = cluster._fork_server._process.pid
@@ -222,6 +223,7 @@ class Lingering(Looking):
             time.sleep(60)
 
 
+@pytest.mark.ci
 def test_a_process_that_closing_ends_while_it_is_set_up_is_no_news(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

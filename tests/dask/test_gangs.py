@@ -151,6 +151,7 @@ def end_of(executor: DaskExecutor) -> ChainEnded:
     return next(report for report in reports if isinstance(report, ChainEnded))
 
 
+@pytest.mark.ci
 def test_a_gang_does_not_wait_for_a_worker_that_trains_for_another_search(open_executor, run):
     gangs, (first, second) = open_executor(Net()), run.workers
     run.gate.shut()
@@ -222,6 +223,7 @@ def check_equal(result: Any, alone: dict[str, str]) -> None:
     assert len(finals) == 4
 
 
+@pytest.mark.ci
 def test_a_trunk_is_trained_by_two_workers_to_the_bits_of_one(slow, alone, tmp_path):
     result = search(Net(), executor=DaskExecutor(slow), verify="off", store=tmp_path)
     assert 2 in widths(result)
@@ -238,6 +240,7 @@ def test_a_chain_is_verified_by_one_worker_and_then_widened(slow, alone, tmp_pat
     check_equal(result, alone)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("who", ["leads", "follows"])
 def test_a_worker_killed_in_a_gang_costs_what_was_trained_since_the_last_kept_state(slow, alone, who, tmp_path):
     executor = Killing(slow, who)

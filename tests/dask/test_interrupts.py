@@ -96,6 +96,7 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
         yield processes.address
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("where", "times"),
     [

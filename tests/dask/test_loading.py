@@ -129,6 +129,7 @@ def test_functions_whose_batches_processes_make_give_what_trials_give_alone(clie
         assert trial.value == alone(script(0), result, trial.number)
 
 
+@pytest.mark.ci
 def test_classes_do_so_even_if_a_process_dies(client: Client, tmp_path: Path) -> None:
     died = str(tmp_path / "died")
     result = search(Net(2, died), client, tmp_path / "plan")

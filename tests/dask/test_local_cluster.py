@@ -86,6 +86,7 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         local_cluster(gpus=2)
 
 
+@pytest.mark.ci
 def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["3"])
     with local_cluster(workers_per_gpu=2) as cluster:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 
 import hpstage
 from hpstage import schedule as s
@@ -53,6 +54,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     return {"rate": s.multistep(1.0, milestones=[10], gamma=trial.suggest_categorical("gamma", [0.25, 0.5]))}
 
 
+@pytest.mark.ci
 def test_steps_that_are_trained_again_after_a_kill_are_in_the_log_once(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="fragile", sampler=optuna.samplers.GridSampler({"gamma": [0.25, 0.5]}))
     with closing(DaskExecutor(n_workers=2, gpus=0)) as executor:

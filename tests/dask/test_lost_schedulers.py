@@ -55,6 +55,7 @@ def site(shared_site: Site) -> Site:
     return shared_site
 
 
+@pytest.mark.ci
 def test_a_study_goes_on_when_its_scheduler_is_back(
     site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_study_goes_on_when_its_scheduler_is_back(
     assert not [record.getMessage() for record in said if record.exc_info and record.levelno > logging.INFO]
 
 
+@pytest.mark.ci
 def test_a_client_that_has_just_lost_its_scheduler_will_do(site: Site, tmp_path: Path) -> None:
     with Client(site.address, set_as_default=False) as client:
         end(site.scheduler)

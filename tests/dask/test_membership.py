@@ -113,6 +113,7 @@ def test_workers_that_are_restarted_leave_in_an_orderly_way_and_join_anew(open_e
     assert [report.reason for report in reports if isinstance(report, WorkerLeft)] == ["closed"]
 
 
+@pytest.mark.ci
 def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.scheduler()

@@ -179,6 +179,7 @@ def test_numbers_while_workers_train_name_them(cluster: LocalCluster, client: Cl
     assert by(scrape(cluster), "hpstage_training_workers", "study") == {}
 
 
+@pytest.mark.ci
 def test_counters_never_go_back_while_drivers_are_killed_and_started_again(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             yield client
 
 
+@pytest.mark.ci
 def test_a_step_sees_its_own_random_numbers_whatever_the_worker_draws(
     busy: Client, expected: dict[int, Trials]
 ) -> None:

@@ -139,6 +139,7 @@ def said(err: str) -> list[str]:
     ]
 
 
+@pytest.mark.ci
 def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, inline: hpstage.Result) -> None:
     words = [*WORDS, "--direction", "minimize", "--n-workers", "1", "--report", "report"]
     with start(folder, *words) as process:
@@ -303,6 +304,7 @@ def test_names_are_shown_and_not_obeyed(inline: hpstage.Result) -> None:
     assert "1 trial not finished yet" in shown
 
 
+@pytest.mark.ci
 def test_a_search_of_which_every_trial_fails_ends_with_status_1(folder: Path) -> None:
     (folder / "fails.py").write_text(SCRIPT.replace('hp["lr"]', 'hp["rate"]'))
     words = ["fails.py:Line", "fails.py:space", *WORDS[2:], "--direction", "minimize", "--executor", "InlineExecutor()"]

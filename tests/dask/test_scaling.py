@@ -132,6 +132,7 @@ def test_what_several_searches_can_use_adds_up_until_they_end() -> None:
         until(lambda: cluster.scheduler.adaptive_target == own, "nobody searches")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("pages", [[API], []], ids=["over HTTP", "over Dask's own protocol"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the operator imports
 def test_the_autoscaler_of_the_kubernetes_operator_is_told_the_demand_and_retires_idle_workers(

@@ -33,6 +33,7 @@ from tests.dask.studies import INTERVAL, Running, Trials, steps_by_process, tria
 SLACK = 8  # steps of chains that were stopped when all they were for had been reached
 
 
+@pytest.mark.ci
 def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: Path) -> None:
     expected, unique = undisturbed()
     with Processes(tmp_path) as cluster:
@@ -52,6 +53,7 @@ def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: 
     assert sum(steps_by_process(tmp_path).values()) == unique
 
 
+@pytest.mark.ci
 def test_what_a_worker_has_trained_that_gets_a_notice_is_not_trained_again(tmp_path: Path) -> None:
     expected, unique = undisturbed()
     with Processes(tmp_path) as cluster:

@@ -199,6 +199,7 @@ def test_none_is_left_of_a_run_that_is_closed(open_executor: Open, tmp_path: Pat
         gone(pid)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "numbers", [[signal.SIGKILL, signal.SIGTERM], pytest.param([signal.SIGSEGV], marks=pytest.mark.slow)]
 )
@@ -229,6 +230,7 @@ def tasks(dask_worker: Worker) -> int:
     return len(dask_worker.state.executing)
 
 
+@pytest.mark.ci
 def test_two_runs_on_one_worker_train_by_turns(place: Place, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.shut()

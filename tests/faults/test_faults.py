@@ -129,6 +129,7 @@ def long_chains(site: Site) -> list[dict[str, Any]]:
     return [fact for fact in started if sum(part["stop"] - part["start"] for part in fact["spans"]) >= 20]
 
 
+@pytest.mark.ci
 def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) -> None:
     site.slow_down(0.1)
     trial = Trial(site).start()
@@ -165,6 +166,7 @@ def test_redis_paused_is_waited_for(site: Site) -> None:
     trial.check()
 
 
+@pytest.mark.ci
 def test_checkpoints_truncated_flipped_and_deleted_cost_their_training_and_nothing_else(site: Site) -> None:
     trial = Trial(site).start()
     before = trained(site)
@@ -214,6 +216,7 @@ def written_off(site: Site) -> set[str]:
     return set(oracles.Fold(raw(site)).written_off)
 
 
+@pytest.mark.ci
 def test_a_mount_that_is_missing_on_one_worker_benches_it_and_loses_nothing(site: Site) -> None:
     before = written_off(site)
     worker = site.workers[0]
@@ -231,7 +234,7 @@ def test_a_mount_that_is_missing_on_one_worker_benches_it_and_loses_nothing(site
     assert site.misplaced() == [] and written_off(site) == before
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_storage_that_refuses_a_worker_or_is_away_for_everybody_is_waited_for(site: Site) -> None:
     before = written_off(site)
     trial = Trial(site, trials=30).start()

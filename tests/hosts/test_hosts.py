@@ -69,6 +69,7 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.ci
 def test_a_search_on_several_hosts_comes_to_what_it_comes_to_in_one_process(plan: Plan) -> None:
     plan.hold(3, *WORKERS)
     plan.drive("head", seed=7)

@@ -24,6 +24,7 @@ def bench() -> ModuleType:
     return module
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
 def test_synchronous_searches_end_with_the_same_study_with_and_without_sharing(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch

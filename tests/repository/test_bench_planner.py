@@ -41,6 +41,7 @@ def test_its_executor_trains_all_that_is_asked_for(bench: ModuleType) -> None:
     assert driver.plan.totals.steps_trained == driver.plan.steps_unique
 
 
+@pytest.mark.ci
 def test_each_part_gives_its_figures(bench: ModuleType, tmp_path: Path) -> None:
     assert bench.part_plan("shared", 200, OPTIONS)["per_s"] > 0
     assert bench.part_insert("shared", 200, OPTIONS)["per_s"] > 0

@@ -18,13 +18,13 @@ from hpstage.trainable import Trainable
 
 ROOT = Path(hpstage.__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
-SHORT = {"README", "budget", "models", "optuna", "wsd"}
-"""Pages in the default suite. The others train longer, or import Lightning or transformers: .ci/run has them, too."""
+SHORT = {"budget", "models", "optuna", "wsd"}
+"""Pages in the default suite. The others train longer, or import Lightning or transformers."""
 RUN = [page for page in PAGES if "\n```python\n" in page.read_text()]
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(p, id=p.stem, marks=[] if p.stem in SHORT else pytest.mark.slow) for p in RUN]
+    "page", [pytest.param(p, id=p.stem, marks=[] if p.stem in SHORT else pytest.mark.ci) for p in RUN]
 )
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_page.py"
@@ -69,6 +69,7 @@ def test_readme_is_two_screens() -> None:
     assert (ROOT / "README.md").stat().st_size <= 8_000
 
 
+@pytest.mark.ci
 def test_the_book_is_built_without_warnings_and_has_every_page(tmp_path: Path) -> None:
     options = ["-W", "--keep-going", "-q", "-d", str(tmp_path / "trees"), "-b", "html"]
     built = subprocess.run(

@@ -90,6 +90,7 @@ def test_the_wheel_holds_every_source_file_once_under_one_package(wheel):
     assert any(name.name == "LICENSE" for name in names)
 
 
+@pytest.mark.ci
 def test_every_module_is_imported_from_the_installed_wheel(installed, tmp_path):
     script = """
 import importlib, json, pkgutil, sys

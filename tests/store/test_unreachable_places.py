@@ -205,6 +205,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="refuses system calls as Linux does")
 def test_the_contract_holds_on_a_place_without_hard_links() -> None:
     here = Path(__file__).parent / "test_folder_checkpoints.py"

@@ -113,6 +113,7 @@ def test_what_is_bound_to_the_trainable_itself_raises_no_alarm(check: Callable[.
     assert report.ok, str(report)
 
 
+@pytest.mark.ci
 def test_a_metric_that_is_named_noisy_is_not_compared(check: Callable[..., hpstage.CheckReport]) -> None:
     assert check(Costly(), steps=3).ok
     report = check(Silent(), steps=3)
@@ -148,6 +149,7 @@ def test_a_local_variable_that_changes_is_refused_with_the_first_state(
     assert re.search("local variable held.* Attach `held`", one_line(finding))
 
 
+@pytest.mark.ci
 def test_steps_go_on_past_the_first_joint_of_the_schedules_where_it_is_near(children: Children) -> None:
     def late(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": s.multistep(0.1, [trial.suggest_categorical("drop", [9, 500])], gamma=0.1), "batch_size": 8}
@@ -204,6 +206,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("trainable", "script"),
     [("LinearDigits", "example_sklearn"), ("train", "example_function"), ("Digits", "demo_digits")],

@@ -15,7 +15,11 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize(
     ("library", "which"),
-    [("jax", "not slow"), pytest.param("jax", "slow", marks=pytest.mark.slow), ("keras", "not slow")],
+    [
+        ("jax", "not slow"),
+        pytest.param("jax", "slow", marks=pytest.mark.slow),
+        pytest.param("keras", "not slow", marks=pytest.mark.ci),
+    ],
 )
 def test_a_library_is_forked_bit_for_bit(library: str, which: str) -> None:
     if importlib.util.find_spec(library) is None:

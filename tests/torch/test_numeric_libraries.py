@@ -87,6 +87,7 @@ def search(folder: Path, *words: str, **variables: str) -> list[str]:
     return found
 
 
+@pytest.mark.ci
 def test_the_key_and_the_bits_do_not_hang_on_threads_nor_on_what_is_imported_nor_on_the_executor(
     usual: list[str], tmp_path: Path
 ) -> None:

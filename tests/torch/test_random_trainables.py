@@ -138,6 +138,7 @@ BOUNDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.ci
 @settings(max_examples=10, derandomize=True, **BOUNDS)
 @given(recipes, trials)
 def test_trials_that_share_equal_trials_alone(recipe: Recipe, tree: list[Trial]) -> None:

@@ -87,6 +87,7 @@ def checked(name: str, numerics: str, files: Path, children: Children) -> hpstag
     return hpstage.check(trainable, CASES[name].space, steps=4, n_forks=1, children=children)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "recommender" else pytest.mark.slow) for name in WITH_BACKENDS]

@@ -35,6 +35,7 @@ def test_a_compiled_step_goes_on_exactly(make: Callable[[], Small]) -> None:
     forks_exactly(by("compiled", make))
 
 
+@pytest.mark.ci
 def test_a_compiled_step_is_an_eager_one_up_to_rounding() -> None:
     compiled = advance(fresh(by("compiled", Tiny)()), 0, 10)
     eager = advance(fresh(Tiny()), 0, 10)

@@ -99,6 +99,7 @@ def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings],
         assert together.savings.steps_trained == alone.savings.steps_trained == together.savings.steps_unique
 
 
+@pytest.mark.ci
 def test_shared_is_what_each_is_alone() -> None:
     shared, separate = search(Siblings(), 3), search(Siblings(), 3, sharing=False)
     assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
@@ -271,6 +272,7 @@ class Logging(Siblings):
         return loss
 
 
+@pytest.mark.ci
 def test_each_sibling_logs_what_it_would_alone(tmp_path: Path) -> None:
     eager = Logging()
     eager.numerics = "eager"

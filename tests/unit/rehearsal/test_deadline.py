@@ -38,6 +38,7 @@ def test_the_smallest_fleet_that_makes_it_is_named() -> None:
     assert used < found.elastic.paid_seconds <= used + found.elastic.workers * 90.0 < found.fixed.paid_seconds
 
 
+@pytest.mark.ci
 def test_what_decides_by_metrics_makes_it_in_every_rehearsal() -> None:
     found = said(4.0 * HOUR, algorithm=SuccessiveHalving(20, 2), rehearsals=3)
     assert found.rehearsals == 3 and found.fixed is not None

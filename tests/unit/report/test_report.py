@@ -162,6 +162,7 @@ def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(r
         assert int(row["steps_asked"]) - int(row["steps_shared"]) == len(prefixes[i] - others)
 
 
+@pytest.mark.ci
 def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(places: dict[str | None, Path]) -> None:
     for place in places.values():
         check_balance(place)

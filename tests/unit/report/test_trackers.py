@@ -155,6 +155,7 @@ def test_mlflow_reads_the_values_and_the_parameters(store: Path, tmp_path: Path)
         assert alike(curves, expected(store, number, plain))
 
 
+@pytest.mark.ci
 def test_wandb_reads_the_values_and_the_parameters(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     export(store, "wandb", tmp_path / "runs")

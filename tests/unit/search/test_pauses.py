@@ -118,6 +118,7 @@ def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
     assert rates[0] == rates[1]
 
 
+@pytest.mark.ci
 def test_pictures_and_page_say_so(called_twice: tuple[MemoryJournal, float], tmp_path: Path) -> None:
     journal, over = called_twice
     paused = shifted(journal, {0: 0.0, 1: over + NIGHT})
