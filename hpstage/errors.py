@@ -17,18 +17,6 @@ class ScheduleError(UsageError):
     """A schedule that cannot be: a value that is no JSON scalar, NaN, an end before the trial's end."""
 
 
-class MissingHyperparameter(UsageError, KeyError):
-    """Training code reads a hyper-parameter that the space does not return."""
-
-    def __init__(self, name: object, there: Iterable[str]) -> None:
-        self.name, self.there = name, tuple(sorted(there))
-        super().__init__(name, self.there)
-
-    def __str__(self) -> str:
-        has = f"it has {', '.join(map(repr, self.there))}" if self.there else "it has none"
-        return f"the space has no hyper-parameter {self.name!r}; {has}"
-
-
 class TrainingError(HpstageError):
     """Your training code failed; the text ends with its own traceback."""
 

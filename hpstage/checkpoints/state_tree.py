@@ -23,7 +23,6 @@ import xxhash
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.errors import StateError
-from hpstage.schedule.hyper_parameters import HyperParameters
 
 # A node of the structure: JSON, as Python values.
 Node = Any
@@ -183,7 +182,7 @@ class _Flattener:
         if len(self._path) > MAX_DEPTH:
             raise StateError(f"{self._where()} is nested more than {MAX_DEPTH} deep, or contains itself")
         kind = type(value)
-        if kind is dict or kind is HyperParameters:
+        if kind is dict:
             return ["dict", self._encode_items(value)]
         if kind is list or kind is tuple:
             return [kind.__name__, [self._encode_at(index, item) for index, item in enumerate(value)]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Literal
 
 from hpstage.errors import (
@@ -34,8 +35,21 @@ def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
     return "pruned" if is_pruned or isinstance(error, NonFiniteLoss) else None
 
 
-def failure_of(error: BaseException, within: str) -> UserFailure:
-    """Convert an exception to text, its traceback cut to what follows the frames of the file ``within``: the user's."""
+def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -> str | None:
+    """Return what to say of a name that was looked up and is no hyper-parameter, of all others ``None``."""
+    match error:
+        case KeyError(args=[str(name)]) if name not in values:
+            has = ", ".join(map(repr, sorted(values)))
+            return f"the space returns no hyper-parameter {name!r}; it has {has}"
+    return None
+
+
+def failure_of(error: BaseException, within: str, values: Mapping[str, object]) -> UserFailure:
+    """Convert an exception to text, its traceback cut to what follows the frames of the file ``within``: the user's.
+
+    Args:
+        values: the hyper-parameters of training.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == within:
         frames = frames.tb_next
@@ -46,4 +60,6 @@ def failure_of(error: BaseException, within: str) -> UserFailure:
     summary = list(shown.format_exception_only())[-1].strip()
     if isinstance(error, StopTraining):
         summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
+    if (missing := missing_hyperparameter(error, values)) is not None:
+        summary += f" ({missing})"
     return UserFailure(summary=writable(summary), traceback=writable(text), kinds=kinds)

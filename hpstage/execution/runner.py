@@ -23,7 +23,7 @@ from hpstage.errors import (
 from hpstage.execution import gang
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
-from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
+from hpstage.execution.outcomes import failure_of, missing_hyperparameter, outcome_of, outcome_of_store
 from hpstage.execution.recording import Recording, release_streams
 from hpstage.execution.saving import Save, Saves, Writer
 from hpstage.execution.verifier import Verifier
@@ -141,7 +141,7 @@ class ChainRunner:
                 yield self._over(flight, "done")
             else:
                 self._save_last_log(flight)
-                yield self._over(flight, "failed", failure=failure_of(error, __file__))
+                yield self._over(flight, "failed", failure=failure_of(error, __file__, chain.initial))
             return
         try:
             try:
@@ -161,7 +161,7 @@ class ChainRunner:
                 flight.step -= 1  # the state cannot be taken, as if the step before it had failed
             self._save_last_log(flight)
             flight.take_back()
-            yield self._over(flight, "failed", failure=failure_of(error, __file__))
+            yield self._over(flight, "failed", failure=failure_of(error, __file__, chain.initial))
         else:
             yield self._over(flight, outcome)
 
@@ -325,9 +325,14 @@ class ChainRunner:
         """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
         self._stands_at = None
         try:
-            if (rehearse := getattr(self._trainable, "rehearse", None)) is not None:
-                rehearse(initial)
-            self._trainable.setup(initial)
+            try:
+                if (rehearse := getattr(self._trainable, "rehearse", None)) is not None:
+                    rehearse(initial)
+                self._trainable.setup(initial)
+            except KeyError as error:
+                if (missing := missing_hyperparameter(error, initial)) is not None:
+                    raise UsageError(f"setup() raised KeyError: {missing}") from error
+                raise
             return checked_metrics(self._trainable.evaluate())
         except UsageError:
             raise  # a misuse that training cannot fix
@@ -396,7 +401,7 @@ class ChainRunner:
             except Exception as error:
                 if is_last:
                     raise
-                failure = failure_of(error, __file__)
+                failure = failure_of(error, __file__, flight.chain.initial)
         evaluated = time.perf_counter()
         if boundary.keep:
             self._stands_at = boundary.key

@@ -14,7 +14,6 @@ import torch
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import NonFiniteLoss, StateError, UsageError
 from hpstage.schedule import Scalar
-from hpstage.schedule.hyper_parameters import HyperParameters
 from hpstage.torch import environment
 from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
@@ -418,7 +417,7 @@ class TorchLoop(Adapter):
             _set_hp(self._user, before)
 
     def _give_values(self) -> None:
-        _set_hp(self._user, HyperParameters(self._hp))
+        _set_hp(self._user, dict(self._hp))
 
     def _see_values(self, who: str) -> None:
         """Refuse changes to ``self.hp`` by the user's code: they would be lost with the next values, or in a fork."""

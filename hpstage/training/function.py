@@ -32,7 +32,6 @@ from typing import Any
 
 from hpstage.errors import StateError, StopTraining, TrainingError
 from hpstage.schedule import Scalar
-from hpstage.schedule.hyper_parameters import HyperParameters
 from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
 from hpstage.training.body import Body, Pause
 from hpstage.training.capture.portrait import LOCAL
@@ -67,7 +66,7 @@ class FunctionTrainable(Adapter):
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         """Discard the current run. The function is called only when needed, since a state may be loaded first."""
         self._end()
-        self._initial = HyperParameters(hp)
+        self._initial = dict(hp)
 
     def announce(self, report: bool) -> None:
         self._announced = report
@@ -78,7 +77,7 @@ class FunctionTrainable(Adapter):
         if body.ended:
             raise TrainingError(f"{self._name} has ended; there is no step {step} to train")
         run._step = step
-        run.hp = HyperParameters(hp)
+        run.hp = dict(hp)
         run._metrics = run._unwanted = None
         run.wants_report = self._announced is not False
         for follower in run._followers:

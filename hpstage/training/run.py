@@ -58,6 +58,16 @@ class Run:
         self.wants_report = self._metrics is None
         self._baton = Baton()
 
+    if not TYPE_CHECKING:  # for which a run has the attributes that are written here, and no others
+
+        def __getattr__(self, name: str) -> NoReturn:
+            what = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name.startswith("suggest_"):
+                what += (
+                    ": a training function is given a run, not a trial; suggest in space(trial), and read run.hp['...']"
+                )
+            raise AttributeError(what, name=name, obj=self)
+
     def attach(self, *unnamed: object, **parts: Any) -> None:
         """Attach the objects that training changes, each with ``state_dict`` and ``load_state_dict``.
 

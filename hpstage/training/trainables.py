@@ -10,7 +10,6 @@ from typing import Any
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
-from hpstage.schedule.hyper_parameters import HyperParameters
 from hpstage.store.plugins import names
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, is_subjects, stateless_of
@@ -129,12 +128,12 @@ class Keyed(Adapter):
     def _set_up(self, hp: Mapping[str, Scalar]) -> None:
         self._world.reset()
         rekey(seed_of(hp), 0, Purpose.SETUP)
-        self._user.setup(HyperParameters(hp))
+        self._user.setup(dict(hp))
         self._changes.begin()
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         rekey(seed_of(hp), step)
-        self._user.train(step, HyperParameters(hp))
+        self._user.train(step, dict(hp))
         self._changes.trained()
 
     def evaluate(self) -> Mapping[str, float]:

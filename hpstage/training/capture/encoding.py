@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.schedule.hyper_parameters import HyperParameters
 from hpstage.training.capture import pure
 from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import parts_of
@@ -42,7 +41,6 @@ CONTAINERS: dict[str, type] = {
     for kind in (
         *(list, dict, set, frozenset, bytearray),
         *(collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque),
-        HyperParameters,  # which the user's code may keep
     )
 }
 

@@ -354,13 +354,13 @@ class ReadsMore(Tape):
 
 
 def test_a_hyper_parameter_that_the_space_does_not_return_is_refused_before_anything_is_trained() -> None:
-    with pytest.raises(KeyError, match=r"^the space has no hyper-parameter 'dropout'; it has 'a', 'b'$"):
+    with pytest.raises(UsageError, match=r"KeyError: the space returns no hyper-parameter 'dropout'; it has 'a', 'b'$"):
         search(ReadsMore("setup"))
 
 
 def test_one_that_only_a_step_reads_is_named_in_its_trials_failure() -> None:
     [trial] = search(ReadsMore("train"), n_trials=1).study.trials
-    assert "the space has no hyper-parameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
+    assert "the space returns no hyper-parameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
 
 
 def test_a_training_function_is_told_which_hyper_parameter_the_space_does_not_return() -> None:
@@ -368,8 +368,34 @@ def test_a_training_function_is_told_which_hyper_parameter_the_space_does_not_re
         run.attach()
         assert run.hp["dropout"]
 
-    with pytest.raises(UsageError, match="the space has no hyper-parameter 'dropout'; it has 'a', 'b'"):
-        search(train)
+    [trial] = search(train, n_trials=1).study.trials
+    assert "the space returns no hyper-parameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
+
+
+def test_a_dict_of_the_models_own_that_training_fills_may_be_empty_before() -> None:
+    class Fills(Tape):
+        version = "fills"
+        seen: dict[str, float]
+
+        def setup(self, hp: Any) -> None:
+            super().setup(hp)
+            self.seen = {}
+
+        def train(self, step: int, hp: Any) -> None:
+            super().train(step, hp)
+            self.seen["last"] = hp["a"]
+
+        def evaluate(self) -> Any:
+            return {"score": self.seen["last"]}
+
+        def state_dict(self) -> Any:
+            return {"tape": super().state_dict(), "seen": dict(self.seen)}
+
+        def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict(state["tape"])
+            self.seen = dict(state["seen"])
+
+    assert all(trial.state.name == "COMPLETE" for trial in search(Fills()).study.trials)
 
 
 @pytest.mark.parametrize("what", [0.5, None, [("score", 1)]])
@@ -466,3 +492,11 @@ def test_a_failure_that_catch_does_not_name_leaves_what_was_reached():
     with pytest.raises(TrainingError, match="returned NoneType"):
         search(returning(None), store=journal, catch=())
     assert len(journal) > 3
+
+
+def test_an_objective_of_optuna_is_told_what_a_training_function_is_given() -> None:
+    def objective(trial: Any) -> float:
+        return float(trial.suggest_float("x", 0.0, 1.0))
+
+    [trial] = search(objective, n_trials=1).study.trials
+    assert "is given a run, not a trial; suggest in space(trial)" in trial.user_attrs["hpstage:failure"]
