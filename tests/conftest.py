@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.nodeid.startswith(_SHORT))
 
 
-_SHORT = ("tests/store/", "tests/unit/", "tests/workloads/")
+_SHORT = ("tests/store/", "tests/unit/")
 
 
 @pytest.fixture(scope="session")

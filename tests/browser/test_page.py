@@ -102,6 +102,7 @@ def test_each_panel_stands_alone_and_shows_the_study_of_its_address(
     page.wait_for_url("**/hpstage?study=second")
 
 
+@pytest.mark.ci
 def test_what_failed_is_told_and_its_traceback_is_in_the_drawer(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:

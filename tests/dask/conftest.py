@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import dask.config
 import pytest
 from distributed import Client, LocalCluster
 
@@ -35,8 +36,13 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def nannies() -> Iterator[LocalCluster]:
     """A cluster as Dask starts it: each worker is a process, with another one that starts it again."""
-    with LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0") as cluster:
-        yield cluster
+    # Else Dask gives up a worker that is not back within 15 seconds, as on a loaded machine.
+    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "10min"})
+    with (
+        patient,
+        LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0") as own,
+    ):
+        yield own
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,7 @@ def expected() -> list[float]:
     return values(search(Tape(), hpstage.InlineExecutor(), MemoryJournal()))
 
 
+@pytest.mark.ci
 def test_each_worker_of_a_local_cluster_trains_as_many_chains_as_the_trainable_has_members(
     expected: list[float],
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_killed_process_costs_the_steps_since_the_last_boundaries_of_its_chain
     assert trained <= result.savings.steps_unique + 3 * 4 + 1
 
 
+@pytest.mark.ci
 def test_runs_take_turns_on_a_worker_with_lanes(client: Client, expected: list[float]) -> None:
     """While one run is open, another one is trained to its end on the same workers."""
     executor = DaskExecutor(client)

@@ -112,6 +112,7 @@ def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
     assert "the process that started this one has ended meanwhile" in done.stderr
 
 
+@pytest.mark.ci
 def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, port: int) -> None:
     command = start("worker", "--nworkers", "1", DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
     command.says("Connection refused); looking for it")

@@ -48,6 +48,7 @@ def four() -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", ["client", pytest.param("four", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.one_in(3)

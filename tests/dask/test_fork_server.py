@@ -73,6 +73,7 @@ def found(cluster: LocalCluster, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(note.read_text()) for note in folder.iterdir()]
 
 
+@pytest.mark.ci
 def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
         assert len({one[name] for one in told}) == 4, name
 
 
+@pytest.mark.ci
 def test_a_variable_that_has_changed_needs_a_process_that_is_spawned(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -233,6 +233,7 @@ def test_a_trunk_is_trained_by_two_workers_to_the_bits_of_one(slow, alone, tmp_p
     assert first.workers == 2 and 0 < first.own_seconds <= 1.2 * first.train_seconds
 
 
+@pytest.mark.ci
 def test_a_chain_is_verified_by_one_worker_and_then_widened(slow, alone, tmp_path):
     result = search(Net(), executor=DaskExecutor(slow), store=tmp_path)
     assert widths(result)[0] == 1 and 2 in widths(result)

@@ -74,6 +74,7 @@ def test_no_gpus_means_that_training_processes_see_none(cluster: LocalCluster, t
     assert seen(cluster, tmp_path) == [(-1, 0), (-1, 0)]
 
 
+@pytest.mark.ci
 def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["3", "5"])
     with local_cluster() as cluster:

@@ -122,6 +122,7 @@ def test_a_scheduler_that_is_lost_while_a_search_begins_is_told(site: Site, monk
             DaskExecutor(client).open(Counter(), None)
 
 
+@pytest.mark.ci
 def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))

@@ -130,6 +130,7 @@ def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: P
     assert left.reason == "closed"
 
 
+@pytest.mark.ci
 def test_a_worker_that_is_told_that_it_will_end_keeps_what_it_trains_and_leaves(tmp_path: Path) -> None:
     """As a spot instance is, or a pod that is evicted, whose worker was started by `hpstage worker`."""
     with Processes(tmp_path) as processes:

@@ -88,6 +88,7 @@ def trained_by(folder: Path) -> int:
     return len(list(folder.glob("worker-*")))
 
 
+@pytest.mark.ci
 def test_a_cluster_that_adapts_grows_and_shrinks_with_the_tree(tmp_path: Path, alone: dict[int, float | None]) -> None:
     with a_cluster(0) as cluster:
         own = cluster.scheduler.adaptive_target

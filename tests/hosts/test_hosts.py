@@ -80,7 +80,10 @@ def test_a_search_on_several_hosts_comes_to_what_it_comes_to_in_one_process(plan
     assert set(plan.trained().values()) == {1}
 
 
-@pytest.mark.parametrize("how", ["for a while", pytest.param("until it gives up", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("for a while", marks=pytest.mark.ci), pytest.param("until it gives up", marks=pytest.mark.slow)],
+)
 def test_a_worker_that_is_cut_off_is_replaced_and_used_again_when_it_is_back(lab: Lab, plan: Plan, how: str) -> None:
     plan.hold(3, "w2")
     plan.hold(RUNG + 4, "w1", "w3")  # in the second rung

@@ -18,14 +18,11 @@ from hpstage.trainable import Trainable
 
 ROOT = Path(hpstage.__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
-SHORT = {"budget", "models", "optuna", "wsd"}
-"""Pages in the default suite. The others train longer, or import Lightning or transformers."""
 RUN = [page for page in PAGES if "\n```python\n" in page.read_text()]
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, id=p.stem, marks=[] if p.stem in SHORT else pytest.mark.ci) for p in RUN]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_page.py"
     script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)))

@@ -133,6 +133,7 @@ def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None
         assert values(tmp_path, name) == undisturbed(tmp_path / "alone", name, seed)
 
 
+@pytest.mark.ci
 def test_a_small_budget_of_one_costs_both_training_and_no_result(tmp_path: Path) -> None:
     first = start(tmp_path, "first", 1, checkpoint_budget=1000)  # some six checkpoints
     second = start(tmp_path, "second", 2)

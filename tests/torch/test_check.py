@@ -63,10 +63,15 @@ def one_line(text: object) -> str:
 # Found, refused and named as others here: as what a local variable holds, as an iterator, as a name in the code.
 ALIKE = {name for name, (_, told) in list(NAMED.items())[2:] if told.startswith("local variable")}
 ALIKE |= {"a generator function", "the position of a reader", "an address", "entropy", "hash() of a string"}
+SLOWLY = {"a dict of tensors", "counters of an optimizer", "torch.set_num_threads()"}  # in many processes
 ALIKE |= {"a generator without a seed", "seeding by the clock", "a thread beside training", "seeding with a constant"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE else []) for n in NAMED])
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if name in ALIKE else [pytest.mark.ci] if name in SLOWLY else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=marks_of(n)) for n in NAMED])
 def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     make, match = NAMED[name]
     report = check(make())

@@ -13,12 +13,13 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("library", "which"),
     [
         ("jax", "not slow"),
         pytest.param("jax", "slow", marks=pytest.mark.slow),
-        pytest.param("keras", "not slow", marks=pytest.mark.ci),
+        ("keras", "not slow"),
     ],
 )
 def test_a_library_is_forked_bit_for_bit(library: str, which: str) -> None:

@@ -70,6 +70,7 @@ def trained(trainable: Any, values_at: Callable[[int], dict[str, Any]], start: i
     return trainable
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "case",
     [pytest.param(name, marks=[] if name == "recommender" else pytest.mark.slow) for name in CASES],

@@ -101,7 +101,7 @@ def draw_timeline(book: Book) -> Figure:
     if min(there) < span:
         busy = f"{share:.0%} of their time"
     # Not of all that is paid for, which begins with the workers' start.
-    style.title(axes, f"{count_of(len(workers), 'worker')}, busy {busy} between the first stage and the last")
+    style.title(axes, f"{count_of(len(workers), 'worker')}, busy {busy}, first stage to last")
     axes.set_xlim(0.0, end)
     middle, half = (len(workers) - 1) / 2, max(_FEWEST, len(workers)) / 2
     axes.set_ylim(middle + half + 0.05, middle - half - 0.05)

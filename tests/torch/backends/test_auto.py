@@ -68,7 +68,7 @@ def test_it_is_measured_once_for_a_plan(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @needs_compiler
-@pytest.mark.parametrize("made_with", ["eager", "compiled"])
+@pytest.mark.parametrize("made_with", ["eager", pytest.param("compiled", marks=pytest.mark.ci)])
 def test_what_a_plan_was_made_with_wins(
     made_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

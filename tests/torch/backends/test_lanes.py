@@ -85,6 +85,7 @@ def kept(result: hpstage.Result) -> dict[str, str | None]:
     return {key: state.digest for key, state in result.plan.kept.items()}
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [Siblings, Epochs])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(3, 2), ASHA(3, 2)], ids=repr)

@@ -439,6 +439,7 @@ def test_a_plan_of_which_nothing_was_asked_has_a_report(tmp_path: Path) -> None:
     assert "1 trial asked for 0 steps; 0 were trained." in Page(write_report(tmp_path, journal)).text
 
 
+@pytest.mark.ci
 def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(journal, n_trials=8)

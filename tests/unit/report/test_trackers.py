@@ -130,6 +130,7 @@ def test_tensorboard_reads_the_values_and_the_parameters(store: Path, tmp_path: 
 
 # MLflow's tables, as SQLAlchemy sees them.
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+@pytest.mark.ci
 def test_mlflow_reads_the_values_and_the_parameters(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     from mlflow import MlflowClient
@@ -242,6 +243,7 @@ def test_optunas_own_callback_tells_mlflow_of_each_trial_as_it_ends(tmp_path: Pa
     }
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_optunas_own_callback_tells_wandb_of_each_trial_as_it_ends(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")

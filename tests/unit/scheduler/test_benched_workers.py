@@ -309,6 +309,7 @@ def searching(store: object, journal: MemoryJournal, **options: Any) -> hpstage.
     return hpstage.optimize(study, Tape(), space, executor=executor, store=journal, checkpoints=store, **options)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("hasty")
 def test_three_refused_writes_of_a_worker_write_nothing_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -91,7 +91,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("storage", "sampler"),
     [
-        ("database", "tpe"),
+        pytest.param("database", "tpe", marks=pytest.mark.ci),
         ("journal", "random"),
         pytest.param("database", "random", marks=pytest.mark.slow),
         pytest.param("journal", "tpe", marks=pytest.mark.slow),

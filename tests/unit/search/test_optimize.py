@@ -501,6 +501,7 @@ def test_values_of_every_json_kind_can_be_sequences():
     assert study.trials[0].value == alone({"a": s.constant(1), "odd": pieces}, 8).score
 
 
+@pytest.mark.ci
 def test_a_report_can_be_written_again_and_again(tmp_path):
     """The best trial of a later call may stem from an earlier one."""
     study = create()

@@ -149,7 +149,7 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
     said = [draw_timeline(book).get_suptitle() for book in (one, other)]
     assert said[0].startswith("3 workers, busy ") and said[1].startswith(f"{expected} workers, busy ")
     assert said[0].split()[3] == said[1].split()[3], "the share of busy time"
-    assert said[1].endswith(" of their time") and said[0].endswith(" seconds")
+    assert said[1].endswith(" of their time, first stage to last") and said[0].endswith(" seconds, first stage to last")
 
 
 def test_a_worker_is_not_idle_in_a_call_for_which_others_worked() -> None:
