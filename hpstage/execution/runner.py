@@ -32,7 +32,7 @@ from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Cha
 from hpstage.schedule import Scalar
 from hpstage.text import writable
 from hpstage.trainable import Trainable
-from hpstage.training.adapter import checked_metrics
+from hpstage.training.adapter import Adapter, checked_metrics
 
 logger = logging.getLogger("hpstage")
 
@@ -329,9 +329,11 @@ class ChainRunner:
                 if (rehearse := getattr(self._trainable, "rehearse", None)) is not None:
                     rehearse(initial)
                 self._trainable.setup(initial)
+                if isinstance(self._trainable, Adapter):
+                    self._trainable.prepare()
             except KeyError as error:
                 if (missing := missing_hyperparameter(error, initial)) is not None:
-                    raise UsageError(f"setup() raised KeyError: {missing}") from error
+                    raise UsageError(f"training cannot begin: {missing}") from error
                 raise
             return checked_metrics(self._trainable.evaluate())
         except UsageError:

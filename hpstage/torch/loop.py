@@ -310,6 +310,9 @@ class TorchLoop(Adapter):
             self._backend = usable_backend(name, self.device)(self._user, self.device)
         return self._backend
 
+    def prepare(self) -> None:
+        self._ready()
+
     def _ready(self) -> _Built:
         if self._pending:
             self._build()

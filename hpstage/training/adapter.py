@@ -34,6 +34,9 @@ class Adapter(StandsFor):
             described |= environment.describe()
         return described
 
+    def prepare(self) -> None:
+        """Do what ``setup`` leaves to the first step."""
+
     def hand_over(self) -> dict[str, object]:
         """Return the objects that hold the present state, by name, and end training without taking it back from them.
         The subject belongs to them: it is not restored."""

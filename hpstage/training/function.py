@@ -179,6 +179,9 @@ class FunctionTrainable(Adapter):
             self._finalizer()
             self._world.leave()
 
+    def prepare(self) -> None:
+        self._begun()
+
     def _begun(self) -> Body:
         return self._body or self._begin(None)
 

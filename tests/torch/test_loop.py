@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
+import hpstage
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import NonFiniteLoss, StateError, TrainingError, UsageError
+from hpstage.store import MemoryJournal
 from hpstage.torch.data import batches_of
 from hpstage.torch.environment import describe
 from hpstage.training.randomness import rekey
@@ -406,3 +409,19 @@ def test_the_environment_names_what_decides_bits() -> None:
     assert {"torch", "device", "isa", "threads", "numerics"} <= described.keys()
     assert described["threads"] == "1"
     assert all(isinstance(value, str) for value in described.values())
+
+
+def test_a_hyper_parameter_that_the_space_lacks_and_the_model_reads_is_refused_before_any_trial() -> None:
+    study = optuna.create_study()
+    with pytest.raises(UsageError, match="training cannot begin: the space returns no hyper-parameter 'width'; it has"):
+        hpstage.optimize(
+            study,
+            failing(model=lambda _, hp: torch.nn.Linear(4, hp["width"])),
+            lambda trial: {"lr": 0.1, "batch_size": 4, "momentum": trial.suggest_float("momentum", 0.0, 0.9)},
+            metric="loss",
+            steps=3,
+            n_trials=2,
+            executor=hpstage.InlineExecutor(),
+            store=MemoryJournal(),
+        )
+    assert not study.trials
