@@ -37,7 +37,7 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 def nannies() -> Iterator[LocalCluster]:
     """A cluster as Dask starts it: each worker is a process, with another one that starts it again."""
     # Else Dask gives up a worker that is not back within 15 seconds, as on a loaded machine.
-    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "10min"})
+    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "10 minutes"})
     with (
         patient,
         LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0") as own,
