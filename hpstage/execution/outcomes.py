@@ -39,7 +39,7 @@ def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -
     """Return what to say of a name that was looked up and is no hyper-parameter, of all others ``None``."""
     match error:
         case KeyError(args=[str(name)]) if name not in values:
-            has = ", ".join(map(repr, sorted(values)))
+            has = ", ".join(map(repr, sorted(values))) or "none"
             return f"the space returns no hyper-parameter {name!r}; it has {has}"
     return None
 

@@ -332,9 +332,11 @@ class ChainRunner:
                 if isinstance(self._trainable, Adapter):
                     self._trainable.prepare()
             except KeyError as error:
-                if (missing := missing_hyperparameter(error, initial)) is not None:
-                    raise UsageError(f"training cannot begin: {missing}") from error
-                raise
+                if missing_hyperparameter(error, initial) is None:
+                    raise
+                # With its traceback: it may be a key of something else.
+                failure = failure_of(error, __file__, initial)
+                raise UsageError(f"training cannot begin: {failure.summary}\n{failure.traceback}") from error
             return checked_metrics(self._trainable.evaluate())
         except UsageError:
             raise  # a misuse that training cannot fix

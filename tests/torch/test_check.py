@@ -63,8 +63,9 @@ def one_line(text: object) -> str:
 # Found, refused and named as others here: as what a local variable holds, as an iterator, as a name in the code.
 ALIKE = {name for name, (_, told) in list(NAMED.items())[2:] if told.startswith("local variable")}
 ALIKE |= {"a generator function", "the position of a reader", "an address", "entropy", "hash() of a string"}
-SLOWLY = {"a dict of tensors", "counters of an optimizer", "torch.set_num_threads()"}  # in many processes
 ALIKE |= {"a generator without a seed", "seeding by the clock", "a thread beside training", "seeding with a constant"}
+# Each tried in processes of its own, as the variables of its environment differ.
+SLOWLY = {"a dict of tensors", "counters of an optimizer", "torch.set_num_threads()"}
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
