@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 import shared_task as task
-import torch
-from small_cnn import SmallCnn
 
 import hpstage
-from hpstage import schedule as s
-from hpstage.algos import ASHA, FullTraining
 
 if TYPE_CHECKING:
     from distributed import LocalCluster
@@ -40,6 +36,13 @@ class Idle:
 
 
 def search(options: argparse.Namespace, cluster: LocalCluster) -> None:
+    # Here, since the workers, which are starting, import torch meanwhile.
+    import torch
+    from small_cnn import SmallCnn
+
+    from hpstage import schedule as s
+    from hpstage.algos import ASHA, FullTraining
+
     def space(trial: optuna.Trial) -> dict[str, Any]:
         point = {name: trial.suggest_categorical(name, values) for name, values in task.GRID.items()}
         lr = s.multistep(point["lr"], task.milestones(point, options.steps), point["gamma"])
