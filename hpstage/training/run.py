@@ -149,13 +149,17 @@ class Run:
         """
         return self._open_batches(self, data, batch_size, num_workers)
 
-    def report(self, **metrics: Any) -> None:
+    def report(self, *unnamed: object, **metrics: Any) -> None:
         """Record the metrics of the state after this step. Unless ``wants_report``, they count only where it is the
         last one (:meth:`stop`).
 
         Before the loop, these are the metrics of the state that the run begins with. Measuring them must not change
         the attached objects (``model.eval()`` before, ``model.train()`` after).
         """
+        if unnamed:
+            raise UsageError(
+                "run.report() takes metrics by name, and no step: run.report(accuracy=0.9), or run.report(**metrics)"
+            )
         if self.wants_report:
             self._metrics = checked_metrics(metrics, "run.report()")
         else:

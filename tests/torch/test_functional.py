@@ -288,6 +288,12 @@ def attaches_without_a_name(run: Run) -> None:
     run.attach(Total())
 
 
+def reports_without_a_name(run: Run) -> None:
+    run.attach(total=Total())
+    for _ in run.steps():
+        run.report(0.5)
+
+
 def zips(run: Run) -> None:
     run.attach()
     for _step, _batch in zip(run.steps(), run.batches(list(range(8)), batch_size=2), strict=False):
@@ -313,6 +319,7 @@ def takes_too_little(run: Run) -> None:
         (attaches_never, r"call run.attach\(...\) with all that training changes"),
         (attaches_a_list, r"run.attach\(numbers=...\): list has no state_dict"),
         (attaches_without_a_name, r"run.attach\(\) takes objects by name: run.attach\(total=...\)"),
+        (reports_without_a_name, r"run.report\(\) takes metrics by name.*run.report\(accuracy=0.9\)"),
         (loops_twice, "looped over twice"),
         (zips, r"for batch in run.batches\(...\) is a loop over steps itself, and run.step is the step"),
         (takes_other_data, "10 samples before and 11 now"),
