@@ -21,7 +21,8 @@ class FullTraining(Algorithm):
 
     Args:
         window: number of trials open at a time. ``None``: all of them if the sampler ignores results (grid,
-            brute force, random, quasi-random), else 16.
+            brute force, random, quasi-random), else 16. Where all trials are enqueued, give their number, or a
+            sampler that ignores results.
     """
 
     window: int | None = None

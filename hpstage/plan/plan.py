@@ -344,7 +344,7 @@ class SearchPlan:
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. The first trial to ask for a step of a node pays for it. O(segments)."""
         planned = self._planned(fact.trial, fact.step)
-        self.presence.serve(fact.driver, self.study_of(fact.trial))
+        self.presence.serve(fact.driver, self._study_of(planned))
         ending = self.endings.ending(planned, fact.step)
         step = fact.step if ending is None else ending.last
         if step > planned.asked:
@@ -377,16 +377,23 @@ class SearchPlan:
         tally = self._tally_of(planned)
         self.searches.ask(planned.study, planned.id)
         self._count(planned, step - planned.asked)
-        for node, _, stop in planned.path_to(step):
-            if stop > node.reach or node.maker.study != planned.study or tally.reach:
+        fresh = own = 0
+        for node, start, stop in planned.path_to(step):
+            reach = node.reach
+            if reach == start and node.maker is planned and not tally.reach:
+                own += stop - start  # nobody has asked for it before: so it is for most nodes
+                node.reach = stop
+                continue
+            if stop > reach or node.maker.study != planned.study or tally.reach:
                 tally.ask(node, stop, self._tally_of(node.maker))
-            if stop > node.reach:
-                fresh = stop - node.reach
-                planned.fresh += fresh
-                self.totals.steps_unique += fresh
-                tally.totals.steps_first += fresh
+            if stop > reach:
+                fresh += stop - reach
                 self.payments.ask(planned, node, stop)
                 node.reach = stop
+        tally.totals.steps_unique += own
+        tally.totals.steps_first += fresh + own
+        self.totals.steps_unique += fresh + own
+        planned.fresh += fresh + own
 
     def _answer(self, planned: PlannedTrial, step: int) -> None:
         self._tally_of(planned).answer(planned, step, self.step_seconds)
@@ -423,10 +430,13 @@ class SearchPlan:
         return tally
 
     def _tally_of(self, trial: PlannedTrial) -> Tally:
-        """Return the tally of the trial's study. A trial is proposed before anything is asked of it."""
+        return self.tally(self._study_of(trial))
+
+    def _study_of(self, trial: PlannedTrial) -> str:
+        """Return the trial's study. A trial is proposed before anything is asked of it."""
         if not trial.study:
             trial.study = self.study_of(trial.id)
-        return self.tally(trial.study)
+        return trial.study
 
     def shared_until(self, trial: PlannedTrial, step: int) -> Iterator[tuple[Node, int]]:
         """Yield, for each node on the trial's path, the number of steps up to ``step`` that another trial had asked for

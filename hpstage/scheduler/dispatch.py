@@ -147,8 +147,8 @@ class Dispatch:
                     yield seconds, alone, line, step
                 continue
             # Not one of a worker that trains others while another trains none, even if that has to load the state.
-            least = idle[0].beside
-            worker = next((w for w in idle if w.beside == least and source_of(line, step) in w.live), idle[0])
+            least, source = idle[0].beside, source_of(line, step)
+            worker = next((w for w in idle if source in w.live and w.beside == least), idle[0])
             if len(idle) == 1:
                 for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
                     if other < seconds - self._preemption.switch_seconds():

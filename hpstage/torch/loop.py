@@ -116,14 +116,16 @@ class TorchLoop(Adapter):
         built, backend = self._ready(), self._steps_by()
         for batch, self._samples in batches:
             loss = backend.train(built.model, built.optimizer, batch)
-            if loss is None and not self._told and self._user.terminate_on_nan:
-                self._told = True
-                logger.warning(_UNSEEN, type(self._user).__name__)
-            if self._user.terminate_on_nan and isinstance(loss, torch.Tensor | float):
-                if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
-                    loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
+            if not self._user.terminate_on_nan:
+                continue
+            if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
+                loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
+            if isinstance(loss, float):
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(f"the training loss is {loss} in step {step}")
+            elif loss is None and not self._told:
+                self._told = True
+                logger.warning(_UNSEEN, type(self._user).__name__)
         self._see_values("update() or loss()")
 
     def evaluate(self) -> Mapping[str, float]:

@@ -48,7 +48,8 @@ def search(options: argparse.Namespace, cluster: LocalCluster) -> None:
         lr = s.multistep(point["lr"], task.milestones(point, options.steps), point["gamma"])
         return {"lr": lr, "momentum": 0.9, "batch_size": options.batch}
 
-    study = optuna.create_study(direction="maximize")
+    # Nothing is sampled, so that all trials can be open at a time.
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler())
     for point in task.points(options):
         study.enqueue_trial(point)
     rung = task.first_rung(options.steps)
