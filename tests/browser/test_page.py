@@ -130,6 +130,7 @@ def test_what_failed_is_told_and_its_traceback_is_in_the_drawer(
     keep(page, "failed")
 
 
+@pytest.mark.ci
 def test_names_of_users_are_data(cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path) -> None:
     with Client(cluster, set_as_default=False) as client:
         search(Steady(None), client, MemoryJournal(), tmp_path / "states", name=_NAME, n_trials=4)

@@ -23,6 +23,7 @@ def searched(metric: list[str], executor: Executor | Client, store: Path) -> lis
     return [trial.values for trial in study.trials]
 
 
+@pytest.mark.ci
 def test_bytes_of_checkpoints_are_those_of_a_search_in_this_process(client: Client, tmp_path: Path) -> None:
     metric = ["score", "hpstage:bytes"]
     found = searched(metric, client, tmp_path / "dask")

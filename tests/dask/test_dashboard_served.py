@@ -205,6 +205,7 @@ def test_the_command_serves_the_page_under_a_prefix_and_loads_what_is_configured
 @pytest.mark.parametrize(
     ("dashboard", "without"), [(False, ["prometheus_client"]), (True, ["bokeh", "prometheus_client"])]
 )
+@pytest.mark.ci
 def test_a_scheduler_that_can_show_nothing_is_left_as_it_is(dashboard: bool, without: list[str]) -> None:
     script = (
         "import sys\n"

@@ -203,5 +203,6 @@ def test_on_dask_and_under_halving_every_trial_is_as_it_is_alone_and_as_on_one_w
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [stopping, pruning])
+@pytest.mark.ci
 def test_on_dask_training_that_ends_itself_ends_as_in_this_process(client: Client, function):
     assert ends(search(function, executor=client)) == ends(search(function))

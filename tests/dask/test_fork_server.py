@@ -107,6 +107,7 @@ def test_a_search_path_that_has_changed_needs_a_process_that_is_spawned(
     assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [True] * 2
 
 
+@pytest.mark.ci
 def test_forks_and_spawned_processes_describe_themselves_alike(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def test_a_second_signal_ends_a_step_that_does_not_end(
     assert steps(tmp_path) <= found["unique"] + 2 * RUNG
 
 
+@pytest.mark.ci
 def test_ctrl_c_while_local_workers_start_is_for_the_search_alone(tmp_path: Path) -> None:
     with searching(tmp_path, "local") as process:
         until(lambda: servers_of(process.pid), "the server of training processes")

@@ -207,6 +207,7 @@ def test_a_guard_of_any_kind_is_one(start: str, tmp_path: Path) -> None:
     assert done.stdout == "found\n", done.stderr
 
 
+@pytest.mark.ci
 def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))

@@ -97,6 +97,7 @@ def test_a_client_that_has_just_lost_its_scheduler_will_do(site: Site, tmp_path:
         DaskExecutor(client).open(Counter(), None)
 
 
+@pytest.mark.ci
 def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(site: Site, tmp_path: Path) -> None:
     with Client(site.address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=120)

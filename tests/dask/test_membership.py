@@ -72,6 +72,7 @@ def test_the_workers_of_a_machine_measure_at_once(open_executor: Open, tmp_path:
     assert open_executor(Measuring(tmp_path)).measure({"x": 1.0}, 300.0) == {"eager": 1.5, "eager begins": 300.0}
 
 
+@pytest.mark.ci
 def test_trying_out_does_not_wait_for_a_worker_on_which_another_search_trains(
     open_executor: Open, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def found_or_refused(cluster: LocalCluster, folder: Path) -> float | str:
         pytest.param("helper.GAIN", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.ci
 def test_a_cluster_that_has_trained_with_a_helper_before_it_was_edited_never_trains_the_old_one_under_the_new_key(
     used: str, write: Write, worker: LocalCluster, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def trains(plan: SearchPlan, pid: int | None) -> bool:
     return any(chain.driver in drivers for chain in plan.chains.values())
 
 
+@pytest.mark.ci
 def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None:
     # The second begins while the first is at work.
     first = start(tmp_path, "first", 1)
@@ -208,6 +209,7 @@ def test_a_driver_that_comes_back_under_the_pid_of_its_last_life_goes_on_at_once
     child.communicate()
 
 
+@pytest.mark.ci
 def test_what_a_killed_driver_was_training_is_taken_over_by_the_other(tmp_path: Path) -> None:
     dying = start(tmp_path, "dying", 4)
     other = start(tmp_path, "other", 4)

@@ -252,6 +252,7 @@ def space(trial): return {"rate": trial.suggest_float("rate", 0.1, 0.2)}
 """
 
 
+@pytest.mark.ci
 def test_the_command_exits_with_0_for_what_is_exact_and_with_1_for_what_is_not_and_writes_all_of_it(
     tmp_path: Path,
 ) -> None:

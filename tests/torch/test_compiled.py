@@ -114,6 +114,7 @@ def machine_code(test: Callable[[], None]) -> Callable[[], None]:
 
 
 @machine_code
+@pytest.mark.ci
 def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
     straight: Any = advance(fresh(Slender("inductor")), 0, FORK)
     state = reread(straight.state_dict())

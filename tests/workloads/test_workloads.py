@@ -106,6 +106,7 @@ def test_check_finds_nothing_in_stacked_steps(name: str, files: Path, children: 
 
 
 @pytest.mark.parametrize("name", SHARED)
+@pytest.mark.ci
 def test_what_siblings_would_share_is_refused_by_name(name: str, files: Path, children: Children) -> None:
     report = checked(name, "stacked", files, children)
     assert not report.ok and f"changes {SHARED[name]}, and under numerics = 'stacked'" in str(report)

@@ -123,6 +123,7 @@ def test_a_store_of_another_workload_is_refused_before_anything_is_measured(
     assert "numerics" not in str(refused.value)
 
 
+@pytest.mark.ci
 def test_measuring_leaves_no_trace_in_training() -> None:
     expected = advance(fresh(Tiny()), 0, 6).state_dict()
     trainable = TorchLoop(by("auto", Tiny)())

@@ -76,6 +76,7 @@ def changing(step: int) -> dict[str, Any]:
     return {"lr": left, "momentum": 0.9 - left, "weight_decay": left / 100, "weight": 1 + left, "batch_size": 8}
 
 
+@pytest.mark.ci
 def test_values_that_change_at_every_step_compile_nothing_anew() -> None:
     trainable = fresh(by("compiled", Weighted)(), changing(0))
     for step in range(2):

@@ -107,6 +107,7 @@ def test_shared_is_what_each_is_alone() -> None:
     assert shared.savings.steps_trained < separate.savings.steps_trained
 
 
+@pytest.mark.ci
 def test_every_fork_is_verified() -> None:
     """Also while others are in the middle of their chains."""
     result = search(Siblings(), 3, verify="all")
@@ -154,6 +155,7 @@ class Named(Siblings):
         return super().dataset()
 
 
+@pytest.mark.ci
 def test_an_object_with_attributes_is_trained_by_all_lanes() -> None:
     alone, together = (search(Named("it"), stacked, n_trials=4) for stacked in (1, 3))
     assert [trial.value for trial in alone.study.trials] == [trial.value for trial in together.study.trials]

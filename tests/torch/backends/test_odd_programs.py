@@ -22,6 +22,7 @@ def test_an_odd_program_goes_on_exactly_as_it_is(kind: type[Tiny]) -> None:
 @needs_compiler
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", ODD)
+@pytest.mark.ci
 def test_an_odd_program_goes_on_exactly_compiled(kind: type[Tiny]) -> None:
     forks_exactly(by("compiled", kind))
 

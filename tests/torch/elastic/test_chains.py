@@ -69,6 +69,7 @@ def expected(step: int, case: str = "cnn") -> str:
     return digest(trainable.state_dict())
 
 
+@pytest.mark.ci
 def test_the_leader_reports_for_all_and_the_others_go_on_from_its_last_kept_state(followers: Followers) -> None:
     leader = runner(followers)
     run(followers, leader, chain(0, 2))

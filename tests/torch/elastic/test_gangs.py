@@ -227,6 +227,7 @@ def test_all_cases_are_known_to_followers() -> None:
     assert ALL.keys() == CASES.keys() | FAULTS.keys() | COUNTERS.keys() | LOGGING.keys()
 
 
+@pytest.mark.ci
 def test_what_is_logged_does_not_depend_on_how_many_processes_trained(followers: Followers) -> None:
     def logged(size: int) -> StageLog | None:
         trainable, recorder = trained("logging", stop=2), Recorder(2)

@@ -200,6 +200,7 @@ def interruptions(kind: str, tmp_path, stride: int):
 @pytest.mark.parametrize("stride", [47, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner", "stage-tree"])
 @pytest.mark.one_in(3)
+@pytest.mark.ci
 def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, stride, tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", kind, n_trials=14).study)
     assert len(expected) >= 14

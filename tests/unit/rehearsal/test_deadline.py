@@ -46,12 +46,14 @@ def test_what_decides_by_metrics_makes_it_in_every_rehearsal() -> None:
     assert again.fleets[0].makespan.high == found.fixed.makespan <= 4.0 * HOUR
 
 
+@pytest.mark.ci
 def test_a_deadline_that_no_fleet_makes_is_said_to_be_one() -> None:
     found = said(1.9 * HOUR)  # a trial takes 2 hours by itself
     assert found.fixed is None and found.elastic is None
     assert "No fixed fleet makes it within 114.0 min" in str(found)
 
 
+@pytest.mark.ci
 def test_prices_are_those_of_what_is_paid() -> None:
     told = str(found := said(3.0 * HOUR, gpu_price=2.0))
     assert found.fixed is not None and found.elastic is not None

@@ -49,6 +49,7 @@ class Unevaluated(SimulatedExecutor):
         return BoundaryReached(msgspec.structs.replace(report.reached, metrics=None), failure)
 
 
+@pytest.mark.ci
 def test_a_thousand_failures_are_told_by_the_three_lines_that_raised_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -186,6 +186,7 @@ def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(
     assert "later" in alone.texts and "early" not in alone.texts
 
 
+@pytest.mark.ci
 def test_states_of_a_study_are_those_that_its_trials_pass(
     journal: MemoryJournal, places: dict[str | None, Path]
 ) -> None:
@@ -201,6 +202,7 @@ def test_states_of_a_study_are_those_that_its_trials_pass(
     assert found == passed < {(node.id, step) for node in book.account.plan.nodes for step in node.states}
 
 
+@pytest.mark.ci
 def test_a_result_reports_its_study_also_where_others_share_the_plan(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(journal, name="other", n_trials=3)
@@ -236,6 +238,7 @@ def test_the_best_trial_is_the_studys_with_its_parameters_and_schedules(reported
     assert told.startswith(f"steps 0 to {first}: {lr:.6g}steps {first} to 24: ")
 
 
+@pytest.mark.ci
 def test_forks_and_extended_trials_are_in_the_report(tmp_path: Path) -> None:
     journal = MemoryJournal()
     result = search(journal, algorithm=PopulationBasedTraining(interval=8), n_trials=6)

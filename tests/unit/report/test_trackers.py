@@ -226,6 +226,7 @@ def test_a_folder_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # Optuna calls its callbacks for trackers deprecated
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+@pytest.mark.ci
 def test_optunas_own_callback_tells_mlflow_of_each_trial_as_it_ends(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     integration = pytest.importorskip("optuna_integration.mlflow", reason="optuna-integration is not installed")

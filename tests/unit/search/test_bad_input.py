@@ -190,6 +190,7 @@ class Failing(CheckpointStore):
         return self.inner.keys()
 
 
+@pytest.mark.ci
 def test_a_checkpoint_that_cannot_be_written_costs_others_or_stops_the_search_and_the_next_call_goes_on(tmp_path):
     whole = search(store=MemoryJournal())
     for fails_at in range(1, 100):

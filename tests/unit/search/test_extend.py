@@ -164,6 +164,7 @@ def stored(folder: Path) -> optuna.Study:
 
 @pytest.mark.parametrize("every", [27, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
+@pytest.mark.ci
 def test_an_extension_that_is_interrupted_anywhere_ends_as_if_it_had_not_been(
     tmp_path: Path, algorithm: Algorithm, every: int
 ) -> None:
