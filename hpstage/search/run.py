@@ -6,6 +6,8 @@ import logging
 import time
 from itertools import dropwhile
 
+from optuna.trial import TrialState
+
 from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.optuna.ledger import Ledger
@@ -81,7 +83,7 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan:
         plan,
         name,
         [trial.id for trial in session.trials if trial.id in plan.trials],
-        failed=session.failed,
+        failed=session.states[TrialState.FAIL],
         whole=whole,
         makespan=makespan,
         workers=workers,

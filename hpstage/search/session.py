@@ -69,7 +69,6 @@ class Session:
         on_change: Callable[[Session], None],
     ) -> None:
         self.states: Counter[TrialState] = Counter()  # of finished trials
-        self.failed = 0  # number of failures of trials
         self.best: float | None = None  # best value of a trial completed in this call, if there is one objective
         self.leading: tuple[float, int] | None = None  # the best value told at any step, and the step
         self._better = max if setting.maximize else min
@@ -376,7 +375,6 @@ class Session:
                 self._finish(trial, TrialState.PRUNED)
             self._perform(self._search.failed(index))
             return
-        self.failed += 1
         if trial.barred is None or not trial.finished:
             self._warn(trial, failure)
         if not trial.finished:

@@ -14,6 +14,8 @@ from optuna.trial import TrialState
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.algorithm import Algorithm, Ask, Finish, Setting, Trials
+from hpstage.algorithm import Search as AlgorithmSearch
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
@@ -257,3 +259,53 @@ def test_a_trial_that_was_never_trained_is_proposed_again(tmp_path, make_sampler
         assert complete[:2] == queue
     else:
         assert len({tuple(sorted(params.items())) for params in complete}) == 8
+
+
+class Fickle(Algorithm):
+    """Prunes trials at step 2 or, once it has changed its mind, trains them to the end."""
+
+    synchronous = False
+    prunes = True
+
+    def __repr__(self) -> str:
+        return "Fickle()"
+
+    def check(self, setting: Setting) -> None: ...
+
+    def start(self, setting: Setting, trials: Trials) -> Replies:
+        return Replies(self)
+
+
+class Replies(AlgorithmSearch):
+    def __init__(self, algorithm: Fickle) -> None:
+        self.algorithm = algorithm
+
+    def room(self) -> int:
+        return 8
+
+    def added(self, index):
+        return [Ask(index, 2)]
+
+    def told(self, index, step, value):
+        if step == 2 and not type(self.algorithm).prunes:
+            return [Ask(index, 6)]
+        return [Finish(index, "pruned" if step == 2 else "complete")]
+
+    def failed(self, index):
+        return []
+
+    def closed(self):
+        return []
+
+
+def test_a_trial_that_the_interrupted_call_pruned_has_not_failed_where_the_next_would_train_it_further(
+    tmp_path, monkeypatch
+):
+    """As in an asynchronous search, which results reach in another order."""
+    with pytest.raises(KeyboardInterrupt):
+        call(tmp_path, "random-halving", "callback", Fuse(3), algorithm=Fickle())
+    monkeypatch.setattr(Fickle, "prunes", False)
+    result = call(tmp_path, "random-halving", algorithm=Fickle())
+    states = [trial.state for trial in result.study.trials]
+    assert states == [TrialState.PRUNED] * 3 + [TrialState.COMPLETE] * 5
+    assert result.savings.failed == 0 and "failed" not in str(result.savings)
