@@ -173,7 +173,12 @@ def open_call(
         ledger = Ledger(request.study)
         deadline = None if request.timeout is None else time.monotonic() + request.timeout
         progress = Progress(
-            display, request.study, page, address=None if display is None else workers.page, deadline=deadline
+            display,
+            request.study,
+            page,
+            address=None if display is None else workers.page,
+            kept=places.folder if store is None else None,
+            deadline=deadline,
         )
         yield Call(
             request=request,

@@ -14,6 +14,7 @@ from hpstage.optuna.quiet import quiet_optuna
 from hpstage.schedule.space import Described, check_forkable, describe, points_of
 from hpstage.search.request import Request
 from hpstage.training.randomness import generators_restored
+from hpstage.training.run import Run
 
 _DRAWN = 8
 
@@ -45,6 +46,13 @@ def try_out_space(request: Request) -> None:
                         check_forkable(described, request.steps, trial.number)
                 except UsageError as error:
                     raise type(error)(f"{error} (tried out with {trial.params})") from error.__cause__
+                except AttributeError as error:
+                    if error.obj is trial and (error.name in vars(Run) or error.name in ("hp", "step", "wants_report")):
+                        raise UsageError(
+                            f"space was given a trial and asked it for .{error.name}, which a run has: are the "
+                            f"arguments swapped? It is optimize(study, trainable, space, ...)"
+                        ) from error
+                    return
                 except Exception:  # see above
                     return
 

@@ -367,7 +367,8 @@ class Session:
                 self._perform(self._search.told(index, asked, values[0]))
                 return
             # As in Optuna: the trial fails, and the study continues regardless of `catch`.
-            failure = UserFailure(summary=f"{unknown[0]} is NaN at step {_reached(answer)}", traceback="")
+            told = f"{unknown[0]} is NaN at step {_reached(answer)}; raise optuna.TrialPruned where training diverges"
+            failure = UserFailure(summary=told, traceback="")
         assert failure is not None
         if _PRUNED in failure.kinds:  # by what is called between steps, such as evaluate()
             if not trial.finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,8 @@ from hpstage.search.progress.eta import TimeLeft
 from hpstage.search.progress.view import ProgressView
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import optuna
 
     from hpstage.driver.driver import Driver
@@ -47,6 +50,7 @@ class Progress:
         study: the study being searched.
         page: is told the time left while somebody looks at it.
         address: URL of the page, shown first.
+        kept: where what is trained is kept, if the user did not say.
         deadline: when the search stops because of its time limit, on ``clock``.
         clock: returns the time in seconds.
     """
@@ -58,6 +62,7 @@ class Progress:
         page: Page | None = None,
         *,
         address: str | None = None,
+        kept: Path | None = None,
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +70,7 @@ class Progress:
         self._study = study
         self._page = page
         self._address = address
+        self._kept = kept
         self._deadline = deadline
         self._clock = clock
         self._began = clock()
@@ -94,6 +100,8 @@ class Progress:
             self._display.begin(view)
             if self._address is not None:
                 self._display.tell(f"Watch it at {self._address}")
+            if self._kept is not None:
+                self._display.tell(f"What is trained is kept: hpstage status {shlex.quote(str(self._kept))}")
         else:
             self._display.show(view)
         self._last = view
@@ -109,6 +117,8 @@ class Progress:
             self._last = view
 
     def _seconds_left(self, session: Session, driver: Driver, remaining: RemainingWork, now: float) -> float | None:
+        if session.expected is not None and session.states.total() >= session.expected:
+            return 0.0  # all trials have ended, as where a completed search is called again
         left = self._time_left.at(now - self._began, session, driver, remaining)
         if self._deadline is None or not driver.plan.totals.steps_trained:
             return left

@@ -506,3 +506,18 @@ def test_an_objective_of_optuna_is_told_what_a_training_function_is_given() -> N
 
     [trial] = search(objective, n_trials=1).study.trials
     assert "is given a run, not a trial; suggest in space(trial)" in trial.user_attrs["hpstage:failure"]
+
+
+def test_a_space_that_asks_its_trial_for_what_runs_have_is_told_of_swapped_arguments() -> None:
+    def train(run):
+        run.attach()
+        for _ in run.steps():
+            run.report(value=run.hp["a"])
+
+    def space(trial):
+        return {"a": trial.suggest_float("a", 0.0, 1.0)}
+
+    study = optuna.create_study()
+    with pytest.raises(UsageError, match=r"asked it for .attach, which a run has: are the arguments swapped\?"):
+        hpstage.optimize(study, space, train, metric="value", steps=2, n_trials=1, executor=hpstage.InlineExecutor())
+    assert not study.trials
