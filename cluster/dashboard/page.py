@@ -8,6 +8,7 @@ from typing import Any
 
 from bokeh.document import Document
 from bokeh.layouts import column, row
+from bokeh.models import CustomJS
 from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
@@ -35,6 +36,20 @@ html, body { color-scheme: light dark; height: auto; overflow-x: hidden }
 @media (prefers-color-scheme: dark) { html { background: #121314; color: #dddddd }
   .navbar ul { background-color: #26282b } .navbar li a { color: #dddddd } }
 </style>{% endblock %}"""
+
+
+_LOST = """
+if (!document.getElementById("hpstage-lost")) {
+    const note = document.createElement("p")
+    note.id = "hpstage-lost"
+    note.textContent = "The connection to the scheduler is lost: the search has ended, or its scheduler has. " +
+        "This is what it told last."
+    note.style = "position: fixed; bottom: 0; left: 0; right: 0; z-index: 9; margin: 0; padding: 0.6em 1em; " +
+        "font: 14px sans-serif; color: #fff; background: #8a3b12"
+    document.body.append(note)
+}
+"""
+"""Run in the browser, which otherwise shows the last frame as if nothing had happened; at each attempt to connect."""
 
 
 def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
@@ -80,6 +95,7 @@ def _serve(doc: Document, screen: Screen, root: Any) -> None:
     add_periodic_callback(doc, screen, _INTERVAL)
     doc.add_root(root)
     doc.theme = BOKEH_THEME
+    doc.js_on_event("connection_lost", CustomJS(code=_LOST))
 
 
 def _named(doc: Document) -> str | None:

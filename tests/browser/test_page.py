@@ -157,3 +157,18 @@ def test_names_of_users_are_data(cluster: LocalCluster, open_page: Callable[...,
     assert page.evaluate("() => window.harmed") is None
     assert page.locator("img[src=x]").count() == 0
     keep(page, "names")
+
+
+def test_a_page_whose_scheduler_has_ended_says_so(browser: Any, tmp_path: Path) -> None:
+    with local_cluster(1, gpus=0) as cluster:
+        with Client(cluster, set_as_default=False) as client:
+            search(Steady(None), client, MemoryJournal(), tmp_path / "states", name="last", n_trials=3)
+        page = browser.new_context(color_scheme="dark").new_page()
+        page.set_default_timeout(60_000)
+        page.goto(f"{str(cluster.dashboard_link).rpartition('/')[0]}/hpstage?study=last")
+        page.get_by_text("3 of 3 trials over").wait_for()
+        assert not page.get_by_text("connection to the scheduler is lost").count()
+    page.get_by_text("connection to the scheduler is lost").wait_for()
+    assert page.get_by_text("3 of 3 trials over").is_visible()
+    keep(page, "lost")
+    page.context.close()
