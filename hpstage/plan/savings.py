@@ -59,8 +59,8 @@ class Savings:
     """Checkpoints of the whole plan at the end of the search, and below their size in bytes."""
     kept_bytes: int
     makespan: float
-    """Wall seconds of this call, from the first trial to the last result. If it resumed an interrupted search: of all
-    its calls, each from the start of its first stage to its last report, without the pauses in between."""
+    """Seconds from the start of the first stage to the last report, on the workers' clock; of a search that was
+    interrupted and resumed, of all its calls, without the pauses in between."""
     workers: int
 
     @property

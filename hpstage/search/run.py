@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from itertools import dropwhile
 
 from optuna.trial import TrialState
@@ -27,13 +26,11 @@ logger = logging.getLogger("hpstage")
 
 def run(call: Call) -> Result:
     """Run the search to its end, rejoining the plan if other drivers took this one for dead."""
-    began: float | None = None
     workers: list[WorkerId] = []
     while True:
         driver: Driver | None = None
         try:
             with call.join(workers) as driver:
-                began = began or time.monotonic()  # step times may have been measured before
                 session = call.session(driver)
                 begun = driver.plan.searches.get(session.name)
                 with call.ledger.optimize_loop():
@@ -54,8 +51,7 @@ def run(call: Call) -> Result:
             workers = driver.abandon()
     _warn_if_all_failed(session, call.ledger)
     whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call
-    assert began is not None
-    result = _result(call, driver, session, whole, time.monotonic() - began)
+    result = _result(call, driver, session, whole)
     call.progress.finish(session, driver, result.savings)
     return result
 
@@ -73,11 +69,9 @@ def _warn_if_all_failed(session: Session, ledger: Ledger) -> None:
         )
 
 
-def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan: float) -> Result:
+def _result(call: Call, driver: Driver, session: Session, whole: bool) -> Result:
     plan, name = driver.plan, session.name
     search, facts = plan.searches[name], Facts(call.places.journal.read())
-    if not whole:  # the other totals also count from the start of the search, in an earlier call
-        makespan = seconds_at_work(dropwhile(lambda fact: fact != search.started, facts))
     workers = driver.scheduler.workers.most
     saved = savings(
         plan,
@@ -85,7 +79,7 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan:
         [trial.id for trial in session.trials if trial.id in plan.trials],
         failed=session.states[TrialState.FAIL],
         whole=whole,
-        makespan=makespan,
+        makespan=seconds_at_work(dropwhile(lambda fact: fact != search.started, facts)),
         workers=workers,
         fleet=measured_speeds((fact for fact in facts if isinstance(fact, StateReached)), plan.step_times, workers),
     )
