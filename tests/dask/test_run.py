@@ -134,9 +134,8 @@ def inline(folder: Path) -> hpstage.Result:
 
 def said(err: str) -> list[str]:
     """What is on standard error besides the progress of the search."""
-    return [
-        line for line in err.splitlines() if not line.startswith(("Line: ", "Setting up the workers", "Watch it at"))
-    ]
+    of_progress = ("Line: ", "Setting up the workers", "Watch it at", "What is trained is kept: hpstage status ")
+    return [line for line in err.splitlines() if not line.startswith(of_progress)]
 
 
 @pytest.mark.ci
@@ -152,6 +151,7 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
         "Stopping: saving what runs; Ctrl-C again stops at once",
         "hpstage: interrupted; all progress is kept: the same command continues it (study Line in .hpstage/optuna.log)",
     ]
+    assert re.search(r"^What is trained is kept: hpstage status \.hpstage/Line-\w+$", err, re.MULTILINE)
     status, out, err = run(folder, *words)
     assert (status, said(err)) == (0, [])
     assert trials(folder) == [(trial.params, trial.state.name, trial.value) for trial in inline.study.trials]
