@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from hpstage.search.forecast import Forecast
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 # By how much the calls of the algorithm grow, or the seconds per step change, until a forecast is made anew, and after
 # what part of the time foretold; but not before so much of the time so far has passed again.
 _GROWN, _DRIFTED, _PASSED, _AGAIN = 0.05, 0.1, 0.25, 0.01
-# A forecast is the mean of so many plays at most, as long as they have fewer results together.
-_PLAYS, _RESULTS = 9, 4_000
+# A forecast is the mean of so many plays at most, as long as they have fewer results together: the geometric one, which
+# is as likely to be off by some factor in either direction. Plays of less than a second are taken for one.
+_PLAYS, _RESULTS = 13, 4_000
 
 
 class TimeLeft:
@@ -63,6 +64,6 @@ def _forecast(session: Session, driver: Driver, more: int, workers: float) -> tu
         play = Forecast(
             session.history, session.trials, driver.plan, more=more, running=running, workers=workers, seed=len(found)
         )
-        found.append(play.seconds())
+        found.append(max(1.0, play.seconds()))
         results += play.results
-    return fmean(found), results
+    return geometric_mean(found), results
