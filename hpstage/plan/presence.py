@@ -63,6 +63,10 @@ class Presence:
         """Note for which study a driver works."""
         self._studies[driver] = study
 
+    def drivers_of(self, study: str) -> set[DriverId]:
+        """Return the drivers that work for a study, or did last."""
+        return {driver for driver, served in self._studies.items() if served == study}
+
     def seconds(self, study: str | None = None) -> float:
         """Return the seconds of the workers up to now, of all drivers or of those of a study."""
         paid = [seconds for driver, seconds in self._paid.items() if study in (None, self._studies.get(driver))]

@@ -73,13 +73,14 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool) -> Result
     plan, name = driver.plan, session.name
     search, facts = plan.searches[name], Facts(call.places.journal.read())
     workers = driver.scheduler.workers.most
+    of_search = dropwhile(lambda fact: fact != search.started, facts)
     saved = savings(
         plan,
         name,
         [trial.id for trial in session.trials if trial.id in plan.trials],
         failed=session.states[TrialState.FAIL],
         whole=whole,
-        makespan=seconds_at_work(dropwhile(lambda fact: fact != search.started, facts)),
+        makespan=seconds_at_work(of_search, plan.presence.drivers_of(name)),
         workers=workers,
         fleet=measured_speeds((fact for fact in facts if isinstance(fact, StateReached)), plan.step_times, workers),
     )

@@ -42,6 +42,7 @@ from hpstage.report.pauses import Pauses
 from hpstage.report.pictures.merge_rate import moments
 from hpstage.report.pictures.timeline import timeline_of
 from hpstage.report.sums import savings_of
+from hpstage.report.whole import seconds_at_work
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.reports import Page, search
@@ -218,3 +219,15 @@ def test_a_search_that_was_interrupted_is_told_of_as_a_whole() -> None:
     assert saved.steps_unique == 40 + 6 * 60 <= saved.steps_trained
     assert saved.worker_seconds / 2 <= saved.makespan <= saved.worker_seconds
     assert saved.makespan <= evening.clock() + morning.clock() - NIGHT
+
+
+def test_what_others_on_the_plan_train_is_not_part_of_the_makespan() -> None:
+    def trained(chain: str, driver: str, at: float) -> list[Fact]:
+        span = Span(NodeId(0), 0, 5)
+        reached = StateReached(ChainId(chain), WorkerId("worker"), NodeId(0), 0, 5, at + 5.0, 5.0)
+        return [ChainStarted(ChainId(chain), DriverId(driver), WorkerId("worker"), (span,), at), reached]
+
+    _, begun_before = trained("begun before", "other", 0.0)
+    facts = [*trained("first", "mine", 10.0), begun_before, *trained("long after", "other", 90.0)]
+    assert seconds_at_work(facts, {DriverId("mine")}) == 5.0
+    assert seconds_at_work(facts, {DriverId("nobody's")}) == 0.0
