@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from hpstage.plan.facts import NodeId, StateKey, TrialId
 from hpstage.plan.keys import History
-from hpstage.plan.nodes import Node, PlannedTrial
+from hpstage.plan.nodes import Node, PlannedTrial, constants
 from hpstage.plan.ordered import Ordered
 from hpstage.schedule import Schedule, agreement
 from hpstage.schedule.forms import Constant, Form
@@ -57,25 +57,23 @@ class NodeTree:
         O(segments)."""
         names = tuple(sorted(schedules))
         node: Node | None = None
-        for step, stop, forms, first in pieces([schedules[name] for name in names], steps):
-            constant = first is not None
+        for step, stop, first, forms in pieces([schedules[name] for name in names], steps):
             while step < stop:
                 if node is not None:
-                    if constant and node.curves is None:
+                    if forms is None and node.curves is None:
                         if first == node.first:
                             break
-                    elif (agreed := _agreement(forms, node.forms, step, stop)) > step:
+                    elif (agreed := _agreement(forms or constants(first), node.forms, step, stop)) > step:
                         step = agreed
                         continue
-                if not constant:
-                    first = tuple([distinct(form.value(step)) for form in forms])
-                assert first is not None
+                curves = None if forms is None else tuple(forms)
+                if curves is not None:
+                    first = tuple([distinct(form.value(step)) for form in curves])
                 if node is None:
-                    node = self._root(names, first, None if constant else tuple(forms), trial)
+                    node = self._root(names, first, curves, trial)
                 else:
-                    child = self.child_of(node, step, first)
-                    node = child or self._child(node, step, first, None if constant else tuple(forms), trial)
-                if constant and node.curves is None:
+                    node = self.child_of(node, step, first) or self._child(node, step, first, curves, trial)
+                if forms is None and node.curves is None:
                     break  # they agree to the end
         assert node is not None
         return node

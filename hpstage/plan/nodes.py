@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from hpstage.plan.facts import Kept, NodeId, StateReached, StateRef, TrialId
@@ -111,7 +111,7 @@ class Node:
     @property
     def forms(self) -> tuple[Form, ...]:
         """The forms of the hyper-parameters, in the order of their names."""
-        return tuple([Constant(plain(value)) for value in self.first]) if self.curves is None else self.curves
+        return constants(self.first) if self.curves is None else self.curves
 
     @property
     def varying(self) -> tuple[int, ...]:
@@ -222,6 +222,11 @@ class Node:
 
 
 _start = attrgetter("start")
+
+
+def constants(values: Iterable[object]) -> tuple[Form, ...]:
+    """Return the forms of values as for look-ups that stay as they are."""
+    return tuple([Constant(plain(value)) for value in values])
 
 
 def lines_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]:

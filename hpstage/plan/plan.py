@@ -378,18 +378,23 @@ class SearchPlan:
         self.searches.ask(planned.study, planned.id)
         self._count(planned, step - planned.asked)
         fresh = own = 0
-        for node, start, stop in planned.path_to(step):
-            reach = node.reach
-            if reach == start and node.maker is planned and not tally.reach:
-                own += stop - start  # nobody has asked for it before: so it is for most nodes
+        stop = step
+        node: Node | None = planned.node_at(step)
+        while node is not None:
+            start, reach = node.start, node.reach
+            ours = not tally.reach and node.maker.study == planned.study  # no other study has asked for it
+            if ours and reach >= stop:
+                break  # then so was all above it
+            if ours and reach == start and node.maker is planned:
+                own += stop - start  # nobody has asked for it before: so it is for most
                 node.reach = stop
-                continue
-            if stop > reach or node.maker.study != planned.study or tally.reach:
+            else:
                 tally.ask(node, stop, self._tally_of(node.maker))
-            if stop > reach:
-                fresh += stop - reach
-                self.payments.ask(planned, node, stop)
-                node.reach = stop
+                if stop > reach:
+                    fresh += stop - reach
+                    self.payments.ask(planned, node, stop)
+                    node.reach = stop
+            stop, node = start, node.parent
         tally.totals.steps_unique += own
         tally.totals.steps_first += fresh + own
         self.totals.steps_unique += fresh + own
