@@ -1,13 +1,14 @@
 """What planning costs as trials grow: inserting them, deciding on chains, opening a store, and a whole random study.
 
-    .venv/bin/python -m scripts.bench_planner [--part plan insert decide open study] [--sizes 10000 100000]
+    .venv/bin/python scripts/bench_planner.py [--part plan insert decide open study] [--sizes 10000 100000]
                                               [--workers 1000] [--turns 5000] [--events 100000 1000000]
                                               [--trials 10000 30000] [--store FOLDER] [--json FILE]
 
 A trial has 3 hyper-parameters and 5 segments of 10 steps, in each of which all three have other values. *Shared* trials
 are leaves of a full tree (each part from others at every milestone), in random order; *distinct* ones have nothing in
 common. Each row is measured in a process of its own, in seconds of processor time; ratios are of the last row
-of a kind to its first.
+of a kind to its first. ``squares_ms`` is what the sum of a million squares takes in the same process (the less of
+before and after), since machines differ, and so does one from minute to minute.
 
 plan    per_s         trials per second that a plan takes: each is added and asked for, as facts
         add_us, ask_us  the same by part, microseconds per trial
@@ -21,8 +22,10 @@ insert  per_s         trials per second that a driver takes, from schedules to s
 decide  one_us        a decision, with --workers busy workers: a boundary or the end of a chain is reported, facts
                       follow, are written and folded, and what the worker does next is chosen, written, folded and
                       sent. Mean of --turns in which one report comes, without what the executor itself takes
+        choose_us       of this, the choice alone: what workers do next, where chains yield, and their instructions
         p50_us, p99_us  and the quantiles of these turns
         ten_us        a decision where ten reports come at a time, as when workers report faster than one by one
+        choose_ten_us   of this, the choice alone
         first_s       the first turn, in which all workers join and get a chain
 open    open_s        opening the SQLite store of a search with so many records (made first, if --store has none):
                       *folded* from its journal, or *restored* from its snapshot
@@ -40,186 +43,34 @@ import argparse
 import contextlib
 import gc
 import json
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from planner_load import BATCH, LENGTH, STEPS, WORKLOAD, choices, insert, new_driver, trials_of
+
 from hpstage import schedule as s
 from hpstage.driver.driver import Driver
-from hpstage.execution.route import Course
-from hpstage.executor import Environment, Executor
-from hpstage.plan.facts import (
-    ChainId,
-    Kept,
-    SearchStarted,
-    StateKey,
-    StateReached,
-    TargetAsked,
-    TrialAdded,
-    TrialEnded,
-    TrialId,
-    TrialProposed,
-    WorkerId,
-)
+from hpstage.plan.facts import SearchStarted, TargetAsked, TrialEnded, TrialProposed
 from hpstage.plan.log import open_plan, read_facts
-from hpstage.plan.messages import Amendment, BoundaryReached, Chain, ChainEnded, Report, WorkerJoined
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
 
-SEGMENTS, LENGTH = 5, 10
-STEPS = SEGMENTS * LENGTH
-BATCH = 1000
 KINDS = ("shared", "distinct")
-WORKLOAD = StateKey("0" * 32)
 
 
-# --- trials ---------------------------------------------------------------------------------------------------
-
-
-def choices(kind: str, trials: int) -> Iterator[Sequence[int]]:
-    """Yield what each trial has chosen in each of its segments."""
-    if kind == "distinct":
-        for number in range(trials):
-            yield [number] * SEGMENTS
-        return
-    base = 2
-    while base**SEGMENTS < trials:
-        base += 1
-    leaves = list(range(trials))
-    random.Random(0).shuffle(leaves)
-    for leaf in leaves:
-        yield [leaf // base ** (SEGMENTS - 1 - level) % base for level in range(SEGMENTS)]
-
-
-def schedules(chosen: Sequence[int]) -> dict[str, s.Schedule]:
-    starts = range(0, STEPS, LENGTH)
-    return {
-        "lr": s.piecewise({at: 0.1 / (1 + pick) + 1e-9 * at for at, pick in zip(starts, chosen, strict=True)}),
-        "momentum": s.piecewise({at: 0.5 + 1e-7 * pick + 1e-9 * at for at, pick in zip(starts, chosen, strict=True)}),
-        "batch_size": s.piecewise({at: 32 + 8 * pick + at for at, pick in zip(starts, chosen, strict=True)}),
-    }
-
-
-def trials_of(chosen: Sequence[Sequence[int]], first: int) -> list[TrialAdded]:
-    """The next of the trials that have chosen so."""
-    return [
-        TrialAdded(TrialId(f"study/{number}"), schedules(chosen[number]), STEPS)
-        for number in range(first, min(len(chosen), first + BATCH))
-    ]
-
-
-def insert(driver: Driver, kind: str, trials: int) -> dict[str, float]:
-    """Seconds by part."""
-    build = add = ask = 0.0
-    chosen = list(choices(kind, trials))
-    gc.collect()
-    for first in range(0, trials, BATCH):
-        began = time.process_time()
-        batch = trials_of(chosen, first)
-        built = time.process_time()
-        driver.add(batch)
-        added = time.process_time()
-        for trial in batch:
-            driver.ask(trial.trial, STEPS)
-        driver.log.settle()
-        build, add, ask = build + built - began, add + added - built, ask + time.process_time() - added
-    return {"build": build, "add": add, "ask": ask}
-
-
-# --- a driver without a cluster -------------------------------------------------------------------------------
-
-
-class Prompt(Executor):
-    """Workers that do what they are told at once: the chains that have waited longest reach their next boundaries. A
-    step takes a second."""
-
-    def __init__(self, workers: int) -> None:
-        self.seconds = 0.0  # spent in this executor
-        self.at_a_time = 1  # chains that report at a time
-        self._workers = workers
-        self._now = 0.0
-        self._courses: dict[ChainId, tuple[WorkerId, Course, Chain]] = {}
-        self._at: dict[ChainId, int] = {}
-        self._queue: deque[ChainId] = deque()
-        self._reports: list[Report] = [WorkerJoined(WorkerId(f"worker-{n}"), 0.0) for n in range(workers)]
-
-    def open(self, trainable: object, checkpoints: object) -> Environment:
-        return Environment({})
-
-    def use(self, checkpoints: object) -> None: ...
-
-    def try_out(self, initial: Mapping[str, Any]) -> None:
-        return None
-
-    def clock(self) -> float:
-        return self._now
-
-    def close(self) -> None: ...
-
-    def start(self, worker: WorkerId, chain: Chain) -> None:
-        began = time.process_time()
-        self._courses[chain.id] = worker, Course(chain), chain
-        self._at[chain.id] = chain.stages[0].start
-        self._queue.append(chain.id)
-        self.seconds += time.process_time() - began
-
-    def amend(self, amendment: Amendment) -> None:
-        began = time.process_time()
-        if amendment.chain in self._courses:
-            self._courses[amendment.chain][1].amend(amendment, self._at[amendment.chain])
-        self.seconds += time.process_time() - began
-
-    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
-        raise NotImplementedError("every chain is wanted here")
-
-    def wait(self, timeout: float | None) -> list[Report]:
-        began = time.process_time()
-        reports, self._reports = self._reports, []
-        if not reports and timeout != 0.0:
-            for id in [self._queue.popleft() for _ in range(min(self.at_a_time, len(self._queue)))]:
-                reports += self._reach(id)
-        self.seconds += time.process_time() - began
-        return reports
-
-    def _reach(self, id: ChainId) -> list[Report]:
-        worker, course, chain = self._courses[id]
-        start, step = self._at[id], min(course.boundaries)
-        boundary = course.boundaries.pop(step)
-        self._now += LENGTH / self._workers
-        reached = StateReached(
-            id,
-            worker,
-            boundary.node,
-            start,
-            step,
-            self._now,
-            float(step - start),
-            save_seconds=0.01 if boundary.keep else 0.0,
-            source=("fresh" if chain.source is None else "disk") if start == chain.stages[0].start else None,
-            metrics={"value": int(boundary.key, 16) / 16**32} if boundary.evaluate else None,
-            kept=Kept(boundary.key, 1000, boundary.key) if boundary.keep else None,
-        )
-        self._at[id] = step
-        if step != course.end and course.boundaries:
-            self._queue.append(id)
-            return [BoundaryReached(reached)]
-        del self._courses[id], self._at[id]
-        return [BoundaryReached(reached), ChainEnded(id, worker, "done", self._now, boundary.node, step)]
-
-
-def new_driver(workers: int) -> tuple[Driver, Prompt, MemoryJournal]:
-    journal, executor = MemoryJournal(), Prompt(workers)
-    plan = open_plan(journal, WORKLOAD, {})
-    return Driver(plan, Scheduler(plan), executor, journal), executor, journal
+def squares() -> float:
+    """Return the milliseconds that the sum of a million squares takes."""
+    began = time.process_time()
+    sum(number * number for number in range(1_000_000))
+    return 1e3 * (time.process_time() - began)
 
 
 def resident() -> int:
@@ -260,9 +111,9 @@ def part_plan(kind: str, trials: int, options: argparse.Namespace) -> dict[str, 
 
 
 def part_insert(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
-    driver, _, journal = new_driver(options.workers)
+    driver, _, _, journal = new_driver(options.workers)
     insert(driver, kind, 100)  # what is imported or compiled at first
-    driver, _, journal = new_driver(options.workers)
+    driver, _, _, journal = new_driver(options.workers)
     before = resident()
     seconds = insert(driver, kind, trials)
     grown = resident() - before
@@ -277,7 +128,7 @@ def part_insert(kind: str, trials: int, options: argparse.Namespace) -> dict[str
 
 
 def part_decide(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
-    driver, executor, _ = new_driver(options.workers)
+    driver, scheduler, executor, _ = new_driver(options.workers)
     insert(driver, kind, trials)
     began = time.process_time()
     driver.wait()
@@ -287,23 +138,27 @@ def part_decide(kind: str, trials: int, options: argparse.Namespace) -> dict[str
         driver.wait()
     turns: list[float] = []
 
-    def decide(reports: int) -> float:
-        """Microseconds of the process per report, of which some come at a time."""
-        executor.at_a_time, executor.seconds = reports, 0.0
+    def decide(reports: int) -> tuple[float, float]:
+        """Microseconds of the process per report, of which some come at a time, and of choosing alone."""
+        executor.at_a_time, executor.seconds, scheduler.seconds = reports, 0.0, 0.0
         began = time.process_time()
         for _ in range(options.turns // reports):
             at, outside = time.perf_counter(), executor.seconds
             driver.wait()
             turns.append(time.perf_counter() - at - (executor.seconds - outside))
-        return 1e6 * (time.process_time() - began - executor.seconds) / options.turns
+        seconds = time.process_time() - began - executor.seconds
+        return 1e6 * seconds / options.turns, 1e6 * scheduler.seconds / options.turns
 
-    one = decide(1)
+    one, choice = decide(1)
     turns.sort()
+    ten, choice_of_ten = decide(10)
     return {
         "one_us": one,
+        "choose_us": choice,
         "p50_us": 1e6 * turns[len(turns) // 2],
         "p99_us": 1e6 * turns[len(turns) * 99 // 100],
-        "ten_us": decide(10),
+        "ten_us": ten,
+        "choose_ten_us": choice_of_ten,
         "first_s": first,
     }
 
@@ -389,7 +244,7 @@ def part_study(kind: str, trials: int, options: argparse.Namespace) -> dict[str,
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-    def space(trial: optuna.Trial) -> dict[str, object]:
+    def space(trial: optuna.Trial) -> dict[str, s.Schedule | int | float]:
         lr, batch = trial.suggest_float("lr", 1e-4, 1e-1, log=True), trial.suggest_categorical("batch", [32, 64])
         drops = [LENGTH * trial.suggest_int("first", 1, 2), LENGTH * trial.suggest_int("second", 3, 4)]
         return {"lr": s.multistep(lr, milestones=drops, gamma=0.1), "batch_size": batch, "momentum": 0.9}
@@ -446,7 +301,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.row is not None:
         part, kind, size = options.row
-        print(json.dumps(PARTS[part](kind, int(size), options)))
+        before = squares()
+        figures = PARTS[part](kind, int(size), options)
+        print(json.dumps(figures | {"squares_ms": min(before, squares())}))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         options.store = options.store or Path(folder)
