@@ -150,8 +150,9 @@ class Dispatch:
             least, source = idle[0].beside, source_of(line, step)
             worker = next((w for w in idle if source in w.live and w.beside == least), idle[0])
             if len(idle) == 1:
+                enough = seconds - self._preemption.switch_seconds()
                 for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
-                    if other < seconds - self._preemption.switch_seconds():
+                    if other < enough:
                         break
                     if source_of(its_line, its_step) in worker.live:
                         chosen = index
