@@ -28,10 +28,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from hpstage.cluster import memory
 from hpstage.cluster.outputs import outputs
+from hpstage.errors import UsageError
 from hpstage.training.identity.source import is_users
 
 logger = logging.getLogger("hpstage")
@@ -77,9 +79,26 @@ class NotForked(Exception):
     """No process can be forked; the text tells why."""
 
 
-def fork_server() -> ForkServer | None:
-    """Start a server; return ``None`` where there can be none."""
-    return ForkServer() if sys.platform == "linux" and hasattr(os, "pidfd_open") else None
+def fork_server(preload: Sequence[str] = ()) -> ForkServer | None:
+    """Start a server; return ``None`` where there can be none.
+
+    Args:
+        preload: installed modules to import ahead, besides those that this process has.
+
+    Raises:
+        UsageError: one is the user's own, whose edits a server would not see, or is not installed.
+    """
+    if isinstance(preload, str):
+        raise UsageError(f"preload is {preload!r}; it must be a list of modules: preload=[{preload!r}]")
+    for name in preload:
+        if is_users(name):
+            raise UsageError(
+                f"preload names {name}, which is not an installed module: it may be edited while the cluster runs. Leave "
+                f"it out; training processes import it as they need it"
+            )
+        if find_spec(name.partition(".")[0]) is None:
+            raise UsageError(f"preload names {name}, but no such module is installed; install it, or leave it out")
+    return ForkServer(preload) if sys.platform == "linux" and hasattr(os, "pidfd_open") else None
 
 
 class Forked:
@@ -103,7 +122,7 @@ class ForkServer:
     It ends with this process, however that ends, and its forks with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
         self._environment, self._path = training_environment(), search_path()
         self._lock = threading.Lock()  # protects the attributes below, and the order of requests
         self._asked: deque[Future[Forked]] = deque()
@@ -114,7 +133,7 @@ class ForkServer:
             stack.enter_context(theirs)
             # The names of modules are too long for a command line.
             told = stack.enter_context(open(os.memfd_create("hpstage"), "w+"))
-            json.dump([self._path, [theirs.fileno(), os.getpid(), _imported()]], told)
+            json.dump([self._path, [theirs.fileno(), os.getpid(), [*_imported(), *preload]]], told)
             told.flush()
             told.seek(0)
             self._process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpstage.cluster.fork_server import ForkServer
@@ -18,6 +19,7 @@ def local_cluster(
     gpus: int | None = None,
     workers_per_gpu: int | None = None,
     gpus_per_worker: int = 1,
+    preload: Sequence[str] = (),
     fork_server: ForkServer | None = None,
 ) -> LocalCluster:
     """Start workers: one per GPU, if there are any, else one per core. They can be kept for several searches::
@@ -35,15 +37,19 @@ def local_cluster(
         gpus: number of GPUs to use (0: none; ``None``: all).
         workers_per_gpu: how many share a GPU, in place of ``n_workers``.
         gpus_per_worker: how many GPUs each worker sees, for a trainable with ``devices_per_stage``.
+        preload: installed modules to import ahead, once for all training processes, such as ``["hpstage.torch"]``.
+            What this process has imported of common packages (torch among them) is imported ahead anyway: this is for a
+            cluster that is started before that, so that both import at the same time. Their import must start no
+            threads.
         fork_server: one that was started before; the cluster closes it.
 
     Raises:
         UsageError: training processes, which import the calling script, would also run this call; or there is no GPU
-            for ``workers_per_gpu``.
+            for ``workers_per_gpu``; or a module to preload is not an installed one.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
-    server = fork_server or start_fork_server()  # imports torch while this process imports Dask
+    server = fork_server or start_fork_server(preload)  # imports torch while this process imports Dask
     try:
         from hpstage.cluster.devices import first_devices, grouped, how_many, visible_devices
         from hpstage.cluster.launch import TrainingCluster

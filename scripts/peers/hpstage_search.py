@@ -79,7 +79,7 @@ def search(options: argparse.Namespace, cluster: LocalCluster) -> None:
 def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     options = task.parse()
-    with hpstage.local_cluster(n_workers=options.workers, gpus=0) as cluster:
+    with hpstage.local_cluster(n_workers=options.workers, gpus=0, preload=["hpstage.torch"]) as cluster:
         search(options, cluster)
 
 

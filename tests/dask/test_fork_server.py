@@ -26,6 +26,7 @@ from distributed import LocalCluster
 
 import hpstage
 from hpstage.cluster import DaskExecutor, fork_server
+from hpstage.errors import UsageError
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainLost
 from hpstage.store import MemoryJournal
@@ -134,11 +135,27 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
     shutil.copy(_json.__file__, tmp_path / "libcuda.so.1")  # any library, under that name
     (tmp_path / "imported_ahead.py").write_text(imported.format(folder=tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(fork_server, "_imported", lambda: ["imported_ahead"])
-    server = fork_server.ForkServer()
+    server = fork_server.ForkServer(["imported_ahead"])
     with pytest.raises(fork_server.NotForked, match=told):
         asyncio.run(server.fork([0, 1, 2], "worker", variables={}, path=[]))
     server.close()
+
+
+@pytest.mark.parametrize(
+    ("preload", "told"),
+    [
+        (["json", "edited"], "preload names edited, which is not an installed module"),
+        (["json", "absent.part"], "preload names absent.part, but no such module is installed"),
+        ("json", r"must be a list of modules: preload=\['json'\]"),
+    ],
+)
+def test_what_cannot_be_imported_ahead_is_refused_by_name(
+    preload: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "edited.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match=told):
+        hpstage.local_cluster(1, gpus=0, preload=preload)
 
 
 @pytest.mark.ci
