@@ -90,7 +90,7 @@ class Session:
         self._decisions = Decisions(driver, roster.change)
         self._evaluate_every = evaluate_every
         self._noisy = noisy
-        self._warned: set[object] = set()
+        self._warned: Counter[object] = Counter()  # how many trials failed, or were pruned, for each reason
         self._stopping = False
         self._stopped = False  # by study.stop()
         self._exhausted = False
@@ -397,17 +397,18 @@ class Session:
     def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
         """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
         cause = origin(failure)
-        if cause in self._warned:
-            return
-        self._warned.add(cause)
-        told = clean_lines(f"{failure.summary}\n{failure.traceback}")
-        logger.warning("Trial %d failed: %s", trial.number, told)
+        self._warned[cause] += 1
+        if self._warned[cause] == 1:
+            told = clean_lines(f"{failure.summary}\n{failure.traceback}")
+            logger.warning("Trial %d failed: %s", trial.number, told)
+        elif self._warned[cause] == 2:
+            logger.warning("Trial %d failed in the same way; no more of these failures are logged", trial.number)
 
     def _say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
         """Log an end of training that the user did not ask for, once for all its trials."""
         told = f"{ending.node}/{ending.step}"
-        if ending.diverged and told not in self._warned:
-            self._warned.add(told)
+        if ending.diverged and not self._warned[told]:
+            self._warned[told] += 1
             logger.warning("Trial %d, and any other with this step, is pruned: %s", trial.number, ending.message)
 
     def _finish(self, trial: SessionTrial, state: TrialState) -> None:
