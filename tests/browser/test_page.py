@@ -159,6 +159,7 @@ def test_names_of_users_are_data(cluster: LocalCluster, open_page: Callable[...,
     keep(page, "names")
 
 
+@pytest.mark.ci
 def test_a_page_whose_scheduler_has_ended_says_so(browser: Any, tmp_path: Path) -> None:
     with local_cluster(1, gpus=0) as cluster:
         with Client(cluster, set_as_default=False) as client:

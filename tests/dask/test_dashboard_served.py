@@ -72,6 +72,7 @@ def test_a_local_cluster_has_the_page_and_lists_the_plots(cluster: LocalCluster)
     assert status == 200 and html.unescape(text).count('href="hpstage"') == 1
 
 
+@pytest.mark.ci
 def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path) -> None:
     journal = MemoryJournal()
     result = search(Steady(tmp_path), client, journal, tmp_path / "states", name="seen")
@@ -123,6 +124,7 @@ def test_who_watches_the_progress_is_told_where_the_page_is(
     assert third == f"Watch it at {base(cluster)}/hpstage"
 
 
+@pytest.mark.ci
 def test_a_page_that_has_forgotten_all_is_told_all_again(client: Client, tmp_path: Path) -> None:
     running = Running(Steady(tmp_path, 0.05), client, tmp_path)
     until(lambda: len(running.reached()) > 2, "states are reached")

@@ -135,6 +135,7 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
     shutil.copy(_json.__file__, tmp_path / "libcuda.so.1")  # any library, under that name
     (tmp_path / "imported_ahead.py").write_text(imported.format(folder=tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(fork_server, "_imported", list)  # torch takes its time
     server = fork_server.ForkServer(["imported_ahead"])
     with pytest.raises(fork_server.NotForked, match=told):
         asyncio.run(server.fork([0, 1, 2], "worker", variables={}, path=[]))
@@ -228,6 +229,7 @@ def test_a_server_and_its_forks_end_with_a_search_that_is_killed() -> None:
         until(lambda pid=pid: has_ended(pid), f"process {pid} has ended")
 
 
+@pytest.mark.ci
 def test_searches_on_a_cluster_that_is_kept_find_what_they_would_alone(cluster: LocalCluster, tmp_path: Path) -> None:
     for number in range(2):
         assert values(searched(Tape(), executor=cluster, store=tmp_path / f"store-{number}")) == expected()

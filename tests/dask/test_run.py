@@ -174,6 +174,7 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
     assert [path.name for path in (folder / ".hpstage").glob("Line-*")] != []
 
 
+@pytest.mark.ci
 def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: hpstage.Result, tmp_path: Path) -> None:
     (folder / "near_the_script.py").rename(folder / "search_it_too.py")
     script = SCRIPT.replace("from near_the_script import TRUTH", "TRUTH = np.array([1.0, 2.0, 3.0])")
@@ -265,6 +266,7 @@ def test_a_best_trial_of_other_code_is_told_apart() -> None:
     assert second == f"{first}, of another store or other code"
 
 
+@pytest.mark.ci
 def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
     status, out, err = run(folder, *WORDS, "--direction", "minimize", "--scheduler", "tcp://127.0.0.1:1")

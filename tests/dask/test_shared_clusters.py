@@ -85,6 +85,7 @@ def found(folder: Path, name: str) -> Trials:
     return literal_eval((folder / f"{name}.txt").read_text())
 
 
+@pytest.mark.ci
 def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
     names = {"one": 7, "two": 8}
     expected = {name: undisturbed(seed)[0] for name, seed in names.items()}

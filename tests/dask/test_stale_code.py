@@ -113,6 +113,7 @@ def test_a_cluster_that_has_trained_with_a_helper_before_it_was_edited_never_tra
     assert found_or_refused(worker, tmp_path) in (300.0, "refused, naming the helper and the remedy")
 
 
+@pytest.mark.ci
 def test_a_notebook_that_has_imported_a_helper_before_it_was_edited_is_refused_by_its_name(
     write: Write, worker: LocalCluster, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             yield Place(cluster, client, worker, modules)
 
 
+@pytest.mark.ci
 def test_the_workers_own_process_does_not_import_the_users_code(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def search(trainable: object, journal: MemoryJournal, checkpoints: Path, steps: 
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost and trained again", "kept by another that was faster"])
+@pytest.mark.ci
 def test_a_state_that_differs_when_it_is_trained_again_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:

@@ -142,6 +142,7 @@ def test_what_takes_longer_to_begin_than_there_is_to_train_is_not_tried() -> Non
     assert fastest(found, 10) == "eager"
 
 
+@pytest.mark.ci
 def test_siblings_are_not_stacked_to_see_whether_it_pays_in_a_search_that_is_over_before() -> None:
     subject = by("auto", Tiny)()
     subject.max_stacked = 4

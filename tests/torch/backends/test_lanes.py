@@ -126,6 +126,7 @@ def test_a_member_whose_loss_is_not_finite_ends_alone() -> None:
     assert all(math.isfinite(trial.value) for trial in together.study.trials if trial.values)
 
 
+@pytest.mark.ci
 def test_a_model_is_given_back(tmp_path: Path) -> None:
     trainable = Siblings()
     result = search(trainable, 4, store=tmp_path)

@@ -77,6 +77,7 @@ def test_bits_do_not_depend_on_companions_whatever_the_optimizer(name: str, comp
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.ci
 def test_one_member_trains_as_one_of_five_and_as_one_of_two(name: str) -> None:
     check_companies(name, [[4, 0, 2, 1, 3], [2, 0]])
 

@@ -81,6 +81,7 @@ def test_a_grid_is_named_and_counted_to_its_end():
 @pytest.mark.parametrize(
     "algorithm", [SuccessiveHalving(15, 4), SuccessiveHalving(15, 4, tree_aware=False), MedianStopping(30, 30)]
 )
+@pytest.mark.ci
 def test_where_metrics_decide_a_search_lies_within_the_range(algorithm):
     said = hpstage.preflight(space, steps=STEPS, n_trials=48, algorithm=algorithm, workers=(2,), rehearsals=15)
     done = search(hpstage.InlineExecutor(), random(), algorithm=algorithm, metric="score").savings

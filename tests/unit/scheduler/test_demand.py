@@ -120,6 +120,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.ci
 def test_an_elastic_fleet_pays_for_what_trains_and_takes_as_long_as_the_best_fixed_one_of_its_size(shape: str) -> None:
     trials, stops = SHAPES[shape], [added.steps for added in SHAPES[shape]]
     seconds = {"step_seconds": 60.0, "load_seconds": 1.0, "save_seconds": 1.0, "evaluate_seconds": 5.0}

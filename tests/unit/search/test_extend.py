@@ -99,6 +99,7 @@ def test_more_steps_train_only_what_is_new_and_every_line_ends_as_if_it_had_been
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("change", [{"n_trials": 17}, {"steps": 16}, {"steps": 16, "n_trials": 17}, {}], ids=str)
 @pytest.mark.one_in(3)
+@pytest.mark.ci
 def test_an_extended_search_decides_as_one_that_was_as_large_from_the_start(
     algorithm: Algorithm, change: dict[str, int]
 ) -> None:
