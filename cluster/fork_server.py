@@ -25,7 +25,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
@@ -41,6 +41,8 @@ logger = logging.getLogger("hpstage")
 _SHARED = frozenset({"numpy", "optuna", "safetensors", "scipy", "torch", "torchvision"})
 """Packages that are imported ahead, as far as the process that starts the server has: their imports only define.
 Those of pandas and scikit-learn load pyarrow, if it is installed, which starts threads."""
+PRELOADED = ("hpstage.torch", *sorted(_SHARED))
+"""What can be imported ahead before that process has imported it."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
@@ -79,26 +81,26 @@ class NotForked(Exception):
     """No process can be forked; the text tells why."""
 
 
-def fork_server(preload: Sequence[str] = ()) -> ForkServer | None:
+def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
     """Start a server; return ``None`` where there can be none.
 
     Args:
-        preload: installed modules to import ahead, besides those that this process has.
+        preload: what to import ahead besides what this process has: packages among ``PRELOADED``.
 
     Raises:
-        UsageError: one is the user's own, whose edits a server would not see, or is not installed.
+        UsageError: any other, since its import may start threads, or import modules of the user's, whose edits the
+            server would not see; or one that is not installed.
     """
-    if isinstance(preload, str):
-        raise UsageError(f"preload is {preload!r}; it must be a list of modules: preload=[{preload!r}]")
-    for name in preload:
-        if is_users(name):
+    names = [preload] if isinstance(preload, str) or not isinstance(preload, Iterable) else [*preload]
+    for name in names:
+        if name not in PRELOADED:
             raise UsageError(
-                f"preload names {name}, which is not an installed module: it may be edited while the cluster runs. Leave "
-                f"it out; training processes import it as they need it"
+                f"preload names {name!r}; it must be a list of any of {', '.join(PRELOADED)}: training processes import "
+                f"all else themselves, as it is then"
             )
-        if find_spec(name.partition(".")[0]) is None:
-            raise UsageError(f"preload names {name}, but no such module is installed; install it, or leave it out")
-    return ForkServer(preload) if sys.platform == "linux" and hasattr(os, "pidfd_open") else None
+        if is_users(name) or find_spec(name.partition(".")[0]) is None:
+            raise UsageError(f"preload names {name!r}, but no such package is installed; install it, or leave it out")
+    return ForkServer(names) if sys.platform == "linux" and hasattr(os, "pidfd_open") else None
 
 
 class Forked:

@@ -37,15 +37,14 @@ def local_cluster(
         gpus: number of GPUs to use (0: none; ``None``: all).
         workers_per_gpu: how many share a GPU, in place of ``n_workers``.
         gpus_per_worker: how many GPUs each worker sees, for a trainable with ``devices_per_stage``.
-        preload: installed modules to import ahead, once for all training processes, such as ``["hpstage.torch"]``.
-            What this process has imported of common packages (torch among them) is imported ahead anyway: this is for a
-            cluster that is started before that, so that both import at the same time. Their import must start no
-            threads.
+        preload: packages to import ahead, once for all training processes, such as ``["hpstage.torch"]`` (or numpy,
+            optuna, safetensors, scipy, torch, torchvision). Those that this process has imported are imported ahead
+            anyway: this is for a cluster that is started before that, so that both import at the same time.
         fork_server: one that was started before; the cluster closes it.
 
     Raises:
         UsageError: training processes, which import the calling script, would also run this call; or there is no GPU
-            for ``workers_per_gpu``; or a module to preload is not an installed one.
+            for ``workers_per_gpu``; or ``preload`` names another package, or one that is not installed.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()

@@ -44,6 +44,8 @@ def _aligned(schedules: Sequence[Schedule], steps: int) -> list[Piece] | None:
             values.append(scalar if scalar.__class__ is not bool else distinct(scalar))
         found.append((start, steps if length is None else start + length, tuple(values), None))
         start += length or 0
+    if not found:
+        return None
     begin, _, last, _ = found[-1]
     found[-1] = begin, steps, last, None
     return found

@@ -90,7 +90,8 @@ class Session:
         self._decisions = Decisions(driver, roster.change)
         self._evaluate_every = evaluate_every
         self._noisy = noisy
-        self._warned: Counter[object] = Counter()  # how many trials failed, or were pruned, for each reason
+        self._warned: dict[object, int] = {}  # the first trial that failed, or was pruned, for each reason
+        self._alike: set[object] = set()  # of these reasons, those for which it is logged that others have failed
         self._stopping = False
         self._stopped = False  # by study.stop()
         self._exhausted = False
@@ -397,18 +398,19 @@ class Session:
     def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
         """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
         cause = origin(failure)
-        self._warned[cause] += 1
-        if self._warned[cause] == 1:
+        if cause not in self._warned:
+            self._warned[cause] = trial.number
             told = clean_lines(f"{failure.summary}\n{failure.traceback}")
             logger.warning("Trial %d failed: %s", trial.number, told)
-        elif self._warned[cause] == 2:
-            logger.warning("Trial %d failed in the same way; no more of these failures are logged", trial.number)
+        elif trial.number != (first := self._warned[cause]) and cause not in self._alike:
+            self._alike.add(cause)
+            logger.warning("Trial %d failed as trial %d did; no more of these failures are logged", trial.number, first)
 
     def _say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
         """Log an end of training that the user did not ask for, once for all its trials."""
         told = f"{ending.node}/{ending.step}"
-        if ending.diverged and not self._warned[told]:
-            self._warned[told] += 1
+        if ending.diverged and told not in self._warned:
+            self._warned[told] = trial.number
             logger.warning("Trial %d, and any other with this step, is pruned: %s", trial.number, ending.message)
 
     def _finish(self, trial: SessionTrial, state: TrialState) -> None:

@@ -145,16 +145,18 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
 @pytest.mark.parametrize(
     ("preload", "told"),
     [
-        (["json", "edited"], "preload names edited, which is not an installed module"),
-        (["json", "absent.part"], "preload names absent.part, but no such module is installed"),
-        ("json", r"must be a list of modules: preload=\['json'\]"),
+        (["json"], "preload names 'json'; it must be a list of any of hpstage.torch, numpy"),
+        ((name for name in ["mine"]), "preload names 'mine'"),
+        (["torch.cuda"], "preload names 'torch.cuda'"),
+        ([np], "preload names <module 'numpy'"),
+        (None, "preload names None"),
+        (["torchvision"], "preload names 'torchvision', but no such package is installed"),
     ],
 )
 def test_what_cannot_be_imported_ahead_is_refused_by_name(
-    preload: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preload: Any, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "edited.py").touch()
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(fork_server, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=told):
         hpstage.local_cluster(1, gpus=0, preload=preload)
 
