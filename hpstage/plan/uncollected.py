@@ -11,8 +11,7 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Disable garbage collection in the block, which must run no code of the user's.
 
-    A plan contains no garbage, and looking for it again and again takes as long as folding. What the block has made is
-    then with the old objects: as young ones, all of it would be looked at once more at its end.
+    A plan contains no garbage, and looking for it again and again takes as long as folding.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -20,7 +19,4 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if collecting:
-            if not gc.get_freeze_count():  # else what the user has frozen would thaw
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()

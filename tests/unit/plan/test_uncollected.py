@@ -9,7 +9,6 @@ import pytest
 from hpstage.errors import StoreError
 from hpstage.plan.facts import Fact, StateKey, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.log import encode, fold_all, open_plan
-from hpstage.plan.uncollected import uncollected
 from hpstage.schedule import constant
 from hpstage.store.memory import MemoryJournal
 
@@ -39,20 +38,3 @@ def test_the_collector_pauses_while_a_journal_is_folded_and_is_then_as_before(en
     finally:
         (gc.enable if before else gc.disable)()
     assert seen == [False] * (1 if damaged else 2)
-
-
-def test_what_is_made_meanwhile_is_old_afterwards_and_not_looked_at_as_young() -> None:
-    with uncollected():
-        made: list[object] = [[] for _ in range(1000)]
-    assert any(known is made for known in gc.get_objects(2))
-
-
-def test_what_users_have_frozen_stays_so() -> None:
-    gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        with uncollected():
-            pass
-        assert gc.get_freeze_count() == frozen > 0
-    finally:
-        gc.unfreeze()
