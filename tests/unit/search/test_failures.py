@@ -1,0 +1,146 @@
+"""Exceptions and missing values in the user's code: which trials fail, what is told of it, and how the others go on."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from hpstage import schedule as s
+from hpstage.errors import TrainingError
+from hpstage.plan.log import open_existing_plan
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Failing, Tape
+from tests.unit.search.test_optimize import Stopper, create, run
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def test_an_exception_fails_the_trials_below_it_and_no_others():
+    def risky(trial: optuna.Trial) -> dict[str, object]:
+        early = trial.suggest_categorical("early", [1, 2])
+        late = trial.suggest_categorical("late", [1, 5, 7])
+        return {"a": s.piecewise({0: early, 4: late})}
+
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.GridSampler({"early": [1, 2], "late": [1, 5, 7]}, seed=0)
+    )
+    run(study, Failing(), space=risky, n_trials=6)
+    for trial in study.trials:
+        if trial.params["late"] == 1:
+            assert trial.state == TrialState.COMPLETE
+        elif trial.params["late"] == 7:
+            assert trial.state == TrialState.FAIL
+            assert "ZeroDivisionError: the user's own error at step 4" in trial.user_attrs["hpstage:failure"]
+            assert "toys.py" in trial.user_attrs["hpstage:traceback"]
+        else:
+            assert trial.state == TrialState.FAIL
+            assert "evaluation fails under a=5" in trial.user_attrs["hpstage:failure"]
+
+
+def test_an_exception_in_setup_fails_the_trials_that_begin_so():
+    study = create()
+    grid = optuna.samplers.GridSampler({"a": [1, 13]}, seed=0)
+    study = optuna.create_study(direction="maximize", sampler=grid)
+    run(study, Failing(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 13])}, n_trials=2)
+    assert {t.params["a"]: t.state for t in study.trials} == {1: TrialState.COMPLETE, 13: TrialState.FAIL}
+
+
+def test_an_exception_that_catch_does_not_name_stops_the_study_with_the_users_traceback():
+    study = create()
+    with pytest.raises(TrainingError, match=r"(?s)the user's own error.*toys\.py"):
+        run(study, Failing(), space=lambda trial: {"a": 7}, n_trials=3, catch=(KeyError,))
+    assert study.trials[0].state == TrialState.FAIL
+
+
+def test_a_nan_objective_fails_its_trial_and_the_study_goes_on():
+    class Nan(Tape):
+        def evaluate(self):
+            return {"score": math.nan if self.score > 5 else self.score}
+
+    study = create()
+    run(study, Nan(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 100])}, n_trials=8, catch=())
+    assert {(t.params["a"], t.state) for t in study.trials} == {(1, TrialState.COMPLETE), (100, TrialState.FAIL)}
+
+
+class Breaking(Tape):
+    version = "breaking at 6"
+
+    def train(self, step, hp):
+        if step == 6:
+            raise ValueError("broken at 6")
+        super().train(step, hp)
+
+
+def test_a_failure_that_catch_does_not_name_is_raised_after_a_stop_and_the_search_is_closed():
+    study, journal = create(), MemoryJournal()
+    options = {"space": lambda trial: {"a": 1, "steps": [4, 8][trial.number]}, "store": journal, "n_trials": 2}
+    with pytest.raises(TrainingError, match="broken at 6"):
+        run(study, Breaking(), callbacks=[Stopper(1)], catch=(), **options)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, TrialState.FAIL]
+    assert open_existing_plan(journal).searches[study.study_name].ended
+
+
+def test_a_search_whose_trials_all_fail_says_so_once_at_the_end(caplog):
+    def warnings(**options: object) -> list[str]:
+        caplog.clear()
+        run(create(), Breaking(), **options)
+        return [record.getMessage() for record in caplog.records if "No trial" in record.getMessage()]
+
+    assert warnings(n_trials=3) == ["No trial of the search has a value: all 3 failed, with ValueError: broken at 6"]
+    assert not warnings(n_trials=3, steps=4)
+    mixed = warnings(space=lambda trial: {"a": 1, "steps": [4, 8][trial.number]}, n_trials=2)
+    assert not mixed
+
+
+@pytest.mark.parametrize("where", ["setup", "evaluate"])
+def test_a_trial_that_is_pruned_outside_a_step_is_pruned_and_the_others_go_on(where):
+    class Pruning(Tape):
+        version = f"pruning in {where}"
+
+        def setup(self, hp):
+            super().setup(hp)
+            if where == "setup" and hp["a"] == 2:
+                raise optuna.TrialPruned("not this one")
+
+        def evaluate(self):
+            if where == "evaluate" and self.score > 2.5:
+                raise optuna.TrialPruned("not this one")
+            return super().evaluate()
+
+    study = create()
+    result = run(
+        study, Pruning(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 2])}, n_trials=8, catch=()
+    )
+    assert {(t.params["a"], t.state) for t in study.trials} == {(1, TrialState.COMPLETE), (2, TrialState.PRUNED)}
+    assert all(("not this one" in t.user_attrs.get("hpstage:ended", "")) == (t.params["a"] == 2) for t in study.trials)
+    assert result.savings.steps_trained == result.savings.steps_unique
+
+
+def test_a_failure_may_name_a_file_whose_name_is_no_text():
+    class Missing(Tape):
+        def train(self, step, hp):
+            raise FileNotFoundError("caf\udce9.png")
+
+    journal, study = MemoryJournal(), create()
+    run(study, Missing(), store=journal, n_trials=2)
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL] * 2
+    assert open_existing_plan(journal).failures[0].failure.summary == "FileNotFoundError: caf\\udce9.png"
+
+
+def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
+    result = run(create(), Failing(), space=lambda trial: {"a": 7, "b": trial.number}, n_trials=4)
+    told = [text for text in map(logging.LogRecord.getMessage, caplog.records) if text.startswith("Trial")]
+    assert len(told) == 2
+    assert "Trial 0 failed: ZeroDivisionError" in told[0] and "toys.py" in told[0]
+    assert told[1] == "Trial 1 failed as trial 0 did; no more of these failures are logged"
+    assert result.savings.failed == 4
+
+
+def test_nothing_is_saved_by_trials_that_all_fail():
+    result = run(create(), Failing(), space=lambda trial: {"a": 7}, n_trials=4)
+    assert result.savings.worker_seconds_alone == 0.0
+    assert result.savings.lower_bound_seconds is None
