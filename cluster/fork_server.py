@@ -95,8 +95,8 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
     for name in names:
         if name not in PRELOADED:
             raise UsageError(
-                f"preload names {name!r}; it must be a list of any of {', '.join(PRELOADED)}: training processes import "
-                f"all else themselves, as it is then"
+                f"preload names {name!r}; it must be a list of any of {', '.join(PRELOADED)}: training processes "
+                f"import all else themselves, as it is then"
             )
         if is_users(name) or find_spec(name.partition(".")[0]) is None:
             raise UsageError(f"preload names {name!r}, but no such package is installed; install it, or leave it out")
