@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 from hpstage.scheduler.lines import Line
@@ -33,41 +33,45 @@ class Heads:
         # Entries (-seconds, node id, step), including stale ones.
         self._front: list[tuple[float, int, int]] = []  # the first of them, ascending
         self._rest: list[tuple[float, int, int]] = []  # a heap
-        self._found: list[Head] | None = None  # the first heads, until anything changes
+        self._found: list[Head] = []  # those of the front's first entries, as far as none of these is stale
         self._estimates = 0  # how often estimates have changed without all that depends on them
 
     def renew(self) -> None:
         """Note that estimates have changed, on which the seconds of any head may depend."""
         self._estimates += 1
-        self._found = None
+        self._found.clear()
 
     def put(self, line: Line, step: int) -> None:
         """Add a head, or queue it anew if its seconds have changed."""
         seconds, before = self._remaining(line, step), line.heads.get(step)
         line.rated = self._estimates
-        if before != seconds:
-            self.count += before is None
-            self._found = None
-            line.queue_head(step, seconds)
-            self._push((-seconds, line.node.id, step))
+        if before == seconds:
+            return
+        if before is None:
+            self.count += 1
+        else:
+            self._forget((-before, line.node.id, step))
+        line.queue_head(step, seconds)
+        self._push((-seconds, line.node.id, step), line)
 
     def drop(self, line: Line, step: int) -> None:
         """Remove a head, if it is one."""
-        if line.heads.pop(step, None) is not None:
+        seconds = line.heads.pop(step, None)
+        if seconds is not None:
             self.count -= 1
-            self._found = None
+            self._forget((-seconds, line.node.id, step))
 
     def first(self, most: int) -> list[Head]:
         """Return the heads with the longest paths, at most so many. Ties go to the older node."""
-        if self._found is None or len(self._found) < min(most, self.count):
-            self._found = self._find(most)
+        if len(self._found) < min(most, self.count):
+            self._find(most)
         return self._found[:most]
 
-    def _find(self, most: int) -> list[Head]:
-        """Return the first heads, which are then the beginning of the front. All that are found are estimated anew."""
-        front, found = self._front, list[Head]()
-        at = 0
-        while len(found) < most:
+    def _find(self, most: int) -> None:
+        """Find further heads, until there are so many. All that are found are estimated anew."""
+        front, found = self._front, self._found
+        at = len(found)
+        while at < most:
             if at == len(front):
                 if not self._rest:
                     break
@@ -91,15 +95,24 @@ class Heads:
             else:
                 found.append((-negative, line, step))
                 at += 1
-        return found
 
-    def _push(self, entry: tuple[float, int, int]) -> None:
-        front = self._front
+    def _push(self, entry: tuple[float, int, int], line: Line) -> None:
+        front, found = self._front, self._found
         if not front or entry > front[-1]:
             heapq.heappush(self._rest, entry)
             return
-        insort(front, entry)
+        place = bisect_right(front, entry)
+        front.insert(place, entry)
+        if place < len(found):
+            found.insert(place, (-entry[0], line, entry[2]))
         if len(front) > _FRONT:
             for last in front[_FRONT // 2 :]:
                 heapq.heappush(self._rest, last)
-            del front[_FRONT // 2 :]
+            del front[_FRONT // 2 :], found[_FRONT // 2 :]
+
+    def _forget(self, entry: tuple[float, int, int]) -> None:
+        """Remove an entry that is stale now from those that are found, if it is one of them."""
+        found = len(self._found)
+        if found and entry <= self._front[found - 1]:
+            place = bisect_left(self._front, entry, 0, found)
+            del self._front[place], self._found[place]

@@ -24,26 +24,28 @@ change = st.one_of(
 
 @given(st.lists(change, max_size=400))
 def test_the_first_heads_are_those_of_a_sorted_list(changes: list[tuple[str, int, int]]) -> None:
-    lines = [Line(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(COUNT)]
-    seconds, pace = dict[int, int](), 1.0
-    heads = Heads(lines, lambda line, step: seconds[line.node.id] * pace)
+    lines = [Line(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(COUNT // 2)]
+    seconds, pace = dict[tuple[int, int], int](), 1.0  # by line and step: two on each line
+    heads = Heads(lines, lambda line, step: seconds[line.node.id, step] * pace)
     for what, number, value in changes:
+        id, step = divmod(number, 2)
         if what == "put":
-            seconds[number] = value
-            heads.put(lines[number], 0)
+            seconds[id, step] = value
+            heads.put(lines[id], step)
         elif what == "drop":
-            heads.drop(lines[number], 0)
-            seconds.pop(number, None)
+            heads.drop(lines[id], step)
+            seconds.pop((id, step), None)
         elif what == "renew":
             pace = 1.0 / number
             heads.renew()
-            for id in seconds:  # which of them come first stays known
-                heads.put(lines[id], 0)
+            for id, step in seconds:  # which of them come first stays known
+                heads.put(lines[id], step)
         else:
-            expected = sorted((-value * pace, id) for id, value in seconds.items())[:number]
-            assert [(-left, line.node.id) for left, line, step in heads.first(number)] == expected
+            expected = sorted((-value * pace, id, step) for (id, step), value in seconds.items())[:number]
+            assert [(-left, line.node.id, step) for left, line, step in heads.first(number)] == expected
     assert heads.count == len(seconds)
-    assert [line.node.id for _, line, _ in heads.first(COUNT)] == sorted(seconds, key=lambda id: (-seconds[id], id))
+    ids = [(line.node.id, step) for _, line, step in heads.first(COUNT)]
+    assert ids == sorted(seconds, key=lambda head: (-seconds[head], *head))
 
 
 def test_heads_that_are_estimated_anew_as_they_are_looked_at_stay_in_order() -> None:
