@@ -40,7 +40,7 @@ def local_cluster(
         preload: packages to import ahead, once for all training processes, such as ``["hpstage.torch"]`` (or numpy,
             optuna, safetensors, scipy, torch, torchvision). Those that this process has imported are imported ahead
             anyway: this is for a cluster that is started before that, so that both import at the same time.
-        fork_server: one that was started before; the cluster closes it.
+        fork_server: one that was started before, in place of ``preload``; the cluster closes it.
 
     Raises:
         UsageError: training processes, which import the calling script, would also run this call; or there is no GPU

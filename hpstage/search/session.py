@@ -397,21 +397,26 @@ class Session:
 
     def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
         """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
-        cause = origin(failure)
-        if cause not in self._warned:
-            self._warned[cause] = trial.number
-            told = clean_lines(f"{failure.summary}\n{failure.traceback}")
-            logger.warning("Trial %d failed: %s", trial.number, told)
-        elif trial.number != (first := self._warned[cause]) and cause not in self._alike:
-            self._alike.add(cause)
-            logger.warning("Trial %d failed as trial %d did; no more of these failures are logged", trial.number, first)
+        told = clean_lines(f"{failure.summary}\n{failure.traceback}")
+        self._say_once(
+            origin(failure), trial, f"failed: {told}", "failed as trial {} did; no more of these failures are"
+        )
 
     def _say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
-        """Log an end of training that the user did not ask for, once for all its trials."""
-        told = f"{ending.node}/{ending.step}"
-        if ending.diverged and told not in self._warned:
-            self._warned[told] = trial.number
-            logger.warning("Trial %d, and any other with this step, is pruned: %s", trial.number, ending.message)
+        """Log an end of training that the user did not ask for."""
+        if ending.diverged:
+            told = f"is pruned: {clean_lines(ending.message)}"
+            self._say_once("diverged", trial, told, "is pruned, too, as trial {} was; no more that diverge are")
+
+    def _say_once(self, cause: object, trial: SessionTrial, told: str, again: str) -> None:
+        """Log what has become of the first trial for a cause, and of the next one that no more of them are told."""
+        first = self._warned.get(cause)
+        if first is None:
+            self._warned[cause] = trial.number
+            logger.warning("Trial %d %s", trial.number, told)
+        elif trial.number != first and cause not in self._alike:
+            self._alike.add(cause)
+            logger.warning("Trial %d %s logged", trial.number, again.format(first))
 
     def _finish(self, trial: SessionTrial, state: TrialState) -> None:
         if trial.finished:

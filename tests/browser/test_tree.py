@@ -183,6 +183,16 @@ def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree
     assert layout.best <= set(shown)
 
 
+def test_a_colour_bar_tells_the_values_of_the_colours(book: Book, show: Callable[..., Tree]) -> None:
+    found = many(9)
+    tree = show(found)
+    values = sorted({measured.value for measured in found.measured.values() if measured.value is not None})
+    visible, title, shown = tree.ask("tree.legend()")
+    assert (visible, title) == (True, "value, best from here on, by rank")
+    assert shown == [values[-1], values[(len(values) - 1) // 2], values[0]]  # minimized: the worst first
+    assert [tree.ask(f"tree.valued({rank})") for rank in (0, 1)] == [f"{values[at]:.5g}" for at in (-1, 0)]
+
+
 def test_a_phone_is_tapped_and_a_dark_page_has_no_white(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book, width=390, height=844, has_touch=True, color_scheme="dark")
     assert tree.page.evaluate("() => document.documentElement.scrollWidth") <= 390

@@ -217,6 +217,19 @@ def test_a_loss_that_is_not_finite_prunes_unless_told_otherwise(finite: bool, ca
     assert math.isfinite(result.best_value)
 
 
+def test_of_trials_that_diverge_at_different_steps_one_is_told_and_that_there_are_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        return {"lr": s.piecewise({0: 0.1, trial.suggest_categorical("at", [2, 3, 4]): 1e30})}
+
+    search(Line(), space=space, grid={"at": [2, 3, 4]})
+    told = [record.getMessage() for record in caplog.records if "pruned" in record.getMessage()]
+    assert len(told) == 2
+    assert "is pruned: the training loss is" in told[0]
+    assert "is pruned, too, as trial " in told[1]
+
+
 @pytest.mark.filterwarnings("ignore:`constraints_func` has been deprecated:FutureWarning")
 def test_metrics_are_user_attributes_of_their_trials() -> None:
     def constraints(trial: optuna.trial.FrozenTrial) -> list[float]:

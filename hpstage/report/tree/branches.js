@@ -80,11 +80,13 @@ function colour() {
   const values = [...new Set(list.map(merit).filter((value) => value > -Infinity))].sort((a, b) => a - b)
   const place = new Map(values.map((value, k) => [value, values.length > 1 ? k / (values.length - 1) : 1]))
   rank = new Map(list.map((i) => [i, place.get(merit(i)) ?? NaN]))
+  const ticks = new Set(Array.from({length: 3}, (_, k) => Math.round(k * (values.length - 1) / 2)))
+  valued = new Map([...ticks].filter((k) => k in values).map((k) => [place.get(values[k]), head.maximize ? values[k] : -values[k]]))
 }
 
 // --- folding --------------------------------------------------------------------------------------------------------
 
-let rank = new Map(), shown = new Uint8Array(0), row = new Int32Array(0), list = [], stubs = [], rows = 0
+let rank = new Map(), valued = new Map(), shown = new Uint8Array(0), row = new Int32Array(0), list = [], stubs = [], rows = 0
 const opened = new Set(), closed = new Set() // by the user
 let revealed = [] // by the search
 

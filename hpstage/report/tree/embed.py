@@ -79,4 +79,4 @@ def frame(book: Book) -> str:
 
 def _height(rows: Rows) -> int:
     """The pixels of a figure: fewer for a tree of few branches."""
-    return max(_LEAST, min(HEIGHT, _ROW * (len(rows.branches) + 4)))
+    return max(_LEAST, min(HEIGHT, _ROW * (len(rows.branches) + 6)))

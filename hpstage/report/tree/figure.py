@@ -13,8 +13,11 @@ from typing import Any
 from bokeh.document import Document
 from bokeh.layouts import column
 from bokeh.models import (
+    ColorBar,
     ColumnDataSource,
     CustomJS,
+    CustomJSTickFormatter,
+    FixedTicker,
     HoverTool,
     InlineStyleSheet,
     LayoutDOM,
@@ -59,9 +62,11 @@ class TreeFigure:
             max_width=420, stylesheets=[InlineStyleSheet(css=DARK_INPUTS)], syncable=False,
         )  # fmt: skip
         drawn, glyphs = _figure(height)
+        legend = _scale(drawn)
         args = {
             **glyphs,
             "fig": drawn,
+            "legend": legend,
             "search": self._search,
             "message": self._message,
             "taken": self._taken,
@@ -145,3 +150,26 @@ def _figure(height: int) -> tuple[Any, dict[str, ColumnDataSource]]:
             ("best from here", "@value")]  # fmt: skip
     drawn.add_tools(HoverTool(renderers=[tracks], line_policy="interp", tooltips=tips))
     return drawn, own
+
+
+def _scale(drawn: Any) -> ColorBar:
+    """Add the colour bar: some ranks, at which the browser writes the values that have them."""
+    values = CustomJSTickFormatter(args={"fig": drawn}, code="return fig.hpstage?.valued(tick) ?? ''", syncable=False)
+    bar = ColorBar(
+        color_mapper=LinearColorMapper(palette=PALETTE, low=0, high=1),
+        ticker=FixedTicker(ticks=[], syncable=False),
+        formatter=values,
+        orientation="horizontal",
+        location=(20, 0),
+        width=240,
+        height=7,
+        padding=2,
+        title_standoff=3,
+        label_standoff=3,
+        major_tick_in=0,
+        background_fill_alpha=0.0,
+        visible=False,
+        syncable=False,
+    )
+    drawn.add_layout(bar, "below")
+    return bar

@@ -28,8 +28,16 @@ function refold() {
   if (follows) frame(top)
   else clamp()
   draw()
+  scale()
   slide()
   cancelAnimationFrame(awaited)
+}
+
+// What the colours stand for: of the best on a branch or below it, by rank.
+function scale() {
+  legend.visible = valued.size > 1
+  legend.title = `${cut(head.metric, 40)}, best from here on, by rank`
+  legend.ticker.ticks = [...valued.keys()]
 }
 
 function refresh() {
@@ -153,7 +161,8 @@ const scheme = matchMedia("(prefers-color-scheme: dark)")
 
 function paint() {
   const ink = scheme.matches ? "#dddddd" : "#222222"
-  for (const axis of fig.below.concat(fig.left)) axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: "#888888"})
+  for (const axis of fig.below.concat(fig.left).filter((one) => one != legend)) axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: "#888888"})
+  legend.setv({title_text_color: ink, major_label_text_color: ink})
   for (const renderer of fig.renderers) {
     if (["texts", "ends"].includes(renderer.name)) renderer.glyph.text_color = {value: ink}
     if (renderer.name == "heads") renderer.glyph.setv({fill_color: {value: ink}})
@@ -183,7 +192,7 @@ for (const range of [fig.x_range, fig.y_range])
 for (const property of [fig.properties.inner_width, fig.properties.inner_height])
   property?.change.connect(() => { if (untouched("x")) frameSteps(); refold() })
 message.properties.data.change.connect(take)
-fig.hpstage = {tap, find, type, next, select, toggle: (i) => { toggle(i); refold() }, unfold: (i) => { unfold(i); refold() }, scroll,
+fig.hpstage = {valued: (tick) => short(valued.get(tick)), legend: () => [legend.visible, legend.title, [...valued.values()]], tap, find, type, next, select, toggle: (i) => { toggle(i); refold() }, unfold: (i) => { unfold(i); refold() }, scroll,
   shown: () => [...list], running: () => [...running.keys()], order: () => [...order], rows: () => Object.fromEntries(list.map((i) => [B.node[i], row[i]])),
   about: (i) => ({parent: B.parent[i], failures: (failing.get(i) ?? []).length, state: B.state[i], front: B.front[i], folded: isFolded(i)}),
   place: (i) => ({x: B.x[i], right: B.right[i], y: row[i]}), size: () => ({branches: n, trials: T.name.length, rows})}
