@@ -13,7 +13,6 @@ from typing import Any
 from bokeh.document import Document
 from bokeh.layouts import column
 from bokeh.models import (
-    ColorBar,
     ColumnDataSource,
     CustomJS,
     CustomJSTickFormatter,
@@ -24,6 +23,7 @@ from bokeh.models import (
     LinearColorMapper,
     Range1d,
 )
+from bokeh.models.annotations import ColorBar
 from bokeh.models.widgets import TextInput
 from bokeh.palettes import viridis
 from bokeh.plotting import figure
