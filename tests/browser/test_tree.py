@@ -187,8 +187,8 @@ def test_a_colour_bar_tells_the_values_of_the_colours(book: Book, show: Callable
     found = many(9)
     tree = show(found)
     values = sorted({measured.value for measured in found.measured.values() if measured.value is not None})
-    visible, title, shown = tree.ask("tree.legend()")
-    assert (visible, title) == (True, "value, best from here on, by rank")
+    title, shown = tree.ask("tree.legend()")
+    assert title == "value, best from here on, by rank"
     assert shown == [values[-1], values[(len(values) - 1) // 2], values[0]]  # minimized: the worst first
     assert [tree.ask(f"tree.valued({rank})") for rank in (0, 1)] == [f"{values[at]:.5g}" for at in (-1, 0)]
 

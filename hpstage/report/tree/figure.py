@@ -168,7 +168,7 @@ def _scale(drawn: Any) -> ColorBar:
         label_standoff=3,
         major_tick_in=0,
         background_fill_alpha=0.0,
-        visible=False,
+        title="best from here on, by rank",
         syncable=False,
     )
     drawn.add_layout(bar, "below")

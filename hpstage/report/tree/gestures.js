@@ -35,7 +35,6 @@ function refold() {
 
 // What the colours stand for: of the best on a branch or below it, by rank.
 function scale() {
-  legend.visible = valued.size > 1
   legend.title = `${cut(head.metric, 40)}, best from here on, by rank`
   legend.ticker.ticks = [...valued.keys()]
 }
@@ -192,7 +191,7 @@ for (const range of [fig.x_range, fig.y_range])
 for (const property of [fig.properties.inner_width, fig.properties.inner_height])
   property?.change.connect(() => { if (untouched("x")) frameSteps(); refold() })
 message.properties.data.change.connect(take)
-fig.hpstage = {valued: (tick) => short(valued.get(tick)), legend: () => [legend.visible, legend.title, [...valued.values()]], tap, find, type, next, select, toggle: (i) => { toggle(i); refold() }, unfold: (i) => { unfold(i); refold() }, scroll,
+fig.hpstage = {valued: (tick) => short(valued.get(tick)), legend: () => [legend.title, [...valued.values()]], tap, find, type, next, select, toggle: (i) => { toggle(i); refold() }, unfold: (i) => { unfold(i); refold() }, scroll,
   shown: () => [...list], running: () => [...running.keys()], order: () => [...order], rows: () => Object.fromEntries(list.map((i) => [B.node[i], row[i]])),
   about: (i) => ({parent: B.parent[i], failures: (failing.get(i) ?? []).length, state: B.state[i], front: B.front[i], folded: isFolded(i)}),
   place: (i) => ({x: B.x[i], right: B.right[i], y: row[i]}), size: () => ({branches: n, trials: T.name.length, rows})}
