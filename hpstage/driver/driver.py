@@ -11,6 +11,7 @@ import msgspec
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import difference, explain
 from hpstage.driver.driver_leases import DriverLeases
+from hpstage.driver.effects import Effects
 from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.driver.worker_timeout import WorkerTimeout
@@ -106,6 +107,7 @@ class Driver:
         self._snapshots = snapshots
         self._looked = 0.0
         self._patience = WorkerTimeout(scheduler)
+        self._effects = Effects(plan)
         executor.adapt(scheduler.demand)
         self._pool = executor.pool  # a closed one does not tell it
         joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
@@ -267,6 +269,8 @@ class Driver:
             for report in batch:
                 for notice in self.scheduler.note(report):
                     logger.warning("%s", notice)
+                if isinstance(report, BoundaryReached) and (told := self._effects.missing(report.reached)):
+                    logger.warning("%s", told)
                 if isinstance(report, WorkerJoined | WorkerLeft):
                     self._patience.workers_changed()
             del self._taken[: len(taken)]

@@ -1,0 +1,65 @@
+"""Hyper-parameters that differ without effect: lines of training that should part, and hold the same tensors."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from hpstage.plan.facts import Metrics, StateReached, to_numbers
+from hpstage.plan.nodes import Node
+from hpstage.plan.plan import SearchPlan
+from hpstage.schedule import Scalar
+from hpstage.schedule.scalars import same
+
+_REMEMBERED = 10_000
+
+
+class Effects:
+    """Compares the states that are kept. Two lines that have seen other values, and hold the same tensors bit for bit,
+    have not read those in which they differ: most likely a schedule of what is read where the model is made."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self._plan = plan
+        self._seen: dict[tuple[int, str], int] = {}  # nodes by a step and the marks of a state there; the latest ones
+        self._told: set[str] = set()
+
+    def missing(self, reached: StateReached) -> str | None:
+        """Return a message for the user if a state shows that hyper-parameters have no effect, once for each."""
+        # Without finite metrics, lines may be the same since all that they hold is NaN.
+        if reached.kept is None or not reached.kept.marks or not _finite(reached.metrics):
+            return None
+        place = reached.step, reached.kept.marks
+        one, two = self._plan.nodes[self._seen.setdefault(place, reached.node)], self._plan.nodes[reached.node]
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        if one is two or one.names != two.names:
+            return None
+        names = _differing(one, two, reached.step)
+        if self._told.issuperset(names):
+            return None
+        self._told.update(names)
+        trials = sorted((node.maker.id.rpartition("/")[2] for node in (one, two)), key=lambda name: (len(name), name))
+        which = f"Hyper-parameters {', '.join(map(repr, names))}" if names[1:] else f"The hyper-parameter {names[0]!r}"
+        return (
+            f"{which} had no effect on training so far: trials {' and '.join(trials)} differ in nothing else, and are "
+            f"the same after {reached.step} steps, bit for bit. What is read where the model or the optimizer is made "
+            f"has its value at step 0: read hp[{names[0]!r}] in each step (an optimizer's fields follow "
+            f"hyper-parameters of their own names, such as lr)"
+        )
+
+
+def _finite(metrics: Metrics | None) -> bool:
+    return metrics is not None and all(map(math.isfinite, to_numbers(metrics).values()))
+
+
+def _differing(one: Node, two: Node, step: int) -> list[str]:
+    """Return the hyper-parameters in which two lines have differed before a step."""
+    lines = one.ancestry(), two.ancestry()
+    starts = {node.start for line in lines for node in line if node.start < step} | {step - 1}
+    values = [tuple(_values(line, at) for line in lines) for at in starts]
+    return [name for name in one.names if any(not same(mine[name], other[name]) for mine, other in values)]
+
+
+def _values(line: Sequence[Node], step: int) -> dict[str, Scalar]:
+    return line[bisect_right(line, step, key=lambda node: node.start) - 1].hyperparameters(step)
