@@ -98,8 +98,11 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
                 f"preload names {name!r}; it must be a list of any of {', '.join(PRELOADED)}: training processes "
                 f"import all else themselves, as it is then"
             )
-        if is_users(name) or find_spec(name.partition(".")[0]) is None:
+        spec = find_spec(name.removeprefix("hpstage."))
+        if spec is None:
             raise UsageError(f"preload names {name!r}, but no such package is installed; install it, or leave it out")
+        if is_users(name):
+            raise UsageError(f"preload names {name!r}, which is hidden by a file of yours, {spec.origin}; rename that")
     return ForkServer(names) if sys.platform == "linux" and hasattr(os, "pidfd_open") else None
 
 

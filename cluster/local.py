@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.fork_server import fork_server as start_fork_server
 from hpstage.cluster.main_guard import require_main_guard
+from hpstage.errors import UsageError
 
 if TYPE_CHECKING:
     from distributed import LocalCluster
@@ -48,6 +49,8 @@ def local_cluster(
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
+    if fork_server is not None and preload:
+        raise UsageError("preload= is for a server that is started here; leave it out with fork_server=")
     server = fork_server or start_fork_server(preload)  # imports torch while this process imports Dask
     try:
         from hpstage.cluster.devices import first_devices, grouped, how_many, visible_devices

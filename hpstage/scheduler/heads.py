@@ -43,8 +43,14 @@ class Heads:
 
     def put(self, line: Line, step: int) -> None:
         """Add a head, or queue it anew if its seconds have changed."""
+        if line.rated != self._estimates:
+            line.rated = self._estimates
+            for other in line.heads:
+                self._queue(line, other)
+        self._queue(line, step)
+
+    def _queue(self, line: Line, step: int) -> None:
         seconds, before = self._remaining(line, step), line.heads.get(step)
-        line.rated = self._estimates
         if before == seconds:
             return
         if before is None:

@@ -486,5 +486,5 @@ def _reached(answer: Answer) -> int:
 
 def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:
     return (
-        f"evaluate() returned {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was asked for"
+        f"the trainable gives {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was asked for"
     )

@@ -115,11 +115,15 @@ class TorchTrainable(ABC):
 
     @abstractmethod
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
-        """Return a new model, on any device, in the mode to train it in. Randomness is keyed by the seed."""
+        """Return a new model, on any device, in the mode to train it in. Randomness is keyed by the seed.
+
+        ``hp`` has the values at step 0. What changes later is to be read in each step: ``self.hp`` in :meth:`loss`.
+        """
 
     @abstractmethod
     def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
-        """Return a new optimizer of the model's parameters, built with the values in ``hp``."""
+        """Return a new optimizer of the model's parameters, built with the values in ``hp``, those at step 0. Fields of
+        its param groups that are named like a hyper-parameter follow its schedule; see :meth:`group_values`."""
 
     @abstractmethod
     def dataset(self) -> Dataset[Any] | DataLoader[Any]:

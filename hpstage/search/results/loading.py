@@ -55,7 +55,10 @@ class LoadedState:
 
     def _part(self, name: str) -> Any:
         if name not in self.parts:
-            raise UsageError(f"trial {self.trial} has no part {name!r}; it has {', '.join(sorted(self.parts))}")
+            raise UsageError(
+                f"trial {self.trial} has no part {name!r}; it has {', '.join(sorted(self.parts))}: take what you need "
+                f"from result.load(...).parts, or attach it under that name, run.attach({name}=...)"
+            )
         return self.parts[name]
 
 

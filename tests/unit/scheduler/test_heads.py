@@ -59,6 +59,19 @@ def test_heads_that_are_estimated_anew_as_they_are_looked_at_stay_in_order() -> 
     assert [(left, line.node.id) for left, line, _ in heads.first(2)] == [(5.0, 1), (3.0, 0)]
 
 
+def test_with_one_head_of_a_line_all_of_them_are_estimated_anew() -> None:
+    lines = [Line(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(2)]
+    seconds = {(0, 0): 9.0, (0, 10): 5.0, (0, 20): 4.0, (1, 0): 7.0}
+    heads = Heads(lines, lambda line, step: seconds[line.node.id, step])
+    for id, step in seconds:
+        heads.put(lines[id], step)
+    heads.first(2)
+    seconds |= {(0, 0): 18.0, (0, 10): 10.0, (0, 20): 8.0}
+    heads.renew()
+    heads.put(lines[0], 0)  # as of a node that was measured
+    assert heads.first(4) == [(18.0, lines[0], 0), (10.0, lines[0], 10), (8.0, lines[0], 20), (7.0, lines[1], 0)]
+
+
 @pytest.mark.parametrize("paces", [(1.0, 1.2), (1.0, 0.8), (1.0, -1.0)], ids=["longer", "shorter", "reversed"])
 def test_looking_at_many_heads_that_are_estimated_anew_costs_as_much_for_each(paces: tuple[float, float]) -> None:
     def cost(most: int) -> int:
