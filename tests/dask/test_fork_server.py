@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import optuna
@@ -159,6 +159,11 @@ def test_what_cannot_be_imported_ahead_is_refused_by_name(
     monkeypatch.setattr(fork_server, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=told):
         hpstage.local_cluster(1, gpus=0, preload=preload)
+
+
+def test_preload_is_for_no_server_that_was_started_before() -> None:
+    with pytest.raises(UsageError, match="leave it out with fork_server="):
+        hpstage.local_cluster(1, gpus=0, preload=["torch"], fork_server=cast(Any, object()))
 
 
 @pytest.mark.ci
