@@ -13,6 +13,8 @@ from hpstage.schedule import Scalar
 from hpstage.schedule.scalars import same
 
 _REMEMBERED = 10_000
+# Hex digits of marks: those of one tensor alone, of 16 bits, are soon the same by chance.
+_LEAST = 8
 
 
 class Effects:
@@ -21,15 +23,17 @@ class Effects:
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
-        self._seen: dict[tuple[int, str], int] = {}  # nodes by a step and the marks of a state there; the latest ones
+        # Nodes by a step, and by the marks and metrics of a state there; the latest ones.
+        self._seen: dict[tuple[int, str, tuple[tuple[str, float], ...]], int] = {}
         self._told: set[str] = set()
 
     def missing(self, reached: StateReached) -> str | None:
         """Return a message for the user if a state shows that hyper-parameters have no effect, once for each."""
         # Without finite metrics, lines may be the same since all that they hold is NaN.
-        if reached.kept is None or not reached.kept.marks or not _finite(reached.metrics):
+        if reached.kept is None or len(reached.kept.marks) < _LEAST or not _finite(reached.metrics):
             return None
-        place = reached.step, reached.kept.marks
+        # With the metrics: what only evaluate() reads has an effect.
+        place = reached.step, reached.kept.marks, tuple(sorted(to_numbers(reached.metrics or {}).items()))
         one, two = self._plan.nodes[self._seen.setdefault(place, reached.node)], self._plan.nodes[reached.node]
         if len(self._seen) > _REMEMBERED:
             del self._seen[next(iter(self._seen))]

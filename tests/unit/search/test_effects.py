@@ -19,19 +19,20 @@ class Weights:
     """Reads ``a`` in each step, and ``b`` only where it begins."""
 
     def setup(self, hp: Mapping[str, Any]) -> None:
-        self.weights, self.b = np.zeros(2), hp["b"]
+        self.weights, self.bias, self.b = np.zeros(2), np.zeros(1), hp["b"]
 
     def train(self, step: int, hp: Mapping[str, Any]) -> None:
         self.weights = self.weights * 2 + [hp["a"] * (step + 1), self.b]
+        self.bias = self.bias + self.weights[0]
 
     def evaluate(self) -> dict[str, float]:
         return {"value": float(self.weights.sum())}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weights": self.weights, "b": self.b}
+        return {"weights": self.weights, "bias": self.bias, "b": self.b}
 
     def load_state_dict(self, state: Any) -> None:
-        self.weights, self.b = state["weights"].copy(), state["b"]
+        self.weights, self.bias, self.b = state["weights"].copy(), state["bias"].copy(), state["b"]
 
 
 class Diverged(Weights):
@@ -71,7 +72,7 @@ def parting(name: str) -> Space:
     [
         (Weights(), parting("b"), "'b'"),
         (Weights(), parting("a"), None),
-        (Evaluated(), parting("a"), "'a'"),
+        (Evaluated(), lambda trial: {"a": trial.number, "b": trial.suggest_int("at", 1, 1)}, None),
         (Diverged(), parting("b"), None),
         (Weights(), lambda trial: {"a": 1, "b": 1, "c": trial.suggest_int("at", 2, 5)}, "'c'"),
         (Weights(), lambda trial: {"a": 1, "b": 1, "c": trial.number, "d": -trial.number}, "'c', 'd'"),
