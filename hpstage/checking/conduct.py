@@ -13,12 +13,12 @@ from hpstage.checking.comparing import Apart, first_apart
 from hpstage.checking.findings import CheckReport, Finding, Verdict, Way
 from hpstage.checking.runs import Record
 from hpstage.checking.snapshot import THREADS
-from hpstage.checking.suspects import suspects
 from hpstage.checking.trials import Trials, draw
 from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors import UsageError
 from hpstage.schedule.space import Space
+from hpstage.training.code.suspects import suspects
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.identity.workload import packages
 from hpstage.training.lent import see_free

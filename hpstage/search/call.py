@@ -36,8 +36,8 @@ from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
 from hpstage.store.opening import Places, check_places, open_places
 from hpstage.training.adapter import noisy_of
+from hpstage.training.code.unread import unread
 from hpstage.training.identity.workload import by_name, code_identity
-from hpstage.training.unread import unread
 
 if TYPE_CHECKING:
     from distributed import Client

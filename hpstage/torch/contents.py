@@ -12,8 +12,8 @@ from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.text import size
 from hpstage.torch.loading.samples import holds
+from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import DataFiles
-from hpstage.training.identity.hashing import hashed
 from hpstage.training.identity.walk import Walk
 from hpstage.training.randomness import Purpose, rekey
 

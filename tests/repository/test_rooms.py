@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler"),
     *("trainable", "executor", "algorithm", "algos"),
-    *("training.identity", "training.capture", "training", "torch", "execution"),
+    *("training.code", "training.identity", "training.capture", "training", "torch", "execution"),
     *("optuna", "driver", "report", "cluster", "search.results", "search", "rehearsal", "checking"),
     *("testing", "hpstage", "workloads", "cli", "__main__"),
 )

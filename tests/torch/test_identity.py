@@ -22,7 +22,7 @@ import torch
 
 from hpstage.errors import UsageError
 from hpstage.training.capture.kinds import kind_of
-from hpstage.training.identity.source import distributions_of, is_users
+from hpstage.training.code.source import distributions_of, is_users
 from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop

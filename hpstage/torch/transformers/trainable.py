@@ -23,7 +23,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.transformers.arguments import Arguments, detach
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.refusals import see_callbacks, see_trainer
-from hpstage.training.unread import may_read
+from hpstage.training.code.unread import may_read
 
 logger = logging.getLogger("hpstage")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from hpstage.training.capture import pure
 from hpstage.training.capture.kind import RUNNERS, has_own_memory, numpy, torch
-from hpstage.training.capture.reach import of_user
 from hpstage.training.capture.survey import Survey
+from hpstage.training.code.reach import of_user
 
 RANDOM: dict[str, Callable[[], Any]] = {
     "Random": lambda: sys.modules["random"].Random,

@@ -21,10 +21,10 @@ from hpstage.training.capture.kind import numpy, torch, write_own
 from hpstage.training.capture.kinds import VALUES
 from hpstage.training.capture.memory import Rebuilt
 from hpstage.training.capture.on_disk import opened_file, opened_map
-from hpstage.training.capture.reach import MISSING
 from hpstage.training.capture.survey import Survey
 from hpstage.training.capture.told import RandomSource
 from hpstage.training.capture.values import duplicate, fill, is_tensor, move
+from hpstage.training.code.reach import MISSING
 
 
 class Decoder:

@@ -25,10 +25,10 @@ from hpstage.training.capture.derived import optimizer_counted_by, weights_among
 from hpstage.training.capture.kind import is_atom, numpy, own_of, torch
 from hpstage.training.capture.memory import Places
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
-from hpstage.training.capture.reach import MISSING
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.told import RandomSource, stands_only
 from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
+from hpstage.training.code.reach import MISSING
 
 Plain = Any
 ANSWERED = ("answered",)

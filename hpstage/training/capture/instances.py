@@ -15,7 +15,6 @@ import xxhash
 from hpstage.checkpoints import jax_arrays
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
-from hpstage.training.capture.imports import loaded
 from hpstage.training.capture.kind import (
     LEADS_NOWHERE,
     Child,
@@ -29,9 +28,10 @@ from hpstage.training.capture.kind import (
     slots_of,
     write_own,
 )
-from hpstage.training.capture.reach import attributes_stored_in, of_user
 from hpstage.training.capture.values import is_tensor
-from hpstage.training.identity.bytecode import functions_in
+from hpstage.training.code.bytecode import functions_in
+from hpstage.training.code.imports import loaded
+from hpstage.training.code.reach import attributes_stored_in, of_user
 
 Attributes = dict[str, Any]
 

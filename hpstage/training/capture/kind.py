@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from operator import is_
 from typing import Any, TypeVar
 
+from hpstage.training.code.source import HEAP
+
 _T = TypeVar("_T")
 Child = tuple[str, object]
 """A label to append to the owner's path, and the object at that path."""
@@ -180,10 +182,6 @@ def slots_of(kind: Any) -> dict[str, Any]:
                 if type(member) is types.MemberDescriptorType and name in _declared(base):
                     found[name] = member
     return found
-
-
-HEAP = 1 << 9
-"""Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
 
 
 def _declared(kind: Any) -> set[str]:

@@ -32,7 +32,6 @@ from hpstage.training.capture.containers import (
     WeakValues,
     is_bulk,
 )
-from hpstage.training.capture.imports import Modules
 from hpstage.training.capture.instances import (
     Cell,
     ClassNamespace,
@@ -60,12 +59,13 @@ from hpstage.training.capture.kind import (
     slots_of,
     torch,
 )
-from hpstage.training.capture.reach import ClassAttributes, LibraryNames, is_users_code, of_user
-from hpstage.training.capture.reach import Slot as GlobalName
 from hpstage.training.capture.settings import OfProcess, Settings
 from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
 from hpstage.training.capture.values import Values, is_read_only
-from hpstage.training.identity.source import module_of
+from hpstage.training.code.imports import Modules
+from hpstage.training.code.reach import ClassAttributes, LibraryNames, is_users_code, of_user
+from hpstage.training.code.reach import Slot as GlobalName
+from hpstage.training.code.source import module_of
 
 # Their instances are machinery (compilers, loggers, threads), not what training computes with.
 _MACHINERY = (

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dis import Instruction
 from types import CodeType
 
-from hpstage.training.identity.bytecode import inner
+from hpstage.training.code.bytecode import inner
 
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _ALWAYS_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")

@@ -14,11 +14,11 @@ from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import VALUES, kind_of
-from hpstage.training.capture.reach import MISSING, ClassAttributes, of_user
 from hpstage.training.capture.settings import NEXT_HOOK
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.values import cannot_change, is_tensor
-from hpstage.training.identity.source import module_of
+from hpstage.training.code.reach import MISSING, ClassAttributes, of_user
+from hpstage.training.code.source import module_of
 
 _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")

@@ -11,10 +11,10 @@ from typing import Any
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import LEADS_NOWHERE, Kind, dict_of, is_atom, torch
 from hpstage.training.capture.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
-from hpstage.training.capture.reach import OF_CODE, ClassAttributes, Slot, is_users_code, of_user, reached_from
 from hpstage.training.capture.told import CACHED, Cache
 from hpstage.training.capture.values import Marked
-from hpstage.training.identity.source import module_of
+from hpstage.training.code.reach import OF_CODE, ClassAttributes, Slot, is_users_code, of_user, reached_from
+from hpstage.training.code.source import module_of
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")

@@ -12,10 +12,10 @@ from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.memory import holding
 from hpstage.training.capture.portrait import LOCAL, shown, text_of, texts_of
-from hpstage.training.capture.reach import MISSING, ClassAttributes, Globals
 from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked
-from hpstage.training.identity.bytecode import inner
+from hpstage.training.code.bytecode import inner
+from hpstage.training.code.reach import MISSING, ClassAttributes, Globals
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, VALUES
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.reach import OF_CODE, LibraryNames, libraries
 from hpstage.training.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
+from hpstage.training.code.reach import OF_CODE, LibraryNames, libraries
 
 Roots = Iterable[tuple[str, object]]
 logger = logging.getLogger("hpstage")

@@ -10,9 +10,9 @@ import sys
 from hpstage.executor import Environment
 from hpstage.text import size
 from hpstage.trainable import Trainable
+from hpstage.training.code.source import is_users
 from hpstage.training.identity import threads
 from hpstage.training.identity.files import DataFiles
-from hpstage.training.identity.source import is_users
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.identity.workload import Identity, identify
 

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
-from hpstage.training.identity.bytecode import FROM_GLOBALS, inner, instructions_of
+from hpstage.training.code.bytecode import FROM_GLOBALS, inner, instructions_of
 
 _READS = re.compile(r"load|load_\w+|open|read_\w+|imread|fromfile|from_file|memmap|genfromtxt|loadtxt|File|safe_open")
 _WRITES = re.compile(r"save|save_\w+|savez|savez_compressed|savetxt|savefig|dump|write|write_\w+|tofile|to_\w+")

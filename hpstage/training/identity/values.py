@@ -16,13 +16,13 @@ from typing import Any
 import xxhash
 
 from hpstage.errors import StateError, UsageError
-from hpstage.training.identity.files import DataFiles
-from hpstage.training.identity.hashing import hashed
-from hpstage.training.identity.made import is_script
-from hpstage.training.identity.source import (
+from hpstage.training.code.hashing import hashed
+from hpstage.training.code.made import is_script
+from hpstage.training.code.source import (
     is_users,
     module_of,
 )
+from hpstage.training.identity.files import DataFiles
 
 NOT_STATE = ("hp", "version", "data_version")
 """Attributes of a trainable that are recorded elsewhere: in the history of values, or separately in the identity."""

@@ -12,16 +12,13 @@ from importlib.util import spec_from_file_location
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from hpstage.training.identity import bytecode
-from hpstage.training.identity.bytecode import Imported, functions_in, references
-from hpstage.training.identity.edited import see_as_written
-from hpstage.training.identity.entities import Entities, Entity
-from hpstage.training.identity.files import DataFiles
-from hpstage.training.identity.hashing import hashed
-from hpstage.training.identity.lookups import Lookups, lookups
-from hpstage.training.identity.made import functions_into, is_script, script_digest
-from hpstage.training.identity.reads import found_at, paths_read
-from hpstage.training.identity.source import (
+from hpstage.training.code import bytecode
+from hpstage.training.code.bytecode import Imported, functions_in, references
+from hpstage.training.code.edited import see_as_written
+from hpstage.training.code.hashing import hashed
+from hpstage.training.code.lookups import Lookups, lookups
+from hpstage.training.code.made import functions_into, is_script, script_digest
+from hpstage.training.code.source import (
     ABSENT,
     as_written,
     came_by_value,
@@ -32,6 +29,9 @@ from hpstage.training.identity.source import (
     submodules_of,
     version_of,
 )
+from hpstage.training.identity.entities import Entities, Entity
+from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.reads import found_at, paths_read
 from hpstage.training.identity.values import NOT_STATE, Values, is_function, without_keys
 
 _FORMAT = "hpstage-code-2"

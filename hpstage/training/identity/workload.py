@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpstage.training.identity.hashing import hashed
-from hpstage.training.identity.source import ABSENT, is_users
+from hpstage.training.code.hashing import hashed
+from hpstage.training.code.source import ABSENT, is_users
 from hpstage.training.identity.values import is_function
 from hpstage.training.identity.walk import COMPUTED, FIXED, Walk
 

@@ -16,7 +16,7 @@ from hpstage.algos import FullTraining, OptunaPruner, SuccessiveHalving
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
-from hpstage.training.unread import unread
+from hpstage.training.code.unread import unread
 
 
 class Reading(Tape):

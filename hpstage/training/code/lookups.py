@@ -13,7 +13,7 @@ from dis import Instruction
 from types import CodeType
 from typing import Any
 
-from hpstage.training.identity.bytecode import FROM_GLOBALS, FROM_LOCALS, inner, instructions_of
+from hpstage.training.code.bytecode import FROM_GLOBALS, FROM_LOCALS, inner, instructions_of
 
 _OWN = (builtins.globals, builtins.eval, builtins.exec)
 _IMPORTERS = (importlib.import_module, builtins.__import__, pkgutil.resolve_name)

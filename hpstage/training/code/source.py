@@ -14,9 +14,11 @@ from importlib.machinery import FileFinder, ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
-from hpstage.training.identity.bytecode import digest, inner
+from hpstage.training.code.bytecode import digest, inner
 
 ABSENT = "absent"
+HEAP = 1 << 9
+"""Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
 _HERE = Path(__file__).parents[2]  # the package
 _WORKLOADS = "hpstage.workloads"
 # algos and cluster may be beside the package, which then links to them.

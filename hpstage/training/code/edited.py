@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 
 from hpstage.errors import UsageError
-from hpstage.training.identity import bytecode
-from hpstage.training.identity.source import is_rewritten
+from hpstage.training.code import bytecode
+from hpstage.training.code.source import is_rewritten
 
 
 def see_as_written(module: ModuleType, code: CodeType) -> None:

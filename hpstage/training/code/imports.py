@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpstage.training.identity.bytecode import inner
+from hpstage.training.code.bytecode import inner
 
 _IMPORTERS = ("import_module", "__import__")
 _BETWEEN = frozenset(("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "NOP"))

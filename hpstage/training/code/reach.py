@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from operator import is_
 from typing import Any
 
-from hpstage.training.capture import imports
-from hpstage.training.capture.kind import HEAP
-from hpstage.training.identity.bytecode import functions_in
-from hpstage.training.identity.source import came_by_value, is_users, module_of
+from hpstage.training.code import imports
+from hpstage.training.code.bytecode import functions_in
+from hpstage.training.code.source import HEAP, came_by_value, is_users, module_of
 
 MISSING = object()
 """The value of an unbound name."""

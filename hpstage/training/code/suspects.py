@@ -9,8 +9,8 @@ from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from hpstage.training.capture.reach import functions_reached
-from hpstage.training.identity.bytecode import inner, references
+from hpstage.training.code.bytecode import inner, references
+from hpstage.training.code.reach import functions_reached
 
 _NAMES = frozenset(
     (

@@ -13,7 +13,7 @@ from itertools import pairwise
 from types import CodeType, ModuleType
 from typing import Any
 
-from hpstage.training.identity.hashing import hashed
+from hpstage.training.code.hashing import hashed
 
 # Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
