@@ -56,6 +56,12 @@ _START = (
     "import json, sys; path, arguments = json.load(sys.stdin); sys.path[:] = path; "
     "from hpstage.cluster.fork_server import main; main(*arguments)"
 )
+# The module search path must be set before the first of our modules is imported.
+START_TRAINING = (
+    "import json, sys; path, sys.argv, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
+    "from hpstage.cluster.training_process import main; main(*arguments)"
+)
+"""What a spawned training process runs, instead."""
 _MOST = 1 << 20
 """Bytes of the longest message."""
 _KILLED = -signal.SIGKILL
@@ -75,6 +81,12 @@ def training_environment() -> dict[str, str]:
 def search_path() -> list[str]:
     """Return the folders of ``sys.path``: what else users put there, such as a ``Path``, no import reads."""
     return [folder for folder in sys.path if isinstance(folder, str)]
+
+
+def how_it_ended(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "was killed by SIGKILL (as the system does when memory runs out)"
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with exit status {status}"
 
 
 class NotForked(Exception):
@@ -113,6 +125,10 @@ class Forked:
         self.pid = pid
         self._server = server
         self._status = status
+
+    def poll(self) -> int | None:
+        """Return its exit status, ``None`` while it runs."""
+        return self._status.result() if self._status.done() else None
 
     async def wait(self) -> int:
         return await asyncio.shield(asyncio.wrap_future(self._status))
@@ -156,7 +172,13 @@ class ForkServer:
     async def fork(
         self, files: Sequence[int], worker: str, *, variables: Mapping[str, str], path: Sequence[str]
     ) -> Forked:
-        """Fork a process that trains for ``worker``.
+        """Fork a process; see :meth:`begin`."""
+        return await asyncio.shield(asyncio.wrap_future(self.begin(files, worker, variables=variables, path=path)))
+
+    def begin(
+        self, files: Sequence[int], worker: str, *, variables: Mapping[str, str], path: Sequence[str]
+    ) -> Future[Forked]:
+        """Begin to fork a process that trains for ``worker``. The future, too, may raise :class:`NotForked`.
 
         Args:
             files: file descriptors of its end of a socket, of its standard output and of its standard error.
@@ -183,7 +205,7 @@ class ForkServer:
             "argv": sys.argv,
             "folder": os.getcwd(),
         }
-        return await asyncio.shield(asyncio.wrap_future(self._ask(request, files)))
+        return self._ask(request, files)
 
     def _ask(self, request: dict[str, Any], files: Sequence[int]) -> Future[Forked]:
         answer: Future[Forked] = Future()

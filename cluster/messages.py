@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from hpstage.execution.flight import Gathering
+from hpstage.execution.retraining import Segment
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Chain, ChainReport
@@ -108,6 +109,13 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     checkpoints: bytes
 
 
+class Retrain(msgspec.Struct, frozen=True, tag=True):
+    """Train a segment again, and compare. Replied to with :class:`~hpstage.execution.retraining.Retrained`."""
+
+    segment: Segment
+    checkpoints: bytes
+
+
 class Forget(msgspec.Struct, frozen=True, tag=True):
     """Free the states in memory. Has no reply."""
 
@@ -116,7 +124,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """Close the trainable, and end. Has no reply."""
 
 
-Request = Load | TryOut | Measure | Train | Follow | Forget | Finish
+Request = Load | TryOut | Measure | Train | Follow | Retrain | Forget | Finish
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):

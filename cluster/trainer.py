@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,15 @@ import msgspec
 from distributed import Worker
 
 from hpstage import errors
-from hpstage.cluster.fork_server import Forked, NotForked, python, search_path, training_environment
+from hpstage.cluster.fork_server import (
+    START_TRAINING,
+    Forked,
+    NotForked,
+    how_it_ended,
+    python,
+    search_path,
+    training_environment,
+)
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Reply, Request, Told, decode_reply, framed
 from hpstage.cluster.outputs import outputs
@@ -28,11 +35,6 @@ from hpstage.plan.facts import ChainId
 
 logger = logging.getLogger("hpstage")
 
-# The module search path must be set before the first of our modules is imported.
-_START = (
-    "import json, sys; path, sys.argv, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
-    "from hpstage.cluster.training_process import main; main(*arguments)"
-)
 _LAST_WORDS = 1.0
 """Seconds after its end within which a process's last messages must have been read."""
 
@@ -176,7 +178,7 @@ async def _spawned(worker: Worker, channel: socket.socket, files: tuple[int, int
     return await asyncio.create_subprocess_exec(
         *python(),
         "-c",
-        _START,
+        START_TRAINING,
         json.dumps([path, sys.argv, [channel.fileno(), os.getpid(), worker.address]]),
         stdin=subprocess.DEVNULL,
         stdout=files[0],
@@ -185,12 +187,6 @@ async def _spawned(worker: Worker, channel: socket.socket, files: tuple[int, int
         env={**training_environment(), **(worker.variables if local else {})},
         process_group=0 if local else None,  # Ctrl-C on a terminal is for the search alone
     )
-
-
-def how_it_ended(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return "was killed by SIGKILL (as the system does when memory runs out)"
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with exit status {status}"
 
 
 def _as_error(raised: Raised) -> Exception:

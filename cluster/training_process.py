@@ -42,6 +42,7 @@ from hpstage.cluster.messages import (
     Raised,
     Reply,
     Request,
+    Retrain,
     Stop,
     Told,
     Train,
@@ -55,6 +56,7 @@ from hpstage.errors import CheckpointError, GangApart, GangLost
 from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
+from hpstage.execution.retraining import retrain
 from hpstage.execution.runner import measured
 from hpstage.execution.shared_device import see_room, sharers
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
@@ -251,6 +253,9 @@ class _Training:
                 except (GangApart, CheckpointError) as error:
                     return str(error)
                 return ""
+            case Retrain():
+                assert self._trainable is not None, "a process with a problem trains nothing again"
+                return retrain(self._trainable, pickle.loads(request.checkpoints), request.segment)  # noqa: S301
         return None
 
     def _load(self, request: Load) -> Loaded:

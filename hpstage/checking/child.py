@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import cloudpickle
+from msgspec.structs import replace
 
-from hpstage.checking.runs import Job, Problem, Record, Run, decode_job, encode
+from hpstage.checking.runs import Job, Record, Run, decode_job, encode
 from hpstage.checking.snapshot import snapshot
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
-from hpstage.errors import HpstageError
 from hpstage.execution.outcomes import outcome_of
+from hpstage.execution.retraining import Loop, Problem, problem_of
 from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics, noisy_of
@@ -40,57 +41,47 @@ class Trainer:
         self._trainable = trainable
         self._store = FolderCheckpoints(states, WORKLOAD, sweep=False)
         self._live: dict[int, object] = {}
-        self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._noisy = noisy_of(getattr(trainable, "subject", trainable))
 
     def perform(self, run: Run) -> Record:
         record = Record(name=run.name, fork=run.fork)
         began = time.perf_counter()
-        self._trained = run.fork
+        loop = Loop(self._trainable)
         try:
-            self._train(run, record)
+            self._train(run, record, loop)
         except Exception as error:
-            record.problem = problem_of(error, self._trained)
+            record.problem = self._problem(error, loop.trained or run.fork)
         record.seconds = time.perf_counter() - began
         return record
 
-    def _train(self, run: Run, record: Record) -> None:
+    def _train(self, run: Run, record: Record, loop: Loop) -> None:
         trainable = self._trainable
-        trainable.setup(run.values[0])
-        if run.source != "fresh":
+        if run.source == "fresh":
+            loop.enter(run.values[0])
+            if run.observed:
+                record.snapshots[0], _ = snapshot(trainable, trained=False)
+        else:
             state = self._live[run.fork] if run.source == "memory" else self._store.load(_key(run.fork))
-            trainable.load_state_dict(state)
+            loop.enter(run.values[0], run.fork, state)
             record.loaded, _ = snapshot(trainable, trained=False)
-        elif run.observed:
-            record.snapshots[0], _ = snapshot(trainable, trained=False)
         last = len(run.values)
-        for step in range(run.fork, last):
-            if self._announce is not None:
-                self._announce(step + 1 in run.reported)
-            trainable.train(step, run.values[step])
-            self._trained = step + 1
-            if run.observed or step + 1 == last:
-                record.snapshots[step + 1], state = snapshot(trainable)
-            if step + 1 in run.kept:
-                self._store.save(_key(step + 1), state, step=step + 1, parent=None)
-                self._live[step + 1] = clone(state)
-            if run.evaluated or step + 1 == last:
+        for step in loop.steps(last, run.values.__getitem__, run.reported):
+            if run.observed or step == last:
+                record.snapshots[step], state = snapshot(trainable)
+            if step in run.kept:
+                self._store.save(_key(step), state, step=step, parent=None)
+                self._live[step] = clone(state)
+            if run.evaluated or step == last:
                 metrics = checked_metrics(trainable.evaluate())
-                record.metrics[step + 1] = {
-                    name: repr(value) for name, value in metrics.items() if name not in self._noisy
-                }
+                record.metrics[step] = {name: repr(value) for name, value in metrics.items() if name not in self._noisy}
 
-
-def problem_of(error: Exception, step: int) -> Problem:
-    if (outcome := outcome_of(error)) is not None:
+    @staticmethod
+    def _problem(error: Exception, step: int) -> Problem:
+        problem = problem_of(error, step, __file__)
+        if outcome_of(error) is None:
+            return problem
         remedy = f"check the steps before it, with steps={step}" if step else "check another trial"
-        return Problem("refused", f"training has ended itself in step {step}, {outcome} ({error}); {remedy}", step)
-    if isinstance(error, HpstageError):
-        return Problem("refused", str(error), step)
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    return Problem("failed", "".join(traceback.format_exception(type(error), error, frames)).rstrip(), step)
+        return replace(problem, text=f"{problem.text}; {remedy}")
 
 
 def _key(step: int) -> StateKey:
@@ -105,7 +96,7 @@ def do(job: Job, tell: Callable[[Record], None]) -> None:
         described = describe(trainable)
     except Exception as error:
         first = job.runs[0]
-        tell(Record(name=first.name, fork=first.fork, problem=problem_of(error, first.fork)))
+        tell(Record(name=first.name, fork=first.fork, problem=problem_of(error, first.fork, __file__)))
         return
     trainer = Trainer(trainable, job.states)
     for number, run in enumerate(job.runs):

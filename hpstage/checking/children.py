@@ -14,8 +14,9 @@ from pathlib import Path
 from threading import Lock
 from types import TracebackType
 
-from hpstage.checking.runs import Job, Problem, Record, decode_record, encode
+from hpstage.checking.runs import Job, Record, decode_record, encode
 from hpstage.checking.ways import Process
+from hpstage.execution.retraining import Problem
 from hpstage.training.identity.threads import VARIABLES
 
 _TOGETHER = 2

@@ -10,9 +10,15 @@ from typing import Literal
 from hpstage.checking.ways import AGAIN
 from hpstage.text import count_of, table
 
-Verdict = Literal["equal", "differs", "refused", "failed", "not tried"]
+Verdict = Literal["equal", "differs", "refused", "failed", "unreadable", "not tried"]
 _WIDTH = 116
-_PLURAL = {"differs": "differ", "refused": "are refused", "failed": "fail", "not tried": "were not tried"}
+_PLURAL = {
+    "differs": "differ",
+    "refused": "are refused",
+    "failed": "fail",
+    "unreadable": "are unreadable",
+    "not tried": "were not tried",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from hpstage.execution.retraining import Problem
 from hpstage.schedule import Scalar
 
 Snapshot = dict[str, str]
@@ -54,16 +55,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     path: list[str]
     states: str
     runs: list[Run]
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """Why a run did not finish: ``refused`` by hpstage, with its message, or ``failed`` in the user's code, with the
-    traceback."""
-
-    kind: Literal["refused", "failed"]
-    text: str
-    step: int
-    """Number of steps that were trained."""
 
 
 class Record(msgspec.Struct, kw_only=True):

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpstage.checking.runs import Snapshot
-from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.state_tree import digest
 from hpstage.trainable import Trainable
-from hpstage.training.capture.portrait import values_text
+from hpstage.training.capture.portrait import state_texts
 from hpstage.training.function import FunctionTrainable
 
 STATE = "state_dict()"
@@ -36,9 +35,9 @@ def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, o
     found |= _settings()
     state = trainable.state_dict() if trained else None
     if isinstance(trainable, FunctionTrainable) and isinstance(state, dict):
-        found |= _entries(STATE, {**state, "metrics": None})  # whether it has metrics depends on the reports wanted
+        found |= state_texts(STATE, {**state, "metrics": None})  # whether it has metrics depends on the reports wanted
     elif trained:
-        found |= _entries(STATE, state)
+        found |= state_texts(STATE, state)
     return {_clean(path): _clean(text) for path, text in found.items()}, state
 
 
@@ -71,29 +70,6 @@ def _settings() -> Iterator[tuple[str, str]]:
         yield f"{SETTING}torch.{name}()", str(getattr(torch, name)())
     yield f"{SETTING}torch.backends.mkldnn.enabled", str(torch.backends.mkldnn.enabled)
     yield f"{SETTING}torch.backends.cudnn.benchmark", str(torch.backends.cudnn.benchmark)
-
-
-def _entries(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a state by their paths."""
-    if isinstance(value, dict):
-        yield path, f"keys {', '.join(sorted(map(repr, value)))}"
-        for key, item in value.items():
-            yield from _entries(f"{path}[{key!r}]", item)
-    elif isinstance(value, list | tuple):
-        yield path, f"{type(value).__name__} of {len(value)}"
-        for index, item in enumerate(value):
-            yield from _entries(f"{path}[{index}]", item)
-    elif not isinstance(value, bytes) and isinstance(leaves.describe("", value), leaves.Leaf):
-        yield path, values_text(value).replace(" trained", "")
-    elif jax_arrays.is_array(value):
-        yield path, f"{value.dtype} array of JAX {value.shape} {digest(value)}"
-    else:
-        yield path, _shortened(value)
-
-
-def _shortened(value: object) -> str:
-    text = f"{type(value).__name__} {value!r}" if not isinstance(value, str | int | float | None) else repr(value)
-    return text if len(text) <= 120 else f"{text[:60]}... ({digest(text)[:16]})"
 
 
 def _clean(text: str) -> str:

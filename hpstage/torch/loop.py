@@ -25,7 +25,7 @@ from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
-from hpstage.training.capture.world import World
+from hpstage.training.capture.unwatched import world_of
 from hpstage.training.code.reach import functions_reached, names_in
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.lent import Lent
@@ -91,7 +91,7 @@ class TorchLoop(Adapter):
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
         self._batch_size = 0
-        self._world = World({"hp", *stateless_of(subject)}, self._roots)
+        self._world = world_of({"hp", *stateless_of(subject)}, self._roots)
         # A user who defines extra_state accounts for attributes that cannot be captured.
         self._answered = type(subject).extra_state is not TorchTrainable.extra_state
         self._gradients_count = type(subject).update is not TorchTrainable.update or _names_gradients(type(subject))

@@ -35,7 +35,7 @@ from hpstage.schedule import Scalar
 from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
 from hpstage.training.body import Body, Pause
 from hpstage.training.capture.portrait import LOCAL
-from hpstage.training.capture.world import World
+from hpstage.training.capture.unwatched import world_of
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.training.run import Run
 
@@ -61,7 +61,7 @@ class FunctionTrainable(Adapter):
         self._loaders: dict[str, Any] = {}  # kept from run to run
         # The roots must not refer to self, whose garbage collection ends the function's thread.
         roots = {self._name: function}, self._attached
-        self._world = World(stateless_of(function), lambda: [item for some in roots for item in some.items()])
+        self._world = world_of(stateless_of(function), lambda: [item for some in roots for item in some.items()])
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         """Discard the current run. The function is called only when needed, since a state may be loaded first."""

@@ -13,7 +13,7 @@ from hpstage.schedule import Scalar
 from hpstage.store.plugins import names
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, is_subjects, stateless_of
-from hpstage.training.capture.world import World
+from hpstage.training.capture.unwatched import world_of
 from hpstage.training.changes import Changes
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.lent import Lent
@@ -105,7 +105,7 @@ class Keyed(Adapter):
         self.subject: Trainable = subject
         self._user = subject
         self._lent = Lent(subject, self)
-        self._world = World(stateless_of(subject), lambda: [("self", subject)])
+        self._world = world_of(stateless_of(subject), lambda: [("self", subject)])
         self._changes = Changes(self._world)
         self.unverified, self.verified = self._changes.unverified, self._changes.verified
         for name in ("synchronize", "announce"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import UsageError
-from hpstage.training.capture.kind import numpy, torch
+from hpstage.training.tensors import named_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def weights_of(state: object, part: str | None, trial: str) -> dict[str, Tensor]
 
 def leaves_of(state: object, part: str | None, trial: str) -> dict[str, Any]:
     """Return the tensors and arrays themselves that :func:`weights_of` returns as tensors."""
-    named = dict(_named(state))
+    named = dict(named_tensors(state))
     if part is None:
         part = _MODEL if any(name.startswith(f"{_MODEL}.") for name in named) else ""
     prefix = f"{part}." if part else ""
@@ -46,26 +46,3 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str,
         save_file({name: value.contiguous() for name, value in weights.items()}, path, metadata=dict(about))
     except SafetensorError as error:
         raise OSError(str(error)) from error
-
-
-def _named(state: object) -> Iterator[tuple[str, Any]]:
-    match state:
-        case {"model": Mapping() as model, "values": Mapping() as values, "optimizer_class": str()}:
-            yield from _tensors({f"{_MODEL}.{name}": value for name, value in model.items()} | dict(values))
-        case {"captured": {"values": Mapping() as values}, "own": Mapping() as own}:
-            yield from _tensors({**values, **own})
-        case _:
-            yield from _tensors(state)
-
-
-def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and arrays in a tree of mappings and sequences, named by the way to them."""
-    library, arrays = torch(), numpy()
-    if (library is not None and isinstance(tree, library.Tensor)) or (
-        arrays is not None and isinstance(tree, arrays.ndarray)
-    ):
-        yield path, tree
-    elif isinstance(tree, Mapping | list | tuple):
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        for name, value in items:
-            yield from _tensors(value, f"{path}.{name}" if path else str(name))

@@ -17,7 +17,7 @@ from hpstage.torch.lightning.fit import Session, fit
 from hpstage.torch.lightning.trainable import LightningTrainable
 from hpstage.training.adapter import stateless_of
 from hpstage.training.body import Body
-from hpstage.training.capture.world import World
+from hpstage.training.capture.unwatched import world_of
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.run import Run
 
@@ -44,7 +44,9 @@ class LightningLoop(FunctionTrainable):
         # The roots must not refer to self, as in FunctionTrainable. The model is the first, since others lead to it.
         self._reached: dict[str, object] = {"module": subject.module, "callbacks": subject.callbacks}
         attached, reached = self._attached, self._reached
-        self._world = World((*_STATELESS, *stateless_of(subject)), lambda: (attached | {**reached, **attached}).items())
+        self._world = world_of(
+            (*_STATELESS, *stateless_of(subject)), lambda: (attached | {**reached, **attached}).items()
+        )
 
     def announce(self, report: bool) -> None:
         """Do nothing: a state can be validated at any time."""

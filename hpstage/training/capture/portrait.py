@@ -10,6 +10,7 @@ from typing import Any
 
 import xxhash
 
+from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import is_atom, numpy, torch
@@ -89,6 +90,29 @@ def values_text(obj: Any) -> str:
             form.append("trained")
         return f"{' '.join(form)} {content}"
     return f"{obj.dtype.str} {list(obj.shape)} {content}"
+
+
+def state_texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield paths and strings for the leaves of a state."""
+    if isinstance(value, dict):
+        yield path, f"keys {', '.join(sorted(map(repr, value)))}"
+        for key, item in value.items():
+            yield from state_texts(f"{path}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        yield path, f"{type(value).__name__} of {len(value)}"
+        for index, item in enumerate(value):
+            yield from state_texts(f"{path}[{index}]", item)
+    elif not isinstance(value, bytes) and isinstance(leaves.describe("", value), leaves.Leaf):
+        yield path, values_text(value).replace(" trained", "")
+    elif jax_arrays.is_array(value):
+        yield path, f"{value.dtype} array of JAX {value.shape} {digest(value)}"
+    else:
+        yield path, _scalar_text(value)
+
+
+def _scalar_text(value: object) -> str:
+    text = f"{type(value).__name__} {value!r}" if not isinstance(value, str | int | float | None) else repr(value)
+    return text if len(text) <= 120 else f"{text[:60]}... ({digest(text)[:16]})"
 
 
 def text_of(value: Any, survey: Survey) -> str:

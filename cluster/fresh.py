@@ -1,0 +1,201 @@
+"""A fresh process that trains a segment again: a training process of its own, which can be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.cluster.fork_server import (
+    START_TRAINING,
+    Forked,
+    ForkServer,
+    NotForked,
+    how_it_ended,
+    python,
+    search_path,
+    training_environment,
+)
+from hpstage.cluster.messages import (
+    SIZE,
+    Done,
+    Load,
+    Loaded,
+    Raised,
+    Reply,
+    Request,
+    Retrain,
+    decode_reply,
+    framed,
+)
+from hpstage.cluster.outputs import outputs
+from hpstage.execution.retraining import Problem, Retrained, Segment
+from hpstage.executor import Environment
+
+_TAIL = 2000
+"""Characters of a process's output that are shown if it died."""
+
+
+class FreshProcess:
+    """A training process that trains one segment again, from the moment it is made. Not thread-safe.
+
+    It is forked where there is a server for that, which takes milliseconds, and else spawned, which takes seconds. It
+    ends with this process, and on Linux with the thread that has made it.
+
+    Args:
+        load: the trainable, as it is sent to workers.
+        segment: what to train again.
+        checkpoints: where the states are that it begins with and is compared with.
+        server: forks it. Without one, or where a fork would differ from a new process, it is spawned.
+        variables: environment variables of its own.
+        path: folders in which it finds modules, before those of this process.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        segment: Segment,
+        checkpoints: CheckpointStore,
+        *,
+        server: ForkServer | None = None,
+        variables: Mapping[str, str] | None = None,
+        path: Sequence[str] = (),
+    ) -> None:
+        self._start = segment.start
+        self._result: Retrained | None = None
+        self.environment: Environment | None = None
+        """Its description of itself and of the trainable, once it has loaded that."""
+        self._received = bytearray()
+        with outputs():
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with it
+            self._channel, theirs = socket.socketpair()
+        with theirs:
+            files = theirs.fileno(), self._output.fileno(), self._output.fileno()
+            self._process = _forked(server, files, variables or {}, path) or _spawned(files, variables or {}, path)
+        self._channel.setblocking(False)
+        requests: list[Request] = [load, Retrain(segment, pickle.dumps(checkpoints))]
+        self._unsent = memoryview(b"".join(map(framed, requests)))
+
+    def poll(self) -> Retrained | None:
+        """Return the outcome, ``None`` while it trains. Does not block."""
+        return self.wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> Retrained | None:
+        """Return the outcome, or ``None`` if there is none within ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._result is None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            readable, writable, _ = select.select([self._channel], [self._channel] if self._unsent else [], [], left)
+            if writable:
+                self._send()
+            if readable:
+                self._receive()
+            if not (readable or writable):
+                break
+        return self._result
+
+    def kill(self) -> None:
+        """End it at once, with or without an outcome. Idempotent."""
+        self._channel.close()
+        if self._process.poll() is None:
+            self._process.kill()
+        if isinstance(self._process, subprocess.Popen):
+            self._process.wait()
+        self._output.close()
+        if self._result is None:
+            self._end(Problem("failed", "it was ended", self._start))
+
+    def fileno(self) -> int:
+        """Return what becomes readable when :meth:`poll` should be called."""
+        return self._channel.fileno()
+
+    def _send(self) -> None:
+        try:
+            self._unsent = self._unsent[self._channel.send(self._unsent) :]
+        except OSError:
+            self._unsent = memoryview(b"")  # it has ended, as its side of the channel shows
+
+    def _receive(self) -> None:
+        try:
+            part = self._channel.recv(1 << 20)
+        except OSError:
+            part = b""
+        if not part:
+            self._end(Problem("failed", self._how_it_died(), self._start))
+            return
+        self._received += part
+        while len(self._received) >= SIZE:
+            size = int.from_bytes(self._received[:SIZE], "big")
+            if len(self._received) < SIZE + size:
+                return
+            message = bytes(self._received[SIZE : SIZE + size])
+            del self._received[: SIZE + size]
+            self._take(decode_reply(message))
+
+    def _take(self, reply: Reply) -> None:
+        match reply:
+            case Done(value) if self.environment is None:
+                loaded = msgspec.convert(value, Loaded)
+                if loaded.problem is not None:
+                    problem = loaded.problem
+                    self._end(Problem("failed", f"{problem.summary}\n{problem.traceback}".rstrip(), self._start))
+                self.environment = loaded.environment
+            case Done(value):
+                self._result = self._result or msgspec.convert(value, Retrained)
+            case Raised() as raised:
+                self._end(Problem("failed", f"{raised.kind}: {raised.text}\n{raised.traceback}", self._start))
+
+    def _end(self, problem: Problem) -> None:
+        if self._result is None:
+            self._result = Retrained(steps=0, seconds=0.0, problem=problem)
+
+    def _how_it_died(self) -> str:
+        status = None
+        for _ in range(100):
+            status = self._process.poll()
+            if status is not None:
+                break
+            time.sleep(0.01)  # its channel is closed first
+        self._output.seek(0)
+        printed = self._output.read().decode(errors="replace")[-_TAIL:].strip()
+        how = "has ended" if status is None else how_it_ended(status)
+        return f"the process {how}" + (f", and had printed:\n{printed}" if printed else "")
+
+
+def _forked(
+    server: ForkServer | None, files: tuple[int, int, int], variables: Mapping[str, str], path: Sequence[str]
+) -> Forked | None:
+    if server is None:
+        return None
+    with suppress(NotForked):
+        return server.begin(files, "audit", variables=variables, path=path).result()
+    return None
+
+
+def _spawned(files: tuple[int, int, int], variables: Mapping[str, str], path: Sequence[str]) -> subprocess.Popen[bytes]:
+    channel, out, err = files
+    return subprocess.Popen(
+        [
+            *python(),
+            "-c",
+            START_TRAINING,
+            json.dumps([[*path, *search_path()], sys.argv, [channel, os.getpid(), "audit"]]),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        pass_fds=[channel],
+        env={**training_environment(), **variables},
+        process_group=0,  # Ctrl-C on a terminal is for the search alone
+    )

@@ -1,0 +1,96 @@
+"""Training without capture: nothing is surveyed, and a state is what the ``state_dict()`` of model and optimizer give.
+
+An audit trains a whole trial in this way, alone, to compare it with what capture has made of it in a search. The tests
+of audits train whole searches in this way, by setting ``HPSTAGE_UNWATCHED``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hpstage.checkpoints.state_tree import clone
+from hpstage.training.capture.kind import torch
+from hpstage.training.capture.survey import Survey
+from hpstage.training.capture.variables import Variable
+from hpstage.training.capture.world import Roots, World
+
+VARIABLE = "HPSTAGE_UNWATCHED"
+_off = False
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Switch capture off for the trainables that are adapted within."""
+    global _off
+    before, _off = _off, True
+    try:
+        yield
+    finally:
+        _off = before
+
+
+def world_of(stateless: Collection[str], roots: Callable[[], Roots]) -> World:
+    """Return the world of one trainable in this process."""
+    return (Unwatched if _off or VARIABLE in os.environ else World)(stateless, roots)
+
+
+class Unwatched(World):
+    """A world of which only the roots' own ``state_dict()`` is known."""
+
+    def reset(self) -> None:
+        self.pristine = Survey()
+
+    def begin(self) -> None:
+        self.base = Survey()
+
+    def enter(self, variables: Iterable[Variable]) -> None:
+        """Trust local variables."""
+
+    def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
+        """Leave everything as it is."""
+
+    def capture(
+        self, variables: Iterable[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
+    ) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
+        for path, root in self._stateful():
+            state = root.state_dict()
+            if _is_module(root):
+                values |= {f"{path}.{name}": value for name, value in state.items()}
+            else:
+                changed[path] = state
+        return {"values": values, "changed": changed, "memory": {}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for path, root in self._stateful():
+            if _is_module(root):
+                prefix = f"{path}."
+                own = {name.removeprefix(prefix): value for name, value in state["values"].items()
+                       if name.startswith(prefix)}  # fmt: skip
+                root.load_state_dict(own)
+            else:
+                root.load_state_dict(clone(state["changed"][path]))
+
+    @contextmanager
+    def kept(self, what: str, *, warn: bool = True) -> Iterator[None]:
+        yield
+
+    def survey(self, known: Survey | None = None) -> Survey:
+        return Survey()
+
+    def portrait(self, more: Roots = ()) -> dict[str, str]:
+        return {}
+
+    def _stateful(self) -> Iterator[tuple[str, Any]]:
+        for path, root in self._roots():
+            if path != "self" and callable(getattr(root, "state_dict", None)):
+                yield path, root
+
+
+def _is_module(root: object) -> bool:
+    library = torch()
+    return library is not None and isinstance(root, library.nn.Module)

@@ -1,0 +1,32 @@
+"""The tensors and arrays of a state, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpstage.training.capture.kind import numpy, torch
+
+
+def named_tensors(state: object) -> Iterator[tuple[str, Any]]:
+    """Yield those of what training has changed, whatever the style of the trainable whose state it is."""
+    match state:
+        case {"model": Mapping() as model, "values": Mapping() as values, "optimizer_class": str()}:
+            yield from _tensors({f"model.{name}": value for name, value in model.items()} | dict(values))
+        case {"captured": {"values": Mapping() as values}, "own": Mapping() as own}:
+            yield from _tensors({**values, **own})
+        case _:
+            yield from _tensors(state)
+
+
+def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and arrays in a tree of mappings and sequences, named by the way to them."""
+    library, arrays = torch(), numpy()
+    if (library is not None and isinstance(tree, library.Tensor)) or (
+        arrays is not None and isinstance(tree, arrays.ndarray)
+    ):
+        yield path, tree
+    elif isinstance(tree, Mapping | list | tuple):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        for name, value in items:
+            yield from _tensors(value, f"{path}.{name}" if path else str(name))

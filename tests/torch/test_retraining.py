@@ -1,0 +1,192 @@
+"""Training again what a search has trained, in this process and in a fresh one: equal, or the first difference."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster.fork_server import fork_server
+from hpstage.cluster.fresh import FreshProcess
+from hpstage.cluster.messages import Load
+from hpstage.cluster.shipping import pack
+from hpstage.errors import CheckpointMissing
+from hpstage.execution.retraining import Segment, retrain
+from hpstage.execution.segments import segment_of
+from hpstage.plan.facts import StateKey
+from hpstage.training.trainables import as_trainable
+from tests.torch.trainables import CASES, Small, ordinary_loop
+
+STEPS = 8
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    drop = trial.suggest_categorical("drop", [3, 5])
+    return {"lr": s.multistep(0.1, [drop], gamma=0.1), "momentum": 0.9, "batch_size": 8, "seed": 3}
+
+
+def searched(trainable: object, store: Path, **options: Any) -> hpstage.Result:
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [3, 5]}, seed=0), study_name="small")
+    return hpstage.optimize(
+        study,
+        trainable,
+        space,
+        metric="loss",
+        steps=STEPS,
+        n_trials=2,
+        executor=hpstage.InlineExecutor(),
+        store=store,
+        **options,
+    )
+
+
+def segment(result: hpstage.Result, trial: int = 1, **options: Any) -> Segment:
+    return segment_of(result.trial(trial).planned, **options)
+
+
+class Leaking(Small):
+    """Every step counts for all trials of the process, in an object that nobody surveys."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return super().loss(model, batch) * (1 + len(os.environ.setdefault("HPSTAGE_TEST_LEAK", "")))
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        os.environ["HPSTAGE_TEST_LEAK"] = os.environ.get("HPSTAGE_TEST_LEAK", "") + "x"
+        return super().evaluate(model)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_trial_of_every_style_is_trained_again_alone_with_the_same_bits(
+    name: str, captured: bool, tmp_path: Path
+) -> None:
+    result = searched(CASES[name](), tmp_path)
+    assert result.checkpoints is not None
+    again = retrain(as_trainable(CASES[name]()), result.checkpoints, segment(result, captured=captured))
+    assert again.equal, again
+    assert (again.steps, again.metrics) == (STEPS, len(result.trial(1).metrics[STEPS]))
+    assert again.states >= 1
+
+
+def test_a_part_begins_with_a_kept_state(tmp_path: Path) -> None:
+    result = searched(Small(), tmp_path)
+    assert result.checkpoints is not None
+    part = segment(result, start=3)
+    assert part.source is not None
+    again = retrain(as_trainable(Small()), result.checkpoints, part)
+    assert again.equal, again
+    assert again.steps == STEPS - 3
+    assert again.states >= 1
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_what_an_earlier_trial_has_left_is_named_by_the_first_leaf(
+    captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPSTAGE_TEST_LEAK", "")
+    result = searched(Leaking(), tmp_path, verify="off")
+    monkeypatch.setenv("HPSTAGE_TEST_LEAK", "")  # as in a fresh process
+    assert result.checkpoints is not None
+    again = retrain(as_trainable(Leaking()), result.checkpoints, segment(result, captured=captured))
+    assert again.apart is not None
+    assert "weight" in again.apart.what
+    assert again.apart.before != again.apart.again
+
+
+def test_a_state_that_is_gone_is_compared_by_its_digest_alone(tmp_path: Path) -> None:
+    result = searched(Small(), tmp_path)
+    elsewhere = FolderCheckpoints(tmp_path / "empty", "none")
+    again = retrain(as_trainable(Small()), elsewhere, segment(result))
+    assert again.equal
+    assert again.states >= 1
+    with pytest.raises(CheckpointMissing):
+        elsewhere.load(StateKey("0" * 32))
+
+
+def test_a_source_that_is_gone_is_a_problem_with_a_name(tmp_path: Path) -> None:
+    result = searched(Small(), tmp_path)
+    again = retrain(as_trainable(Small()), FolderCheckpoints(tmp_path / "empty", "none"), segment(result, start=3))
+    assert again.problem is not None
+    assert again.problem.kind == "unreadable"
+
+
+class Failing(Small):
+    def loss(self, model: Any, batch: Any) -> Any:
+        if os.environ.get("HPSTAGE_TEST_FAIL"):
+            raise FileNotFoundError("the data are gone")
+        return super().loss(model, batch)
+
+
+def test_code_that_fails_now_is_told_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = searched(Failing(), tmp_path)
+    monkeypatch.setenv("HPSTAGE_TEST_FAIL", "1")
+    assert result.checkpoints is not None
+    again = retrain(as_trainable(Failing()), result.checkpoints, segment(result))
+    assert again.problem is not None
+    assert (again.problem.kind, again.problem.step) == ("failed", 0)
+    assert "FileNotFoundError: the data are gone" in again.problem.text
+
+
+@pytest.mark.ci
+def test_a_fresh_process_is_forked_or_spawned_and_gives_the_same_bits(tmp_path: Path) -> None:
+    result = searched(ordinary_loop, tmp_path)
+    assert result.checkpoints is not None
+    server = fork_server()
+    for forks in (server, None):
+        process = FreshProcess(Load(pack(ordinary_loop), {}), segment(result), result.checkpoints, server=forks)
+        again = process.wait(120)
+        assert again is not None
+        assert again.equal, again
+        process.kill()
+        assert process.poll() == again
+    if server is not None:
+        server.close()
+
+
+class Endless(Small):
+    def loss(self, model: Any, batch: Any) -> Any:
+        time.sleep(3600 if os.environ.get("HPSTAGE_TEST_ENDLESS") else 0)
+        return super().loss(model, batch)
+
+
+class Dying(Small):
+    def loss(self, model: Any, batch: Any) -> Any:
+        if os.environ.get("HPSTAGE_TEST_DIES"):
+            os.write(1, b"before the end")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+
+@pytest.mark.ci
+def test_a_fresh_process_can_be_killed_and_can_die(tmp_path: Path) -> None:
+    result = searched(Endless(), tmp_path / "endless")
+    assert result.checkpoints is not None
+    endless = FreshProcess(
+        Load(pack(Endless()), {}), segment(result), result.checkpoints, variables={"HPSTAGE_TEST_ENDLESS": "1"}
+    )
+    while endless.environment is None:
+        endless.wait(0.1)
+    assert endless.poll() is None
+    endless.kill()
+    ended = endless.poll()
+    assert ended is not None
+    assert ended.problem is not None
+    result = searched(Dying(), tmp_path / "dying")
+    assert result.checkpoints is not None
+    dying = FreshProcess(
+        Load(pack(Dying()), {}), segment(result), result.checkpoints, variables={"HPSTAGE_TEST_DIES": "1"}
+    )
+    died = dying.wait(120)
+    dying.kill()
+    assert died is not None
+    assert died.problem is not None
+    assert "SIGKILL" in died.problem.text
+    assert "before the end" in died.problem.text
