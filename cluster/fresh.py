@@ -48,15 +48,13 @@ _TAIL = 2000
 
 
 class FreshProcess:
-    """A training process that trains one segment again, from the moment it is made. Not thread-safe.
+    """A training process that trains one segment again. Not thread-safe.
 
     It is forked where there is a server for that, which takes milliseconds, and else spawned, which takes seconds. It
     ends with this process, and on Linux with the thread that has made it.
 
     Args:
         load: the trainable, as it is sent to workers.
-        segment: what to train again.
-        checkpoints: where the states are that it begins with and is compared with.
         server: forks it. Without one, or where a fork would differ from a new process, it is spawned.
         variables: environment variables of its own.
         path: folders in which it finds modules, before those of this process.
@@ -65,18 +63,15 @@ class FreshProcess:
     def __init__(
         self,
         load: Load,
-        segment: Segment,
-        checkpoints: CheckpointStore,
         *,
         server: ForkServer | None = None,
         variables: Mapping[str, str] | None = None,
         path: Sequence[str] = (),
     ) -> None:
-        self._start = segment.start
         self._result: Retrained | None = None
-        self.environment: Environment | None = None
-        """Its description of itself and of the trainable, once it has loaded that."""
+        self._environment: Environment | None = None
         self._received = bytearray()
+        self._unsent = bytearray()
         with outputs():
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with it
             self._channel, theirs = socket.socketpair()
@@ -84,8 +79,22 @@ class FreshProcess:
             files = theirs.fileno(), self._output.fileno(), self._output.fileno()
             self._process = _forked(server, files, variables or {}, path) or _spawned(files, variables or {}, path)
         self._channel.setblocking(False)
-        requests: list[Request] = [load, Retrain(segment, pickle.dumps(checkpoints))]
-        self._unsent = memoryview(b"".join(map(framed, requests)))
+        self._ask(load)
+
+    def start(self, segment: Segment, checkpoints: CheckpointStore) -> None:
+        """Train a segment, once the trainable is loaded. At once or at any time; does not block.
+
+        Args:
+            checkpoints: where the states are that it begins with and is compared with.
+        """
+        self._ask(Retrain(segment, pickle.dumps(checkpoints)))
+
+    def described(self) -> Environment | None:
+        """Return the process's description of itself and of what it has loaded, once it has: blocks until then.
+        ``None``: it could not load it, which is then the outcome."""
+        while self._environment is None and self._result is None:
+            self._exchange(None)
+        return self._environment
 
     def poll(self) -> Retrained | None:
         """Return the outcome, ``None`` while it trains. Does not block."""
@@ -95,13 +104,7 @@ class FreshProcess:
         """Return the outcome, or ``None`` if there is none within ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._result is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            readable, writable, _ = select.select([self._channel], [self._channel] if self._unsent else [], [], left)
-            if writable:
-                self._send()
-            if readable:
-                self._receive()
-            if not (readable or writable):
+            if not self._exchange(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 break
         return self._result
 
@@ -114,17 +117,32 @@ class FreshProcess:
             self._process.wait()
         self._output.close()
         if self._result is None:
-            self._end(Problem("failed", "it was ended", self._start))
+            self._end(Problem("failed", "it was ended", 0))
 
     def fileno(self) -> int:
         """Return what becomes readable when :meth:`poll` should be called."""
         return self._channel.fileno()
 
+    def _ask(self, request: Request) -> None:
+        self._unsent += framed(request)
+        self._send()
+
+    def _exchange(self, timeout: float | None) -> bool:
+        """Send and receive what can be; return whether there was anything within ``timeout`` seconds."""
+        readable, writable, _ = select.select([self._channel], [self._channel] if self._unsent else [], [], timeout)
+        if writable:
+            self._send()
+        if readable:
+            self._receive()
+        return bool(readable or writable)
+
     def _send(self) -> None:
         try:
-            self._unsent = self._unsent[self._channel.send(self._unsent) :]
+            del self._unsent[: self._channel.send(self._unsent)]
+        except BlockingIOError:
+            pass
         except OSError:
-            self._unsent = memoryview(b"")  # it has ended, as its side of the channel shows
+            self._unsent.clear()  # it has ended, as its side of the channel shows
 
     def _receive(self) -> None:
         try:
@@ -132,7 +150,7 @@ class FreshProcess:
         except OSError:
             part = b""
         if not part:
-            self._end(Problem("failed", self._how_it_died(), self._start))
+            self._end(Problem("failed", self._how_it_died(), 0))
             return
         self._received += part
         while len(self._received) >= SIZE:
@@ -145,16 +163,16 @@ class FreshProcess:
 
     def _take(self, reply: Reply) -> None:
         match reply:
-            case Done(value) if self.environment is None:
+            case Done(value) if self._environment is None:
                 loaded = msgspec.convert(value, Loaded)
                 if loaded.problem is not None:
                     problem = loaded.problem
-                    self._end(Problem("failed", f"{problem.summary}\n{problem.traceback}".rstrip(), self._start))
-                self.environment = loaded.environment
+                    self._end(Problem("failed", f"{problem.summary}\n{problem.traceback}".rstrip(), 0))
+                self._environment = loaded.environment
             case Done(value):
                 self._result = self._result or msgspec.convert(value, Retrained)
             case Raised() as raised:
-                self._end(Problem("failed", f"{raised.kind}: {raised.text}\n{raised.traceback}", self._start))
+                self._end(Problem("failed", f"{raised.kind}: {raised.text}\n{raised.traceback}", 0))
 
     def _end(self, problem: Problem) -> None:
         if self._result is None:
