@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from hpstage.cluster import memory
 from hpstage.cluster.outputs import outputs
 from hpstage.errors import UsageError
-from hpstage.training.code.source import is_users
+from hpstage.training.code.owner import is_users
 
 logger = logging.getLogger("hpstage")
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from hpstage.training.code.source import is_users
+from hpstage.training.code.owner import is_users
 
 logger = logging.getLogger("hpstage")
 

@@ -22,8 +22,10 @@ import torch
 
 from hpstage.errors import UsageError
 from hpstage.training.capture.kinds import kind_of
-from hpstage.training.code.source import distributions_of, is_users
+from hpstage.training.code.owner import is_users
+from hpstage.training.code.source import distributions_of
 from hpstage.training.identity.workload import code_identity
+from hpstage.training.lent import Lent
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
 
@@ -377,8 +379,8 @@ def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_d
     expected = kind_of(Made())
     assert is_users("hpstage.workloads.made")
     assert kind_of(type("Made", (), {"__module__": "hpstage.workloads.made"})()) is expected
-    assert not is_users("hpstage.torch.loop")
-    assert kind_of(type("Made", (), {"__module__": "hpstage.torch.loop"})()) is not expected
+    assert not is_users("hpstage.training.lent")
+    assert kind_of(Lent(Made(), Made())) is not expected
 
 
 def test_the_distributions_of_a_package_are_found() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from hpstage.training.capture import pure
 from hpstage.training.capture.kind import RUNNERS, has_own_memory, numpy, torch
 from hpstage.training.capture.survey import Survey
-from hpstage.training.code.reach import of_user
+from hpstage.training.code.owner import is_users_code
 
 RANDOM: dict[str, Callable[[], Any]] = {
     "Random": lambda: sys.modules["random"].Random,
@@ -35,7 +35,7 @@ def may_be_given(function: object) -> bool:
     """Return whether a state may provide arguments for a function: the user's, or one that only computes."""
     if isinstance(function, functools.partial):
         return may_be_given(function.func)
-    if isinstance(function, types.FunctionType) and of_user(function.__module__):
+    if isinstance(function, types.FunctionType) and is_users_code(function):
         return True
     return pure.name_of(function) is not None
 
@@ -51,7 +51,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
             return None
     else:
         kind = base.named.get((module, qualname))
-        if not isinstance(kind, type) or not of_user(module):
+        if not isinstance(kind, type) or not is_users_code(kind):
             return None
     if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
         return None

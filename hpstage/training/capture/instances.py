@@ -29,9 +29,9 @@ from hpstage.training.capture.kind import (
     write_own,
 )
 from hpstage.training.capture.values import is_tensor
-from hpstage.training.code.bytecode import functions_in
 from hpstage.training.code.imports import loaded
-from hpstage.training.code.reach import attributes_stored_in, of_user
+from hpstage.training.code.owner import functions_in, is_users_code, of_user
+from hpstage.training.code.reach import attributes_stored_in
 
 Attributes = dict[str, Any]
 
@@ -104,7 +104,7 @@ def _set_by_libraries(kind: Any) -> frozenset[str]:
     functions = [
         function
         for base in kind.__mro__
-        if not of_user(base.__module__)
+        if not is_users_code(base)
         for member in vars(base).values()
         for function in (member, *functions_in(member))
     ]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from operator import is_
 from typing import Any, TypeVar
 
-from hpstage.training.code.source import HEAP
+from hpstage.training.code.owner import HEAP
 
 _T = TypeVar("_T")
 Child = tuple[str, object]

@@ -63,9 +63,9 @@ from hpstage.training.capture.settings import OfProcess, Settings
 from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
 from hpstage.training.capture.values import Values, is_read_only
 from hpstage.training.code.imports import Modules
-from hpstage.training.code.reach import ClassAttributes, LibraryNames, is_users_code, of_user
+from hpstage.training.code.owner import is_users_code, module_of
+from hpstage.training.code.reach import ClassAttributes, LibraryNames
 from hpstage.training.code.reach import Slot as GlobalName
-from hpstage.training.code.source import module_of
 
 # Their instances are machinery (compilers, loggers, threads), not what training computes with.
 _MACHINERY = (
@@ -175,7 +175,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
         return _OPAQUE  # the system's random numbers: it has no state
     if issubclass(kind, _generators()):
         return _RANDOM
-    if issubclass(kind, enum.Enum) and of_user(module_of(kind)):
+    if issubclass(kind, enum.Enum) and is_users_code(kind):
         return _INSTANCE  # a member never changes, but its attributes may
     if is_atomic(kind) or kind in (tuple, *_METHODS, weakref.ref):
         return None
@@ -189,8 +189,8 @@ def _kind_of_type(kind: Any) -> Kind | None:
     if library is None or not issubclass(kind, library.nn.Module):
         module = module_of(kind)
         if issubclass(kind, RUNNERS):
-            return _RUNNER if of_user(module) else _OPAQUE
-        if not of_user(module) and not _is_trainable(kind) and _is_machinery(module):
+            return _RUNNER if is_users_code(kind) else _OPAQUE
+        if not is_users_code(kind) and not _is_trainable(kind) and _is_machinery(module):
             return _OPAQUE
         if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
             return _OPAQUE if hasattr(kind, "__get__") else FOREIGN

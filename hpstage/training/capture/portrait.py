@@ -18,8 +18,8 @@ from hpstage.training.capture.kinds import VALUES, kind_of
 from hpstage.training.capture.settings import NEXT_HOOK
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.values import cannot_change, is_tensor
-from hpstage.training.code.reach import MISSING, ClassAttributes, of_user
-from hpstage.training.code.source import module_of
+from hpstage.training.code.owner import is_users_code, module_of
+from hpstage.training.code.reach import MISSING, ClassAttributes
 
 _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
@@ -57,7 +57,9 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
 def _is_of_a_library(kind: type) -> bool:
     """Return whether a class belongs to a library other than torch, whose attributes all exist by then."""
     module = module_of(kind)
-    return kind is not ClassAttributes and not of_user(module) and module.partition(".")[0] not in ("torch", "hpstage")
+    return (
+        kind is not ClassAttributes and not is_users_code(kind) and module.partition(".")[0] not in ("torch", "hpstage")
+    )
 
 
 def _named(path: str, items: dict[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:

@@ -13,8 +13,8 @@ from hpstage.training.capture.kind import LEADS_NOWHERE, Kind, dict_of, is_atom,
 from hpstage.training.capture.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
 from hpstage.training.capture.told import CACHED, Cache
 from hpstage.training.capture.values import Marked
-from hpstage.training.code.reach import OF_CODE, ClassAttributes, Slot, is_users_code, of_user, reached_from
-from hpstage.training.code.source import module_of
+from hpstage.training.code.owner import is_users_code, module_of, of_user
+from hpstage.training.code.reach import OF_CODE, ClassAttributes, Slot, reached_from
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
@@ -245,7 +245,7 @@ class Surveyor:
                     todo.append((f"{inner}.__self__", obj.__self__))
             elif issubclass(kind, type):
                 self._name(found, obj)
-                if of_user(module_of(obj)):
+                if is_users_code(obj):
                     led.append((inner, obj))
             elif kind is frozenset:
                 if not all(map(is_atom, obj)):

@@ -282,13 +282,3 @@ def _slips_away(name: str, instructions: Sequence[Instruction]) -> bool:
         if mentioned and local and not followed:
             return True
     return False
-
-
-def functions_in(member: Any) -> Iterator[Any]:
-    """Yield the functions behind a class member that is not a function itself."""
-    if isinstance(member, staticmethod | classmethod):
-        yield member.__func__
-    elif isinstance(member, property):
-        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
-    elif isinstance(member, functools.cached_property):
-        yield member.func

@@ -7,6 +7,7 @@ from types import CodeType, FunctionType, ModuleType
 
 from hpstage.errors import UsageError
 from hpstage.training.code import bytecode
+from hpstage.training.code.owner import functions_in
 from hpstage.training.code.source import is_rewritten
 
 
@@ -37,7 +38,7 @@ def _functions_of(module: ModuleType) -> Iterator[FunctionType]:
             continue
         members = vars(value).values() if isinstance(value, type) else [value]
         for member in members:
-            for part in (member, *bytecode.functions_in(member)):
+            for part in (member, *functions_in(member)):
                 function = part
                 while hasattr(function, "__wrapped__"):
                     function = function.__wrapped__

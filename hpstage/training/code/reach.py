@@ -16,8 +16,7 @@ from operator import is_
 from typing import Any
 
 from hpstage.training.code import imports
-from hpstage.training.code.bytecode import functions_in
-from hpstage.training.code.source import HEAP, came_by_value, is_users, module_of
+from hpstage.training.code.owner import HEAP, functions_in, is_users_code, module_of, of_user
 
 MISSING = object()
 """The value of an unbound name."""
@@ -27,21 +26,6 @@ OF_CODE = re.compile(r"[\w.]+:")
 
 _REMEMBERED = 4096
 """Size of caches of disassembled functions: surveys meet the same ones again and again."""
-
-
-@functools.cache
-def of_user(module: str | None) -> bool:
-    """Return whether code of this module is the user's own."""
-    return module is not None and (is_users(module) or came_by_value(module))
-
-
-def is_users_code(value: object) -> bool:
-    """Return whether a function, method or class is the user's, even if it has the name of a library's it wraps."""
-    if isinstance(value, types.MethodType):
-        value = value.__func__
-    if isinstance(value, types.FunctionType):
-        return of_user(module_of(value)) or of_user(value.__globals__.get("__name__"))
-    return isinstance(value, type) and of_user(module_of(value))
 
 
 class Slot:
@@ -167,7 +151,7 @@ def _is_put(name: str, old: object, new: object) -> bool:
         return False
     if not (old is MISSING or _is_code(old)):
         return False
-    if of_user(module_of(type(new))):
+    if is_users_code(type(new)):
         return True
     if isinstance(new, types.ModuleType):
         return False
@@ -267,7 +251,7 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
             continue
         seen.add(id(thing))
         if isinstance(thing, type):
-            if of_user(module_of(thing)):
+            if is_users_code(thing):
                 found[id(thing), ""] = ClassAttributes(thing)
                 todo += thing.__bases__
                 for value in vars(thing).values():
@@ -296,7 +280,7 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
             todo += (thing.__func__, type(thing.__self__))
         elif isinstance(thing, functools.partial):
             todo.append(thing.func)
-        elif of_user(module_of(type(thing))):
+        elif is_users_code(type(thing)):
             todo.append(type(thing))
     return found, functions
 
@@ -348,7 +332,7 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
             if not of_user(thing.__name__):
                 inner = [value for name in names if _may_be_given(value := vars(thing).get(name))]
                 things += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
-        elif of_user(module_of(thing)):
+        elif is_users_code(thing):
             continue
         elif isinstance(thing, type):
             todo.append(thing)

@@ -1,4 +1,4 @@
-"""Where code comes from: the owner of a module, its version, and what its source says."""
+"""What the source of a module says, and which version a package has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import importlib.util
 import pkgutil
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder
 from pathlib import Path
@@ -17,57 +16,6 @@ from types import CodeType, FunctionType, ModuleType
 from hpstage.training.code.bytecode import digest, inner
 
 ABSENT = "absent"
-HEAP = 1 << 9
-"""Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
-_HERE = Path(__file__).parents[2]  # the package
-_WORKLOADS = "hpstage.workloads"
-# algos and cluster may be beside the package, which then links to them.
-_LIBRARIES = tuple(
-    Path(path).resolve()
-    for path in (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        _HERE,
-        _HERE / "algos",
-        _HERE / "cluster",
-    )
-)
-
-
-def module_of(thing: object) -> str:
-    """Return the module name of a class or function. A metaclass in C may have a descriptor as ``__module__``."""
-    found = getattr(thing, "__module__", None)
-    return found if isinstance(found, str) else "builtins"
-
-
-@functools.cache
-def is_users(module: str) -> bool:
-    """Return whether a module is the user's: not of the standard library, not installed and not of hpstage.
-
-    The reference workloads count as the user's: their code decides training, and may be another in the next release.
-    """
-    package = module.partition(".")[0]
-    if package == "__main__" or f"{module}.".startswith(f"{_WORKLOADS}."):
-        return True
-    if package in sys.stdlib_module_names:
-        return False
-    try:
-        # Only for the package: for a module inside it, the package would be imported.
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return package in sys.modules  # created by hand
-    if spec is None:
-        return False
-    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    file = Path(places[0] or "").resolve() if places else Path()
-    installed = {"site-packages", "dist-packages"} & set(file.parts)
-    return bool(places) and not installed and not any(file.is_relative_to(library) for library in _LIBRARIES)
-
-
-def came_by_value(module: str) -> bool:
-    """Return whether code of this module was sent by value, as a script's is to a worker: no such module exists."""
-    package = module.partition(".")[0]
-    return package not in sys.modules and importlib.util.find_spec(package) is None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import sys
 from hpstage.executor import Environment
 from hpstage.text import size
 from hpstage.trainable import Trainable
-from hpstage.training.code.source import is_users
+from hpstage.training.code.owner import is_users_code
 from hpstage.training.identity import threads
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.values import NOT_STATE
@@ -65,7 +65,7 @@ def files_of(subject: object) -> DataFiles:
     while isinstance(subject, functools.partial):
         files.look_at((subject.args, subject.keywords))
         subject = subject.func
-    for holder in (subject, *(cls for cls in type(subject).__mro__ if is_users(cls.__module__))):
+    for holder in (subject, *(cls for cls in type(subject).__mro__ if is_users_code(cls))):
         for name, value in sorted(getattr(holder, "__dict__", {}).items()):
             if not name.startswith("__") and name not in NOT_STATE:
                 files.look_at(value)

@@ -18,10 +18,7 @@ import xxhash
 from hpstage.errors import StateError, UsageError
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.made import is_script
-from hpstage.training.code.source import (
-    is_users,
-    module_of,
-)
+from hpstage.training.code.owner import is_users_code
 from hpstage.training.identity.files import DataFiles
 
 NOT_STATE = ("hp", "version", "data_version")
@@ -144,7 +141,7 @@ class Values:
         return self._texts[known]
 
     def _composed(self, value: Any) -> str | None:
-        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users(module_of(type(value))):
+        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users_code(type(value)):
             text = self._reduced(value)  # its class and its attributes count, too
             if text is not None:
                 return text
@@ -204,7 +201,7 @@ class Values:
 
         A library's object counts as a whole or by its class: besides locks and connections, it may hold host data.
         """
-        lenient = self._lenient and (self._files is not None or is_users(module_of(type(value))))
+        lenient = self._lenient and (self._files is not None or is_users_code(type(value)))
         try:
             with self.counting(lenient=lenient):
                 reduced = value.__reduce_ex__(4)
@@ -231,7 +228,7 @@ class Values:
             settings = [self.value(context.run(_setting, value)) for context in (Context(), copy_context())]
             return f"{self._refer(kind)}{settings}"
         self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
-        if not is_users(module_of(kind)):
+        if not is_users_code(kind):
             return self._with_functions(self._refer(kind), value)
         items = sorted(getattr(value, "__dict__", {}).items())
         attributes = [f"{name}={self.value(item)}" for name, item in items if name not in NOT_STATE]

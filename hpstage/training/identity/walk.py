@@ -13,22 +13,13 @@ from types import CodeType, FunctionType, MemberDescriptorType, MethodType, Modu
 from typing import Any
 
 from hpstage.training.code import bytecode
-from hpstage.training.code.bytecode import Imported, functions_in, references
+from hpstage.training.code.bytecode import Imported, references
 from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
-from hpstage.training.code.source import (
-    ABSENT,
-    as_written,
-    came_by_value,
-    code_of,
-    is_users,
-    module_of,
-    modules_in,
-    submodules_of,
-    version_of,
-)
+from hpstage.training.code.owner import came_by_value, functions_in, is_users, is_users_code, module_of
+from hpstage.training.code.source import ABSENT, as_written, code_of, modules_in, submodules_of, version_of
 from hpstage.training.identity.entities import Entities, Entity
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.reads import found_at, paths_read
@@ -107,7 +98,7 @@ class Walk:
             return self.values.content(target)
         module = module_of(target)
         name = getattr(target, "__qualname__", type(target).__qualname__)
-        if not _is_open(module):
+        if not (is_users_code(target) or _is_open(module)):
             self._library(module)
             return self._with_functions(f"library {module}.{name}", target)
         if target not in self._entities:
@@ -121,7 +112,7 @@ class Walk:
 
     def _with_functions(self, text: str, target: object) -> str:
         """Add to the string of a library's object the user's functions that it was built from."""
-        functions = (function for function in functions_into(target) if _is_open(module_of(function)))
+        functions = (function for function in functions_into(target) if is_users_code(function))
         return " of ".join([text, *map(self.refer, functions)])
 
     def _script(self, target: Any) -> str:
@@ -146,7 +137,7 @@ class Walk:
     def _class(self, entity: Entity, cls: type) -> None:
         bases = [self.refer(base) for base in cls.__bases__]
         entity.lines.add(f"class({', '.join(bases)})")
-        if _is_open(module_of(type(cls))):
+        if is_users_code(type(cls)):
             entity.lines.add(f"metaclass {self.refer(type(cls))}")
         ignored = _IGNORED_MEMBERS.union(without_keys(cls))
         for member, value in sorted(vars(cls).items()):
@@ -331,7 +322,7 @@ def _users_below(cls: type) -> Iterator[type]:
         now: object = sys.modules.get(below.__module__)
         for name in below.__qualname__.split("."):
             now = getattr(now, name, None)
-        if _is_open(module_of(below)) and (now is None or now is below):
+        if is_users_code(below) and (now is None or now is below):
             yield below
         yield from _users_below(below)
 
@@ -341,7 +332,7 @@ def _is_code(value: object, depth: int = 3) -> bool:
     if isinstance(value, ModuleType):
         return is_users(value.__name__) and value.__name__ != _SCRIPT
     if isinstance(value, type) or is_function(value):
-        return _is_open(module_of(value))
+        return is_users_code(value) or _is_open(module_of(value))
     if isinstance(value, dict | list | tuple | set | frozenset) and value and depth:
         return all(_is_code(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
     return False

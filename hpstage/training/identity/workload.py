@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpstage.training.code.hashing import hashed
-from hpstage.training.code.source import ABSENT, is_users
+from hpstage.training.code.owner import is_users
+from hpstage.training.code.source import ABSENT
 from hpstage.training.identity.values import is_function
 from hpstage.training.identity.walk import COMPUTED, FIXED, Walk
 

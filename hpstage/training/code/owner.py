@@ -1,0 +1,126 @@
+"""Whose code is, the user's or a library's: by where functions come from, since the names of modules may be copied."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HEAP = 1 << 9
+"""Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
+_HERE = Path(__file__).parents[2]  # the package
+_WORKLOADS = "hpstage.workloads"
+# algos and cluster may be beside the package, which then links to them.
+_LIBRARIES = tuple(
+    Path(path).resolve()
+    for path in (
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        _HERE,
+        _HERE / "algos",
+        _HERE / "cluster",
+    )
+)
+
+
+def module_of(thing: object) -> str:
+    """Return the module name of a class or function. A metaclass in C may have a descriptor as ``__module__``."""
+    found = getattr(thing, "__module__", None)
+    return found if isinstance(found, str) else "builtins"
+
+
+@functools.cache
+def is_users(module: str) -> bool:
+    """Return whether a module is the user's: not of the standard library, not installed and not of hpstage.
+
+    The reference workloads count as the user's: their code decides training, and may be another in the next release.
+    """
+    package = module.partition(".")[0]
+    if package == "__main__" or f"{module}.".startswith(f"{_WORKLOADS}."):
+        return True
+    if package in sys.stdlib_module_names:
+        return False
+    try:
+        # Only for the package: for a module inside it, the package would be imported.
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return package in sys.modules  # created by hand
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    file = Path(places[0] or "").resolve() if places else Path()
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return bool(places) and not installed and not any(file.is_relative_to(library) for library in _LIBRARIES)
+
+
+def came_by_value(module: str) -> bool:
+    """Return whether code of this module was sent by value, as a script's is to a worker: no such module exists."""
+    package = module.partition(".")[0]
+    return package not in sys.modules and importlib.util.find_spec(package) is None
+
+
+@functools.cache
+def of_user(module: str | None) -> bool:
+    """Return whether a module is the user's, present here or only where its code was sent from."""
+    return module is not None and (is_users(module) or came_by_value(module))
+
+
+def is_users_code(value: object) -> bool:
+    """Return whether a function, method or class is the user's, even if it has the name of a library's it wraps, or was
+    made by a library for the user (``type()``, ``exec``, ``make_dataclass``). Other values are not code."""
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return of_user(module_of(value)) or _is_users_function(value)
+    if isinstance(value, type):
+        known = _CLASSES.get(id(value))
+        if known is None or known[0] is not value:
+            known = _CLASSES[id(value)] = value, of_user(module_of(value)) or _is_users_class(value)
+        return known[1]
+    return False
+
+
+_CLASSES: dict[int, tuple[type, bool]] = {}
+
+
+def _is_users_function(function: types.FunctionType) -> bool:
+    """By the module whose names it uses: a function compiled from a text by ``exec`` has none. Where its file is does
+    not matter, since that is not known of code sent to another process."""
+    name = function.__globals__.get("__name__")
+    return of_user(name) if isinstance(name, str) else not _is_found(function)
+
+
+def _is_users_class(cls: type) -> bool:
+    """Return whether a class whose module is a library's was made by a call (of ``type``, ``make_dataclass``, ...) from
+    the user's parts: its module is then that of the code in which ``type`` was called, which lacks it."""
+    if not cls.__flags__ & HEAP or _is_found(cls):
+        return False
+    if any(map(is_users_code, cls.__bases__)):
+        return True
+    functions = [part for member in vars(cls).values() for part in (member, *functions_in(member))]
+    return any(map(is_users_code, functions)) or ("<locals>" not in cls.__qualname__ and cls.__bases__ == (object,))
+
+
+def _is_found(code: types.FunctionType | type) -> bool:
+    """Return whether a loaded module has a function or class under its name. Nothing is called."""
+    found: object = sys.modules.get(module_of(code))
+    for part in code.__qualname__.split("."):
+        if not isinstance(found, types.ModuleType | type):
+            return False
+        found = vars(found).get(part)
+    return found is code
+
+
+def functions_in(member: object) -> Iterator[Any]:
+    """Yield the functions behind a class member that is not a function itself."""
+    if isinstance(member, staticmethod | classmethod):
+        yield member.__func__
+    elif isinstance(member, property):
+        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
+    elif isinstance(member, functools.cached_property):
+        yield member.func
