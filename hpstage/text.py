@@ -18,8 +18,8 @@ def writable(text: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """A text of several lines with the control characters of each as ``\\x1b``."""
-    return "\n".join(map(clean, text.split("\n")))
+    """A text of several lines with the control characters of each as ``\\x1b``. Tabs stay: they steer no terminal."""
+    return "\n".join("\t".join(map(clean, line.split("\t"))) for line in text.split("\n"))
 
 
 def shortened(value: object, most: int = 80) -> str:

@@ -11,7 +11,7 @@ from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.report.logs import TrialLog
 from hpstage.search.results import open as open_store
-from hpstage.text import clean, count_of, table
+from hpstage.text import clean, clean_lines, count_of, table
 
 
 def logs(
@@ -36,7 +36,7 @@ def logs(
 
     Examples:
 
-    \\b
+    \b
     hpstage logs .hpstage/Digits-1f2e3d4c5b6a --trial 6
     hpstage logs STORE --trial digits/6 --name train_loss
     hpstage logs STORE --trial 6 --csv > trial-6.csv
@@ -72,7 +72,7 @@ def _show(log: TrialLog) -> None:
 
 def _show_all(log: TrialLog, trial: str) -> None:
     if log.output:
-        echo("\n".join(map(_shown, log.output.splitlines())))
+        echo(clean_lines("\n".join(log.output.splitlines())))
     for name, values in log.values.items():
         steps = list(values)
         echo(
@@ -81,8 +81,3 @@ def _show_all(log: TrialLog, trial: str) -> None:
         )
     if not (log.output or log.values):
         echo(f"Trial {clean(trial)} has printed and logged nothing.")
-
-
-def _shown(line: str) -> str:
-    """A line with its control characters escaped: what a program prints could steer this terminal."""
-    return "\t".join(map(clean, line.split("\t")))

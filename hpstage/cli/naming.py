@@ -59,9 +59,10 @@ def named(reference: str, what: str) -> Any:
         UsageError: there is no such module or name.
     """
     module_name, colon, name = reference.rpartition(":")
-    if not colon or not name or not module_name or module_name.startswith("."):
+    is_script = module_name.endswith(".py")
+    if not colon or not name or not module_name or (module_name.startswith(".") and not is_script):
         raise UsageError(f"{what} is {reference!r}; give MODULE:NAME, or path/to/script.py:NAME")
-    module = _script(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
+    module = _script(Path(module_name)) if is_script else _module(module_name)
     if not hasattr(module, name):
         raise UsageError(f"{what} is {reference!r}, but {module_name} has no {name}")
     return getattr(module, name)

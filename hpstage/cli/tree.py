@@ -25,7 +25,7 @@ from hpstage.text import clean, count_of, folded, shortened
 
 _LINES = 200
 _KINDS = ("png", "svg", "pdf")
-_INDENT = 40  # columns; what is deeper is not moved further
+_INDENT = 40  # columns; what is deeper is not moved further, and names its parent
 _GUIDE = 4  # columns of rich's guides
 _HANGING = " " * 4
 _STYLES: dict[State, str] = {
@@ -115,18 +115,20 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
     deepest = _INDENT if width is None else min(_INDENT, width // 3)
     drawn = Tree("", hide_root=True, guide_style="dim")
     roots = [lanes[id] for id in sorted(shown, reverse=True) if lanes[id].node.parent is None]
-    waiting = [(lane, drawn, 0) for lane in roots]
+    trunk = sum(lane.node.parent is None for lane in lanes.values()) == 1
+    waiting = [(lane, drawn, 0, trunk, False) for lane in roots]
     while waiting:
-        lane, place, level = waiting.pop()
+        lane, place, level, trunk, after = waiting.pop()
         children = [child for child in lane.children if child.node.id in shown]
         hidden = below[lane.node.id] if len(children) < len(lane.children) else 0
         room = None if width is None else width - _GUIDE * level
-        own = place.add(_packed(_describe(book, lane, progress[lane.node.id], hidden), room))
+        own = place.add(_packed(_describe(book, lane, progress[lane.node.id], hidden, after=after), room))
         children.sort(key=lambda child: (-child.node.start, -child.node.id))
-        # Where a line only goes on, it is not moved: a trial of a hundred changes stays on the screen.
-        goes_on = len(lane.children) == 1 and lane.children[0].node.start == lane.reach
-        inner = (place, level) if goes_on or _GUIDE * (level + 1) > deepest else (own, level + 1)
-        waiting += [(child, *inner) for child in children]
+        # Before the tree branches, no line is moved: a trial of a hundred changes stays on the screen.
+        trunk = trunk and len(lane.children) == 1 and lane.children[0].node.start == lane.reach
+        cramped = not trunk and _GUIDE * (level + 1) > deepest
+        inner = (place, level) if trunk or cramped else (own, level + 1)
+        waiting += [(child, *inner, trunk, cramped) for child in children]
     if len(shown) == len(lanes):
         return drawn
     return Group(drawn, Text(f"... {count_of(len(lanes) - len(shown), 'node')} left out (--lines, --depth, --study)"))
@@ -146,10 +148,12 @@ def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[Nod
     return shown
 
 
-def _describe(book: Book, lane: Lane, state: State, hidden: int) -> list[Text]:
-    """Return what is said of a lane."""
+def _describe(book: Book, lane: Lane, state: State, hidden: int, *, after: bool) -> list[Text]:
+    """Return the parts of a lane's line: with ``after``, its parent as well."""
     node, metric, value = lane.node, book.metric, book.measured[lane.node.id].value
     told = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{lane.reach:,}")]
+    if after and node.parent is not None:
+        told.append(Text(f"after #{node.parent.id}", "dim"))
     if changed := changes(node):
         told.append(Text(changed))
     told.append(Text(state, _STYLES[state]))

@@ -43,7 +43,7 @@ from hpstage.plan.facts import (
     WorkerId,
 )
 from hpstage.plan.log import open_plan
-from hpstage.report import frames
+from hpstage.report import frames, open_book
 from hpstage.report.studies import StudyRow
 from hpstage.store import RedisJournal, SQLiteJournal, Store
 from hpstage.testing.toys import Failing
@@ -377,6 +377,31 @@ def test_a_trial_of_a_hundred_changes_stays_on_the_screen(store: Path) -> None:
     write_in(store, ask([trial(0, {"a": s.piecewise({i: i for i in range(100)})}, 100)]))
     lines = told("tree", store).splitlines()
     assert len(lines) == 100 and all(line.startswith("#") for line in lines)
+
+
+def test_each_line_of_a_tree_is_below_its_parent_or_names_it(store: Path) -> None:
+    """One trial leaves at step 10 and changes often from there on; the other stays on the trunk until step 40."""
+    restless = {0: 0, **{i: i for i in range(10, 60, 2)}}
+    trials = [
+        trial(0, {"a": s.piecewise(restless)}, 70),
+        trial(1, {"a": s.piecewise({0: 0, 40: 1, 50: 2})}, 70),
+        trial(2, {"a": s.piecewise({0: 0, 40: 3})}, 70),
+    ]
+    write_in(store, ask(trials))
+    parents = {id: lane.node.parent and lane.node.parent.id for id, lane in open_book(str(store)).lanes.items()}
+    above: list[tuple[int, int]] = []  # indents and nodes of the lines that this one may hang on
+    seen, named = set(), 0
+    for line in told("tree", store).splitlines():
+        indent, id = line.index("#"), int(re.search(r"#(\d+) ", line)[1])  # type: ignore[index]
+        above = [(other, node) for other, node in above if other < indent]
+        if parent := re.search(r"after #(\d+)", line):
+            assert int(parent[1]) == parents[id]
+            named += 1
+        else:
+            assert (above[-1][1] if above else None) == parents[id]
+        above.append((indent, id))
+        seen.add(id)
+    assert seen == set(parents) and named > 10
 
 
 def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Path, hpstage.Result]) -> None:

@@ -1,0 +1,67 @@
+"""What every command says of itself: its help and its complaints stand on the terminal as they were written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from hpstage.cli.app import app
+from hpstage.text import clean_lines
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_a_command_have_a_line_each_and_help_has_no_escapes(command: str) -> None:
+    helped = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"\\[a-z](?![a-z])|[\t\b]", helped)
+    written = re.findall(rf"^ +(hpstage {command}.*)$", COMMANDS[command].callback.__doc__ or "", re.MULTILINE)
+    shown = [line.strip() for line in helped.splitlines()]
+    assert all(example in shown for example in written)
+    assert written or command in ("plan", "gc", "deploy")
+
+
+def complaint(*words: object, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpstage", *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode
+    return done.stderr
+
+
+def test_a_missing_word_is_asked_for_with_its_choices_on_lines_of_their_own() -> None:
+    lines = complaint("export", "somewhere").splitlines()
+    assert {"tables", "weights", "tensorboard"} <= {line.strip().rstrip(",") for line in lines}
+    assert not any("\\" in line for line in lines)
+
+
+def test_lines_and_tabs_stay_and_what_steers_a_terminal_does_not() -> None:
+    assert clean_lines("a\tb\n\tc\r\x1b[31m\n") == "a\tb\n\tc\\r\\x1b[31m\n"
+
+
+@pytest.mark.parametrize("folder", ["", "./", "../here/", ".//below/../", "below/"])
+def test_a_script_is_named_by_any_path_to_it(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    (here / "below").mkdir(parents=True)
+    for place in (here, here / "below"):
+        (place / "searched_here.py").write_text(
+            "def space(trial):\n    return {'lr': trial.suggest_categorical('lr', [0.1, 0.2])}\n"
+        )
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = CliRunner().invoke(app, ["plan", f"{folder}searched_here.py:space", "--steps", "4", "--n-trials", "2"])
+    sys.modules.pop("searched_here", None)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"^steps \w+ +8$", done.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("wrong", [".searched_here:space", "./searched_here:space", "..:space", ".py:", ":space"])
+def test_what_names_no_script_is_refused_with_both_forms(wrong: str) -> None:
+    done = CliRunner().invoke(app, ["plan", wrong, "--steps", "4"])
+    assert "give MODULE:NAME, or path/to/script.py:NAME" in str(done.exception)
