@@ -3,12 +3,14 @@
 A state is *needed*, and its checkpoint must be kept, if
 
 - it is the nearest kept one at or before a state that a driver waits for: training will start from there;
-- it is the nearest kept one at or before the farthest state asked of an open trial, which may be continued;
+- it is the nearest kept one at or before the farthest state asked of an open trial that may be continued: not of one
+  that has its last result, or has failed, and waits for trials of lower numbers to end;
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;
 - a trial of the plan names its step as one at which further trials will be forked (``keep_at``): no search evicts it,
   whatever its budget, but ``hpstage gc --budget`` may where none runs: whoever calls that knows what is to come;
-- it is one of the best of a study (:mod:`hpstage.plan.winners`): its model is what the search was for.
+- it is one of the best of a study (:mod:`hpstage.plan.winners`), or will be when the trials that have their last
+  results end: its model is what the search was for.
 
 Evicting any other state only costs retraining if it is asked for later, by another study or by ``extend=True``.
 """
@@ -19,7 +21,7 @@ from bisect import bisect_right
 from collections import defaultdict
 
 from hpstage.checkpoints.eviction_policy import KeptState
-from hpstage.plan.facts import NodeId, StateKey
+from hpstage.plan.facts import NodeId, StateKey, TrialId
 from hpstage.plan.nodes import Node, State
 from hpstage.plan.plan import SearchPlan
 
@@ -79,9 +81,16 @@ class _Line:
     def needed(self, for_forks: bool) -> set[StateKey]:
         plan = self._plan
         needed: set[State | None] = {self._nearest(state.node, state.step) for state in plan.open_targets.wanted()}
+        trained: list[tuple[str, TrialId, State]] = []
         for trial in plan.open_trials():
-            if trial.asked:
+            if not trial.asked or plan.failure_on(trial.id, trial.asked) is not None:
+                continue
+            result = plan.result_of(trial)
+            if result is not None and plan.is_trained(trial):
+                trained.append((trial.study, trial.id, result))
+            else:
                 needed.add(self._nearest(trial.node_at(trial.asked), trial.asked))
+        needed.update(plan.winners.to_come(trained))
         for chain in plan.chains.values():
             if chain.reached is None:
                 needed.add(plan.source_of(chain))

@@ -454,6 +454,12 @@ class SearchPlan:
         """Return the state of the trial's last result, if it has any."""
         return trial.node_at(trial.answered).state(trial.answered) if trial.answered else None
 
+    def is_trained(self, trial: PlannedTrial) -> bool:
+        """Whether the trial has a result at its last step, or where training has ended itself."""
+        return trial.answered >= trial.asked and (
+            trial.asked >= trial.steps or self.endings.ending(trial, trial.steps) is not None
+        )
+
     def step_seconds(self, node: Node) -> float:
         """Return a node's seconds per step: measured, or its nearest measured ancestor's, or else the average."""
         measured = node.step_seconds()

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isnan
 
-from hpstage.plan.facts import SearchStarted, TrialEnded
+from hpstage.plan.facts import SearchStarted, TrialEnded, TrialId
 from hpstage.plan.nodes import State
 
 Costs = tuple[float, ...]
 """Values of objectives, negated where they are maximized."""
+
+_Completed = tuple[Costs, int, State]
+"""A completed trial: its costs, its number and its last state."""
 
 
 @dataclass(slots=True)
 class _OfStudy:
     search: SearchStarted
     leading: tuple[Costs, State] | None = None
-    completed: list[tuple[Costs, int, State]] = field(default_factory=list)
+    completed: list[_Completed] = field(default_factory=list)
 
 
 class Winners:
@@ -50,10 +53,26 @@ class Winners:
         costs = _costs(own.search, [float(value) for value in ended.values or ()])
         if costs is None or not ended.feasible or any(_dominates(other, costs) for other, _, _ in own.completed):
             return
-        own.completed = [found for found in own.completed if not _dominates(costs, found[0])]
-        own.completed.append((costs, _number(ended), state))
-        if len(costs) == 1 and len(own.completed) > 2:  # of equals, Optuna's storages name the first or the lowest
-            own.completed = [own.completed[0], min(own.completed[1:], key=lambda found: found[1])]
+        own.completed = _with(own.completed, (costs, _number(ended.trial), state))
+
+    def to_come(self, trained: Iterable[tuple[str, TrialId, State]]) -> Iterator[State]:
+        """Yield the states that may be winners once the ends of these trials are recorded, which are trained to the
+        last step of theirs. Given are their studies, ids and last states."""
+        completed: dict[str, list[_Completed]] = {}
+        for study, trial, state in trained:
+            own = self._of.get(study)
+            if own is None or state.metrics is None:
+                continue
+            if not state.metrics.keys() >= {*own.search.metric}:
+                yield state  # an objective that is no metric, but measured by hpstage
+                continue
+            costs = _costs(own.search, [state.metrics[name] for name in own.search.metric])
+            best = completed.setdefault(study, own.completed)
+            if costs is not None and not any(_dominates(other, costs) for other, _, _ in best):
+                completed[study] = _with(best, (costs, _number(trial), state))
+        for best in completed.values():
+            for _, _, state in best:
+                yield state
 
     def __iter__(self) -> Iterator[State]:
         for own in self._of.values():
@@ -75,8 +94,17 @@ def _costs(search: SearchStarted, values: list[float]) -> Costs | None:
     return tuple(-value if direction == "maximize" else value for value, direction in pairs)
 
 
-def _number(ended: TrialEnded) -> int:
-    return int(ended.trial.rpartition("/")[2])
+def _with(completed: list[_Completed], new: _Completed) -> list[_Completed]:
+    """Return the best of completed trials and of a new one that none of them dominates."""
+    best = [found for found in completed if not _dominates(new[0], found[0])]
+    best.append(new)
+    if len(new[0]) == 1 and len(best) > 2:  # of equals, Optuna's storages name the first or the lowest
+        return [best[0], min(best[1:], key=lambda found: found[1])]
+    return best
+
+
+def _number(trial: TrialId) -> int:
+    return int(trial.rpartition("/")[2])
 
 
 def _dominates(one: Costs, other: Costs) -> bool:

@@ -82,7 +82,7 @@ class Oracle:
         found: set[StateKey | None] = set()
         below: dict[int, Prefix] = {}  # of each node: the longest prefix known on its line
         for planned in self.plan.trials.values():
-            if planned.id in open_trials and planned.asked:
+            if planned.id in open_trials and planned.asked and planned.answered < planned.steps:
                 found.add(self.nearest(self.prefix(planned, planned.asked)))
             for step in range(1, planned.steps + 1):
                 node = planned.node_at(step)
@@ -174,6 +174,29 @@ def test_where_a_trial_stands_that_is_not_over_is_needed() -> None:
     assert needed_steps(search) == [6]
     search.driver.log.write([ended("study/1")])
     assert needed_steps(search) == []
+
+
+def test_a_trial_with_its_last_result_needs_its_state_only_if_it_will_be_the_best() -> None:
+    """Its end is recorded after those of lower numbers: until then, nothing but the best model is worth the room."""
+    search = Search(SimulatedExecutor(1))
+    search.driver.log.write([SearchStarted("study", "", ("loss",), 8, 5, "", 0.0, directions=("minimize",))])
+    search.driver.log.write([proposed(f"study/{i}") for i in range(5)])
+    cut = [trial(i, {"a": s.piecewise({0: 1, 4: 2 + i})}, 8) for i in range(5)]
+    search.run(cut, [6, 8, 8, 8, 8])
+    plan = search.plan
+    last = {i: plan.result_of(plan.trials[TrialId(f"study/{i}")]) for i in range(5)}
+    for i, value in {0: 0.1, 1: 0.7, 2: 0.3, 3: 0.3, 4: 0.5}.items():
+        last[i].metrics = {"loss": value}  # type: ignore[union-attr]
+
+    def needed() -> set[int]:
+        keys = {state.key for state in kept_states(plan) if state.needed}
+        return {i for i, state in last.items() if state is not None and state.kept and state.kept.key in keys}
+
+    assert needed() == {0, 2, 3}  # the first may be continued; of the others, the best two are equal
+    search.driver.log.write([ended("study/0")])
+    assert needed() == {2, 3}
+    search.driver.log.write([TrialEnded("study", TrialId("study/1"), "COMPLETE", (0.2,), 8, 0.0)])
+    assert needed() == {1}
 
 
 def test_the_best_states_of_a_study_are_needed_for_ever() -> None:
