@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -119,7 +120,15 @@ class Search(ABC):
 
 
 class Algorithm(ABC):
-    """Description of an algorithm; immutable, with a distinctive ``repr``."""
+    """Description of an algorithm; immutable, with a distinctive ``repr``.
+
+    Parameters that are NumPy's whole numbers become plain ones, so that a search is resumed whichever were given.
+    """
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Integral) and not isinstance(value, int):
+                object.__setattr__(self, name, int(value))
 
     @property
     def synchronous(self) -> bool:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from numbers import Integral
 from typing import NamedTuple, Protocol
 
 from hpstage.checkpoints.eviction_policy import EvictionPlan, choose_evictions
@@ -172,8 +173,8 @@ class Eviction:
 def budget_bytes(size: object, name: str) -> int:
     """Return the bytes of ``20_000_000_000`` or ``"20 GB"``. Raise :class:`UsageError` that calls it ``name``."""
     found: object = None
-    if isinstance(size, int) and not isinstance(size, bool):
-        found = size
+    if isinstance(size, Integral) and not isinstance(size, bool):
+        found = int(size)
     elif isinstance(size, str) and size.strip()[:1].isdigit():
         from dask.utils import parse_bytes
 

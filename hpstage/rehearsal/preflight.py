@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 
 import optuna
 
@@ -253,6 +254,7 @@ def preflight(
     _check_deadline(deadline, gpu_price, start_seconds, step_seconds)
     if disruptions is not None and step_seconds is None:
         raise UsageError("disruptions mean nothing without step_seconds: times are then in steps")
+    workers, checkpoint_bytes = tuple(map(int, workers)), int(checkpoint_bytes)
     steps = longest(space, steps)
     listed = bool(points_of(space))
     if checkpoint_every is None and step_seconds is None:
@@ -356,10 +358,10 @@ def _check(
     checkpoint_bytes: int,
 ) -> None:
     """Check the arguments that are not passed to :func:`optimize`."""
-    if not workers or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in workers):
+    if not workers or any(isinstance(count, bool) or not isinstance(count, Integral) or count < 1 for count in workers):
         raise UsageError(f"workers is {workers!r}; give whole numbers above zero, such as (1, 2, 4, 8)")
     for name, count, least in (("rehearsals", rehearsals, 1), ("checkpoint_bytes", checkpoint_bytes, 0)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
             raise UsageError(f"{name} is {count!r}; it must be a whole number of at least {least}")
     if isinstance(step_seconds, int | float) and not step_seconds > 0:
         raise UsageError(f"step_seconds is {step_seconds!r}; it must be above zero")

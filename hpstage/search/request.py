@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, get_args
 
 import optuna
@@ -71,12 +72,16 @@ class Request:
         if not callable(self.space):
             kind = type(self.space).__name__
             raise UsageError(f"space is a {kind}; give a function of an optuna.Trial that returns a dict")
-        _check_count("steps", self.steps)
-        for name in ("n_trials", "evaluate_every", "checkpoint_every"):
-            if (count := getattr(self, name)) is not None:
-                _check_count(name, count)
-        if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
-            raise UsageError(f"timeout is {self.timeout!r}; it must be a number of seconds above zero, or None")
+        for name in ("steps", "n_trials", "evaluate_every", "checkpoint_every"):
+            if (count := getattr(self, name)) is not None or name == "steps":
+                object.__setattr__(self, name, whole(name, count))
+        if self.timeout is not None:
+            if not (isinstance(self.timeout, Real) and self.timeout > 0):
+                raise UsageError(f"timeout is {self.timeout!r}; it must be a number of seconds above zero, or None")
+            object.__setattr__(self, "timeout", float(self.timeout))
+        for name in ("extend", "sharing"):
+            if not isinstance(switch := getattr(self, name), bool):
+                raise UsageError(f"{name} is {switch!r}; give True or False")
         for caught in self.catch:
             if not (isinstance(caught, type) and issubclass(caught, Exception)):
                 raise UsageError(f"catch has {caught!r}; give classes of exceptions, such as (ValueError,)")
@@ -154,9 +159,15 @@ def _check_study(study: object, metrics: tuple[object, ...]) -> None:
         )
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def whole(name: str, value: object) -> int:
+    """Return the argument ``name``, one of NumPy's whole numbers as well, as an ``int`` above zero.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise UsageError(f"{name} is {value!r}; it must be a whole number above zero")
+    return int(value)
 
 
 def _check_algorithm(algorithm: object, objectives: int) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy
 import optuna
 import pytest
 
@@ -22,7 +24,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
 from hpstage.errors import CheckpointError, CheckpointFull, StateError, StoreError, TrainingError, UsageError
-from hpstage.plan.facts import Kept, StateKey
+from hpstage.plan.facts import Kept, SearchStarted, StateKey
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape, alone
 
@@ -153,6 +155,18 @@ def test_a_folder_that_is_a_file_or_lies_below_one_is_named(tmp_path, option):
         ({"checkpoints": 5}, "checkpoints is 5; give a folder, a URL, a CheckpointStore, or None"),
         ({"store": "nosuch://plan"}, "there is no store of the kind nosuch://"),
         ({"store": "redis://127.0.0.1:1"}, "say with checkpoints= where all of them reach its checkpoints"),
+        *(
+            ({switch: wrong}, f"{switch} is {wrong!r}; give True or False")
+            for switch in ("extend", "sharing")
+            for wrong in (0, 1, None, "", "abc", [], numpy.False_)
+        ),
+        *(
+            ({name: wrong}, f"{name} is {wrong!r}; it must be a whole number above zero")
+            for name in ("steps", "n_trials", "evaluate_every", "checkpoint_every")
+            for wrong in (numpy.int64(0), numpy.float64(5), numpy.True_)
+        ),
+        ({"timeout": numpy.float32("nan")}, "it must be a number of seconds above zero"),
+        ({"checkpoint_budget": numpy.int64(-1)}, "give bytes: a whole number, or a text"),
     ],
 )
 def test_senseless_arguments_are_named_before_workers_are_started(option: dict[str, Any], message: str) -> None:
@@ -160,6 +174,22 @@ def test_senseless_arguments_are_named_before_workers_are_started(option: dict[s
     executor.open = None  # type: ignore[assignment, method-assign]  # were it called, this would be a TypeError
     with pytest.raises(UsageError, match=re.escape(message)):
         search(executor=executor, **option)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    """Nothing that is recorded shows which were given, so that either resumes the other's search."""
+
+    def started(kind: Callable[[int], Any]) -> SearchStarted:
+        counts = {"steps": 8, "n_trials": 4, "evaluate_every": 4, "checkpoint_every": 3, "checkpoint_budget": 10**6}
+        result = search(
+            algorithm=SuccessiveHalving(min_steps=kind(2), reduction_factor=kind(2)),
+            timeout=numpy.float32(600),
+            **{name: kind(number) for name, number in counts.items()},
+        )
+        [fact] = [fact for fact in result.journal if isinstance(fact, SearchStarted)]
+        return msgspec.structs.replace(fact, study="", identity="", at=0.0)
+
+    assert started(numpy.int64) == started(numpy.int32) == started(int)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------
