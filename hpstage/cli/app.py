@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from hpstage.cli.audit import audit
 from hpstage.cli.check import check
 from hpstage.cli.export import export
 from hpstage.cli.gc import gc
@@ -52,6 +53,7 @@ def hpstage(
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
 app.command()(check)
+app.command()(audit)
 app.command()(gc)
 app.command()(plan)
 app.command()(run)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hpstage.checkpoints.state_tree import digest
+from hpstage.checkpoints.state_tree import differing, digest, flatten, summary
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError, HpstageError
 from hpstage.execution.outcomes import outcome_of
@@ -28,11 +28,13 @@ Values = Callable[[int], Mapping[str, Scalar]]
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A state on the way to compare with: that after ``step`` steps, kept under ``key`` with this digest."""
+    """A state on the way to compare with: that after ``step`` steps, kept under ``key`` with this digest, and if known
+    the marks of its leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
 
     step: int
     key: StateKey
     digest: str
+    marks: str = ""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,7 +246,9 @@ class _Comparison:
         except CheckpointError as error:
             if self._whole:
                 self.states += 1
-                what = f"the state ({error}, so that its parts cannot be compared)"
+                names = [leaf.name for leaf in flatten(state).leaves]
+                where = differing(compared.marks, summary(state)[1], names) if compared.marks else None
+                what = f"the state ({error}, so that its parts cannot be compared)" if where is None else where
                 self.apart = Apart(compared.step, what, compared.digest, now)
             return
         self.states += 1

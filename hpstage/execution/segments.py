@@ -5,7 +5,14 @@ from __future__ import annotations
 from hpstage.execution.retraining import Compared, Segment
 from hpstage.plan.facts import to_metrics
 from hpstage.plan.messages import Stage
-from hpstage.plan.nodes import Node, PlannedTrial
+from hpstage.plan.nodes import Node, PlannedTrial, State
+
+
+def whole(trial: PlannedTrial) -> Segment:
+    """Return all of a trial up to its last result, from nothing: without capture if the state there is still kept,
+    whose tensors are then compared, and else with it, by the digests of states."""
+    last = trial.node_at(trial.answered).state(trial.answered)
+    return segment_of(trial, trial.answered, captured=last is None or last.kept is None)
 
 
 def segment_of(
@@ -29,15 +36,16 @@ def segment_of(
         stages=tuple(_stage(node, begun, end) for node, begun, end in path),
         stop=stop,
         source=None if source is None or source.kept is None else source.kept.key,
-        compared=tuple(
-            Compared(state.step, state.node.seen(state.step).key(state.step), state.digest)
-            for state in states
-            if state.digest is not None
-        ),
+        compared=tuple(_compared(state, state.digest) for state in states if state.digest is not None),
         metrics={state.step: to_metrics(state.metrics) for state in states if state.metrics is not None},
         numerics=numerics,
         captured=captured,
     )
+
+
+def _compared(state: State, digest: str) -> Compared:
+    key = state.node.seen(state.step).key(state.step)
+    return Compared(state.step, key, digest, "" if state.kept is None else state.kept.marks)
 
 
 def _stage(node: Node, start: int, stop: int) -> Stage:

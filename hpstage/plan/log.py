@@ -276,15 +276,7 @@ def _check_header(
     if header.format != FORMAT:
         raise StoreError(other_format(header.format))
     if header.workload != workload:
-        names = sorted({*header.described, *described})
-        changes = [
-            f"{name}: {header.described.get(name, 'absent')!r} there, {described.get(name, 'absent')!r} here"
-            for name in names
-            if header.described.get(name) != described.get(name)
-        ]
-        edited = sorted(name for name in {*header.loaded, *loaded} if header.loaded.get(name) != loaded.get(name))
-        if edited and header.loaded and loaded:
-            changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
+        changes = differing(header.described, header.loaded, described, loaded)
         code = header.described.get("code", ""), described.get("code", "")
         unused = not any(isinstance(fact, StateReached) for fact in read_facts(journal))
         advice = " or remove this one, since nothing was trained on it" if unused else _or(*code)
@@ -292,6 +284,25 @@ def _check_header(
         if not unused and made_with and made_with != given:  # classes of one name differ in the version
             advice = f", or give the numerics that this one was made with: numerics = {made_with!r}"
         raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
+
+
+def differing(
+    there: Mapping[str, str], loaded_there: Mapping[str, str], here: Mapping[str, str], loaded_here: Mapping[str, str]
+) -> list[str]:
+    """Return what differs between the description of a plan's workload and another, edited code first.
+
+    Args:
+        loaded_there, loaded_here: digests of the code by name.
+    """
+    changes = [
+        f"{name}: {there.get(name, 'absent')!r} there, {here.get(name, 'absent')!r} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    ]
+    edited = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
+    if edited and loaded_there and loaded_here:
+        changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
+    return changes
 
 
 def _or(there: str, here: str) -> str:

@@ -26,7 +26,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
-from hpstage.search.numerics import STACKED, choose, is_open, step_times
+from hpstage.search.numerics import STACKED, choose, step_times
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -37,6 +37,7 @@ from hpstage.store import Journal
 from hpstage.store.opening import Places, check_places, open_places
 from hpstage.training.adapter import noisy_of
 from hpstage.training.code.unread import unread
+from hpstage.training.identity.described import described_by, is_open
 from hpstage.training.identity.workload import by_name, code_identity
 
 if TYPE_CHECKING:
@@ -152,9 +153,8 @@ def open_call(
             logger.info("%s", remark)
         for remark in (*environment.warnings, *request.remarks()):
             logger.warning("%s", remark)
-        described = dict(environment.identity or code_identity(request.trainable))
-        described["sharing"] = "on" if request.sharing else "off"
-        described |= {f"environment:{name}": text for name, text in environment.described.items()}
+        identity = environment.identity or code_identity(request.trainable)
+        described = described_by(environment, identity, sharing=request.sharing)
         name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
         numerics = ""
         times: StepTimes | None = None

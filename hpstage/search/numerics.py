@@ -21,14 +21,13 @@ from hpstage.search.expected import expected_share, lines_at_a_time, steps_in_al
 from hpstage.search.request import Request
 from hpstage.store import Journal
 from hpstage.store.opening import header_in, made_with
+from hpstage.training.identity.described import candidates as candidates_of
 from hpstage.training.randomness import generators_restored
 
 logger = logging.getLogger("hpstage")
 
-_AUTO = "auto"
 STACKED = "stacked"
 """The backend that trains several chains of a worker as one."""
-_CHOICE = f"environment:{_AUTO} "
 _GAIN = 0.95
 """Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
 _BEGINS = " begins"
@@ -36,11 +35,6 @@ _UNTRIED = " untried"
 _SHARE = 0.25
 """Share of the steps of all trials that one worker is taken to train at most: trials share steps, and workers share
 trials."""
-
-
-def is_open(described: Mapping[str, str]) -> bool:
-    """Return whether a workload's description leaves the choice to the search."""
-    return described.get(NUMERICS) == _AUTO
 
 
 def choose(
@@ -62,7 +56,7 @@ def choose(
     Raises:
         TrainingError, UsageError: training fails at its first steps; the trainable's own errors are raised, too.
     """
-    candidates = _candidates(described)
+    candidates = candidates_of(described)
     workloads = {backend: workload_key(fixed) for backend, fixed in candidates.items()}
     chosen = made_with(store, name, workloads) or _of_another(store, name, candidates, workloads)
     times = None
@@ -124,17 +118,6 @@ def step_times(executor: Executor, request: Request) -> StepTimes | None:
         told = ", ".join(f"{width}: {1000 * seconds:.3g} ms" for width, seconds in times.seconds)
         logger.info("a step of so many siblings as one takes: %s; at most %d are trained as one", told, times.best)
     return times
-
-
-def _candidates(described: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the description of the workload by each backend that the workers have."""
-    common = {name: text for name, text in described.items() if not name.startswith(_CHOICE)}
-    candidates: dict[str, dict[str, str]] = {}
-    for name, text in described.items():
-        if name.startswith(_CHOICE):
-            backend, _, key = name.removeprefix(_CHOICE).partition(" ")
-            candidates.setdefault(backend, dict(common))[f"environment:{key}"] = text
-    return candidates
 
 
 def _initial(request: Request) -> dict[str, Scalar]:

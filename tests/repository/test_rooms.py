@@ -13,7 +13,7 @@ ROOMS = (
     *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler"),
     *("trainable", "executor", "algorithm", "algos"),
     *("training.code", "training.identity", "training.capture", "training", "torch", "execution"),
-    *("optuna", "driver", "report", "cluster", "search.results", "search", "rehearsal", "checking"),
+    *("optuna", "driver", "report", "cluster", "checking", "search.results", "search", "rehearsal"),
     *("testing", "hpstage", "workloads", "cli", "__main__"),
 )
 """From the bottom to the top: a file imports from its own room and from those before it."""

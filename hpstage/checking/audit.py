@@ -1,0 +1,102 @@
+"""An audit: training a trial again in a fresh process, and comparing it with what a plan or a certificate knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.cluster.fork_server import ForkServer
+from hpstage.cluster.fresh import FreshProcess
+from hpstage.cluster.messages import Load
+from hpstage.cluster.shipping import pack
+from hpstage.execution.retraining import Problem, Retrained, Segment
+from hpstage.executor import Environment
+from hpstage.plan.log import differing
+from hpstage.text import count_of
+from hpstage.training.identity.described import candidates, described_by, is_open
+from hpstage.training.identity.workload import by_name, code_identity
+
+_LOOK = 0.2
+"""Seconds between two looks whether anybody still waits."""
+
+
+def audit(
+    trainable: object,
+    segment: Segment,
+    checkpoints: CheckpointStore,
+    described: Mapping[str, str],
+    loaded: Mapping[str, str],
+    *,
+    script: dict[str, str] | None = None,
+    server: ForkServer | None = None,
+    waiting: Callable[[], bool] = lambda: True,
+) -> Retrained:
+    """Train a segment again in a fresh process of this host, and compare.
+
+    Args:
+        trainable: the one that was searched.
+        checkpoints: where the states are that it is compared with.
+        described, loaded: the workload that the segment belongs to, as its plan describes it, and its code by name.
+        script: see :class:`~hpstage.cluster.messages.Load`.
+        server: see :class:`~hpstage.cluster.fresh.FreshProcess`.
+        waiting: called now and then; false: nobody waits any longer, and the process is ended.
+
+    Raises:
+        UsageError: the trainable cannot be sent to another process.
+    """
+    process = FreshProcess(Load(pack(trainable), script or {}), server=server)
+    try:
+        environment = process.described()
+        if environment is not None:
+            numerics, differs = _numerics_of(trainable, environment, described, loaded)
+            if differs:
+                text = (
+                    f"what would be trained here is not what was trained there ({'; '.join(differs)}); give the code, "
+                    f"the data and a machine that it was trained with"
+                )
+                return Retrained(steps=0, seconds=0.0, problem=Problem("refused", text, 0))
+            process.start(replace(segment, numerics=numerics), checkpoints)
+        while (found := process.wait(_LOOK)) is None and waiting():
+            pass
+        if found is None:
+            process.kill()
+            found = process.poll()
+        assert found is not None, "what was ended has an outcome"
+        return found
+    finally:
+        process.kill()
+
+
+def told(segment: Segment, found: Retrained, trial: str) -> str:
+    """Return one sentence, or two, on the outcome of auditing a whole trial."""
+    if found.apart is not None:
+        return (
+            f"trial {trial} was trained again alone, from nothing, in a fresh process, and differs: {found.apart}. "
+            f"First it was trained as a part of the search. Something that training depends on is in no state, or is "
+            f"no function of the step: run `hpstage check` on the trainable to find it"
+        )
+    if found.problem is not None:
+        after = f" after {count_of(found.problem.step, 'step')}" if found.problem.step else ""
+        return f"trial {trial} could not be trained again alone{after}: {found.problem.text}"
+    compared = [count_of(found.metrics, "metric")] * bool(found.metrics) + [count_of(found.states, "state")]
+    missing = "" if found.states or not segment.compared else ", since none can be read any more"
+    return (
+        f"trial {trial} was trained again alone, {count_of(found.steps, 'step')} from nothing in a fresh process, in "
+        f"{found.seconds:.1f} s: {' and '.join(compared)} compared{missing}, 0 differences"
+    )
+
+
+def _numerics_of(
+    trainable: object, environment: Environment, described: Mapping[str, str], loaded: Mapping[str, str]
+) -> tuple[str, list[str]]:
+    """Return the step backend that a plan's description names, where the trainable leaves it open, and how the workload
+    differs here from the one described."""
+    identity = environment.identity or code_identity(trainable)
+    here = described_by(environment, identity, sharing=described.get("sharing") != "off")
+    choices = candidates(here) if is_open(here) else {"": here}
+    for name, choice in choices.items():
+        if choice == described:
+            return name, []
+    return "", differing(described, loaded, next(iter(choices.values()), here), by_name(environment.loaded))

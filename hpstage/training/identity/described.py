@@ -1,0 +1,38 @@
+"""The description of a workload, from which its key is hashed: its identity, and the environment that trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpstage.executor import Environment
+from hpstage.plan.log import NUMERICS
+
+AUTO = "auto"
+_CHOICE = f"environment:{AUTO} "
+
+
+def described_by(environment: Environment, identity: Mapping[str, str], *, sharing: bool) -> dict[str, str]:
+    """Return the description of a workload.
+
+    Args:
+        identity: of the trainable's code and attributes.
+        sharing: whether trials share equal beginnings.
+    """
+    described = {**identity, "sharing": "on" if sharing else "off"}
+    return described | {f"environment:{name}": text for name, text in environment.described.items()}
+
+
+def is_open(described: Mapping[str, str]) -> bool:
+    """Return whether a workload's description leaves the choice of a step backend to the search."""
+    return described.get(NUMERICS) == AUTO
+
+
+def candidates(described: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the description of an open workload by each step backend that the workers have."""
+    common = {name: text for name, text in described.items() if not name.startswith(_CHOICE)}
+    found: dict[str, dict[str, str]] = {}
+    for name, text in described.items():
+        if name.startswith(_CHOICE):
+            backend, _, key = name.removeprefix(_CHOICE).partition(" ")
+            found.setdefault(backend, dict(common))[f"environment:{key}"] = text
+    return found

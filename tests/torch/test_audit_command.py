@@ -1,0 +1,159 @@
+"""``hpstage audit``: a trial of any store is trained again alone, and repeated elsewhere from a certificate."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hpstage.checking import certificate as certificates
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cli.app import app
+from hpstage.errors import UsageError
+from hpstage.execution.retraining import retrain
+from hpstage.plan.log import read_header
+from hpstage.store import SQLiteJournal
+from hpstage.training.trainables import as_trainable
+from tests.torch.test_retraining import searched
+from tests.torch.trainables import Small
+
+SCRIPT = """
+import os
+import torch, hpstage
+from hpstage import schedule as s
+
+class Tiny(hpstage.torch.TorchTrainable):
+    batch_size = 8
+    def model(self, hp): return torch.nn.Linear(4, 2)
+    def optimizer(self, model, hp): return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=0.9)
+    def dataset(self):
+        x = torch.linspace(-1, 1, 120).reshape(30, 4)
+        return torch.utils.data.TensorDataset(x, x[:, :2])
+    def loss(self, model, batch):
+        x, y = batch
+        return torch.nn.functional.mse_loss(model(x), y) * (1 + len(os.environ.get("LEFT_BEHIND", "")))
+    def evaluate(self, model):
+        os.environ["LEFT_BEHIND"] = os.environ.get("LEFT_BEHIND", "") + WHAT
+        x, y = self.dataset().tensors
+        return {"loss": torch.nn.functional.mse_loss(model(x), y).item()}
+
+def space(trial):
+    return {"lr": s.multistep(0.1, [trial.suggest_categorical("drop", [3, 5])], gamma=0.1)}
+"""
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+def search(folder: Path, name: str, left_behind: str) -> Path:
+    script = folder / f"{name}.py"
+    script.write_text(SCRIPT.replace("WHAT", repr(left_behind)))
+    found = run(
+        *("run", f"{script}:Tiny", f"{script}:space", "--metric", "loss", "--direction", "minimize", "--steps", "8"),
+        *("--n-trials", "4", "--sampler", "grid", "--executor", "InlineExecutor()", "--quiet"),
+        *("--store", str(folder / "store")),
+    )
+    assert found.exit_code == 0, found.output
+    return script
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEFT_BEHIND", "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.ci
+def test_a_trial_is_audited_on_its_store_and_repeated_from_its_certificate(tmp_path: Path) -> None:
+    script = search(tmp_path, "equal_script", "")
+    store, certificate, report = str(tmp_path / "store"), tmp_path / "trial.json", tmp_path / "report.json"
+    found = run("audit", store, "--trial", "1", "--certificate", str(certificate), "--json", str(report))
+    assert found.exit_code == 0, found.output
+    assert "Trial Tiny/1 was trained again alone, 8 steps" in found.output
+    assert "0 differences" in found.output
+    told = json.loads(report.read_text())
+    assert told["equal"]
+    assert told["metrics"] == 1
+    again = run("audit", "--certificate", str(certificate), f"{script}:Tiny")
+    assert again.exit_code == 0, again.output
+    assert re.search(r"1 metric and \d states? compared, 0 differences", again.output)
+    assert b"pickle" not in certificate.read_bytes()
+    content = json.loads(certificate.read_text())
+    content["states"][-1]["digest"] = "0" * 32
+    content["states"][-1]["marks"] = "0000" + content["states"][-1]["marks"][4:]
+    certificate.write_text(json.dumps(content))
+    other = run("audit", "--certificate", str(certificate), f"{script}:Tiny")
+    assert other.exit_code == 1, other.output
+    assert "after 8 steps, model.weight is" in other.output  # the leaf is known by its marks
+
+
+@pytest.mark.ci
+def test_what_another_trial_has_left_behind_is_a_difference_with_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = search(tmp_path, "leaking_script", "x")
+    monkeypatch.setenv("LEFT_BEHIND", "")  # as in another process
+    found = run("audit", str(tmp_path / "store"), f"{script}:Tiny", "--trial", "Tiny/1")
+    assert found.exit_code == 1, found.output
+    assert re.search(r"after \d+ steps, model\.weight is float32 \[2, 4\] \w+, and was float32 \[2, 4\]", found.output)
+    assert "hpstage check" in found.output
+
+
+@pytest.mark.ci
+def test_edited_code_cannot_be_audited_and_what_was_edited_is_named(tmp_path: Path) -> None:
+    script = search(tmp_path, "edited_script", "")
+    other = tmp_path / "elsewhere" / script.name
+    other.parent.mkdir()
+    other.write_text(script.read_text().replace("momentum=0.9", "momentum=0.8"))
+    del sys.modules["edited_script"]
+    found = run("audit", str(tmp_path / "store"), f"{other}:Tiny", "--trial", "1")
+    assert found.exit_code == 2, found.output
+    assert "Tiny.optimizer" in found.output
+
+
+def test_what_cannot_be_audited_is_named_with_status_2(tmp_path: Path) -> None:
+    searched(Small(), tmp_path / "store")
+    store = str(tmp_path / "store")
+    for words, match in (
+        ([store, "--trial", "77"], "no trial 'small/77'"),
+        ([str(tmp_path / "none")], "there is no plan in"),
+        ([store, "a.py:A", "b.py:B"], "one argument too many"),
+        (["--certificate", str(tmp_path / "none.json"), "a.py:A"], "give the file of a certificate"),
+        (["--certificate", str(tmp_path / "store" / "plan.sqlite"), "a.py:A"], "is no certificate"),
+        (["--certificate", str(tmp_path / "none.json"), "a.py:A", "--trial", "1"], "a certificate is of one trial"),
+        ([store, "no_such_module:A", "--trial", "1"], "there is no module 'no_such_module'"),
+    ):
+        found = run("audit", *words)
+        assert found.exit_code == 2, (words, found.output)
+        assert match in found.output
+
+
+def test_a_certificate_holds_what_a_fresh_plan_needs(tmp_path: Path) -> None:
+    result = searched(Small(), tmp_path / "store")
+    header = read_header(SQLiteJournal(tmp_path / "store" / "plan.sqlite", read_only=True))
+    file = tmp_path / "trial.json"
+    certificates.write(certificates.certificate_of(result.trial(1).planned, header), file)
+    read = certificates.read(file)
+    segment = read.segment()
+    assert [stage.stop for stage in segment.stages][-1] == 8
+    again = retrain(as_trainable(Small()), FolderCheckpoints(tmp_path / "empty", "none"), segment)
+    assert again.equal, again
+    assert again.states == len([state for state in read.states if state.digest])
+    assert again.digests == {state.step: state.digest for state in read.states if state.digest}
+
+
+def test_a_certificate_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    result = searched(Small(), tmp_path / "store")
+    header = read_header(SQLiteJournal(tmp_path / "store" / "plan.sqlite", read_only=True))
+    file = tmp_path / "trial.json"
+    certificates.write(certificates.certificate_of(result.trial(0).planned, header), file)
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "format": 99}))
+    with pytest.raises(UsageError, match="format 99"):
+        certificates.read(file)
