@@ -51,6 +51,11 @@ class GangLost(ClusterError):
     lost."""
 
 
+class CompilerFailed(ClusterError):
+    """A compiler that training needs has failed for a reason that may pass: no room, a killed process, a broken file.
+    The step was not trained."""
+
+
 class StoreError(HpstageError):
     """A journal cannot be read or written: newer format, another workload, full or read-only disk."""
 

@@ -14,6 +14,7 @@ from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import (
     CheckpointError,
+    CompilerFailed,
     GangApart,
     GangLost,
     NonFiniteLoss,
@@ -153,7 +154,7 @@ class ChainRunner:
         except CheckpointError as error:
             flight.take_back()
             yield self._over(flight, outcome_of_store(error), message=str(error))
-        except GangLost as error:
+        except (GangLost, CompilerFailed) as error:
             flight.take_back()
             yield self._over(flight, "lost", message=str(error))
         except Exception as error:

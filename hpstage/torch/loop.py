@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import NonFiniteLoss, StateError, UsageError
@@ -17,6 +18,7 @@ from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
+from hpstage.torch.backends.meaning import Meaning, Reached
 from hpstage.torch.backends.measuring import measure
 from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
 from hpstage.torch.data import Batches, batches_of
@@ -88,6 +90,7 @@ class TorchLoop(Adapter):
         self._contents: Contents | None = None
         self._samples = 0
         self._told = False  # that no loss is seen
+        self._meaning = Meaning(type(subject).__name__)
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
         self._batch_size = 0
@@ -115,6 +118,9 @@ class TorchLoop(Adapter):
         """Train on batches, each with the number of samples consumed after it."""
         built, backend = self._ready(), self._steps_by()
         for batch, self._samples in batches:
+            if backend.departs and self._meaning.is_due(self._hp, batch):
+                train = partial(backend.train, built.model, built.optimizer)
+                self._meaning.compare(self, backend, self._hp, batch, train, self._numerics)
             loss = backend.train(built.model, built.optimizer, batch)
             if not self._user.terminate_on_nan:
                 continue
@@ -210,12 +216,39 @@ class TorchLoop(Adapter):
     def snapshot(self) -> object:
         """Return copies of all that training has changed, for :meth:`put_back`."""
         self._drop_gradients(self._ready())
-        return clone(self._world.capture(but=self._answers_for))
+        return clone((self._world.capture(but=self._answers_for), self._user.extra_state()))
 
     def put_back(self, snapshot: Any) -> None:
         """Restore, within a step, what training can reach to how it was at a :meth:`snapshot`."""
-        self._world.load(snapshot)
+        captured, extra = snapshot
+        self._give_values()
+        self._user.load_extra_state(clone(extra))
+        self._world.load(captured)
         self._ready().follower.forget()
+
+    def contents(self) -> Reached:
+        """Return all that training can reach but the data set: tensors and arrays in use, and descriptions of all else,
+        by path. What the optimizer keeps of a parameter is named after it."""
+        built = self._ready()
+        self._drop_gradients(built)
+        optimizer = built.optimizer
+        found = self._world.contents(but=("dataset", "optimizer", "torch"))
+        names = {id(parameter): f"model.{name}" for name, parameter in built.model.named_parameters()}
+        for parameter, kept in optimizer.state.items():
+            of = names.get(id(parameter), "another parameter")
+            for path, value in pytree.tree_leaves_with_path(kept):
+                number = isinstance(value, int | float)
+                found[f"optimizer's {pytree.keystr(path)} of {of}"] = torch.tensor(value) if number else value
+        return found
+
+    def update(self, batch: Any, hp: Mapping[str, Scalar] | None = None) -> Any:
+        """Train on a batch by the user's ``update()``, under other hyper-parameters if they are given."""
+        built = self._ready()
+        _set_hp(self._user, dict(self._hp if hp is None else hp))
+        try:
+            return self._user.update(built.model, built.optimizer, batch)
+        finally:
+            self._give_values()
 
     def hand_over(self) -> dict[str, object]:
         built, self._built = self._ready(), None

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from hpstage.torch.trainable import TorchTrainable
 
 
+class NotDeparting(BaseException):
+    """A step is trained by ``update()`` itself. ``except Exception`` in the user's code does not catch it."""
+
+
 class StepBackend(ABC):
     """Trains one TorchTrainable on one batch at a time. One per trainable and process.
 
@@ -36,6 +40,15 @@ class StepBackend(ABC):
     several: ClassVar[bool] = False
     """Whether it trains several models at a time, so that the seconds of one model's step do not say what it gains."""
 
+    draws_otherwise: ClassVar[bool] = False
+    """Whether its random numbers are others than those of ``update()``, from the same generators."""
+
+    comparing: bool = False
+    """Set while a step is compared with ``update()``: where it would call that, it raises :class:`NotDeparting`."""
+
+    as_recorded: bool = False
+    """Set while a step is to have the random numbers of ``update()``, where it otherwise has others."""
+
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         self.subject = subject
         self.device = device
@@ -52,6 +65,12 @@ class StepBackend(ABC):
 
     def begin(self, initial: Mapping[str, Scalar]) -> None:  # noqa: B027  # not needed by most
         """Start afresh: a trial with these values at step 0 begins, or a state of one is loaded next."""
+
+    @property
+    def departs(self) -> bool:
+        """Whether it may train the next batch in another way than by a call of ``update()``. Then its first steps are
+        compared with that; see :class:`hpstage.torch.backends.meaning.Meaning`."""
+        return True
 
     @abstractmethod
     def train(

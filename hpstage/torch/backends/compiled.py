@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import shutil
@@ -15,11 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hpstage.errors import UsageError
+from hpstage.errors import CompilerFailed, TrainingError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends import formulas
-from hpstage.torch.backends.backend import StepBackend
+from hpstage.torch.backends.backend import NotDeparting, StepBackend
 from hpstage.torch.backends.logged import LoggedInTensors, traced
+from hpstage.torch.backends.numbers import keep_numbers
 from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.capture.settings import compile_by_arguments_alone
@@ -79,7 +81,8 @@ class CompiledBackend(StepBackend):
     it does the same.
     """
 
-    numerics: ClassVar[str] = "compiled-v1"
+    numerics: ClassVar[str] = "compiled-v2"
+    draws_otherwise: ClassVar[bool] = True
     begins: ClassVar[float] = 25.0  # measured: 20 to 35 on two cores, where nothing is cached
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
@@ -137,6 +140,10 @@ class CompiledBackend(StepBackend):
         self._as_it_is = bool(state)
         self._is_first = False
 
+    @property
+    def departs(self) -> bool:
+        return not (self._as_it_is or self._impossible)
+
     def train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor | float | None:
         try:
             return self._train(model, optimizer, batch)
@@ -149,6 +156,8 @@ class CompiledBackend(StepBackend):
             obstacle = self._impossible or obstacle_in_training(model, optimizer, batch)
             if obstacle is not None:
                 self._say(obstacle)  # it is looked for again at each step, and so need not be remembered
+                if self.comparing:
+                    raise NotDeparting
             elif self._own_update:
                 return self._update_with_compiled_loss(model, optimizer, batch)
             elif formulas.has_formula(optimizer):
@@ -208,10 +217,14 @@ class CompiledBackend(StepBackend):
             if self._runs:
                 self._runs = False
                 raise  # the compiled code has failed, not compiling it
+            if not _is_of_code(error):
+                raise _failed(type(user).__name__, error) from error
             self._as_it_is = True
             if self._is_first:
                 self._hopeless.add(self._initial)
             self._say(_reason(error))
+            if self.comparing:
+                raise NotDeparting from error
             return False, None
         finally:
             object.__setattr__(user, "hp", present)
@@ -230,13 +243,15 @@ class CompiledBackend(StepBackend):
                 f"{type(self.subject).__name__}: a step was compiled {_MOST} times, since shapes or numbers that "
                 f"loss() reads are others again and again; give numerics = 'eager'"
             )
+        keep_numbers(graph.graph, self._values.values())
+        recorded = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # to lower a graph may change it
         made = self.lower(graph, inputs)  # torch may interrupt it, and begin again with fewer constants
         self.compiled += 1
         names = traced()
 
         def run(*args: Any) -> Any:
             self._runs, self._names = True, names
-            result = made(*args)
+            result = recorded.forward(*args) if self.as_recorded else made(*args)
             self._runs = False
             return result
 
@@ -297,6 +312,38 @@ def _compiler() -> str:
         return ""
     told = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
     return told.partition("\n")[0].strip()
+
+
+def _is_of_code(error: BaseException) -> bool:
+    """Return whether an error is torch's verdict on the code, which it gives everywhere and always, and not that
+    something was missing while it looked: room, a file, another process."""
+    from torch._dynamo import exc
+
+    verdicts = (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.ObservedException)
+    is_verdict = isinstance(error, verdicts) or "side effects happened" in str(error)
+    return is_verdict and not isinstance(_origin(error), _PASSING)
+
+
+_PASSING = (OSError, MemoryError, ImportError, EOFError, subprocess.SubprocessError, torch.OutOfMemoryError)
+
+
+def _origin(error: BaseException) -> BaseException:
+    """Return the error that another one comes from."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__
+    return error if inner is None or inner is error else _origin(inner)
+
+
+def _failed(who: str, error: Exception) -> Exception:
+    """Return the error of a step that could not be compiled. To train on without would give other bits."""
+    origin = _origin(error)
+    told = str(origin).strip().partition("\n")[0]
+    what = f"{type(origin).__name__}: {told}" if told else type(origin).__name__
+    if isinstance(origin, _PASSING):
+        return CompilerFailed(
+            f"compiling a step of {who} has failed: {what}. It is not trained without, which would give other bits "
+            f"under the same key. Make room, or remove the folder of TORCHINDUCTOR_CACHE_DIR if a file in it is broken"
+        )
+    return TrainingError(f"torch cannot compile {who}: {what}. Give numerics = 'eager'")
 
 
 def _reason(error: Exception) -> str:

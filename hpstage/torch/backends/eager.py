@@ -14,6 +14,10 @@ class EagerBackend(StepBackend):
 
     numerics: ClassVar[str] = "eager-v1"  # in the keys of all plans made before there were other backends
 
+    @property
+    def departs(self) -> bool:
+        return False
+
     def train(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
     ) -> torch.Tensor | float | None:

@@ -6,6 +6,7 @@ is there at all is a flag, since other operations are done without.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,9 +36,7 @@ def has_formula(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether :class:`Formula` does all that ``optimizer.step()`` would do."""
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         return False
-    if vars(optimizer).keys() & {"step", "zero_grad"}:
-        return False  # a learning rate scheduler of torch's wraps `step`
-    if any(vars(optimizer).get(name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")):
+    if is_hooked(optimizer):
         return False
     for group in optimizer.param_groups:
         if group.get("amsgrad") or group.get("differentiable") or group.get("capturable"):
@@ -47,6 +46,17 @@ def has_formula(optimizer: torch.optim.Optimizer) -> bool:
         if not group["params"] or any(param.is_complex() for param in group["params"]):
             return False
     return True
+
+
+def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether ``optimizer.step()`` does more than its class says: by hooks, its own or those of all optimizers,
+    or since it is wrapped, as a learning rate scheduler of torch's does."""
+    of_all = vars(sys.modules["torch.optim.optimizer"])
+    return (
+        bool(vars(optimizer).keys() & {"step", "zero_grad"})
+        or any(vars(optimizer).get(name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+        or any(of_all.get(name) for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"))
+    )
 
 
 class Formula:

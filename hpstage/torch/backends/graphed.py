@@ -17,7 +17,7 @@ class GraphedBackend(CompiledBackend):
     No code is generated, so it starts at once and needs no compiler.
     """
 
-    numerics: ClassVar[str] = "graphed-v1"
+    numerics: ClassVar[str] = "graphed-v2"
     begins: ClassVar[float] = 0.0
 
     @classmethod

@@ -65,6 +65,7 @@ class StackedLoop(TorchLoop):
         super().__init__(subject)
         self.stack = Stack(subject, self) if stack is None else stack
         self._lent = self.stack.first._lent
+        self._meaning = self.stack.first._meaning
         self.member: Member | None = None
         self.bundle: Bundle | None = None
         self.outcomes: list[Exception | None] = []  # of a step that was trained before it is asked for
@@ -419,6 +420,15 @@ class Stack:
     def _run(
         self, bundle: Bundle, lanes: list[StackedLoop], batches: Mapping[StackedLoop, Any], bundles: list[Bundle]
     ) -> Iterator[tuple[StackedLoop, Exception | None]]:
+        for lane in list(lanes):
+            try:
+                self._compare(lane, batches[lane])
+            except Exception as error:
+                lanes.remove(lane)
+                lane.detach()
+                yield lane, error
+        if not lanes:
+            return
         slots = {id(member): slot for slot, member in enumerate(bundle.members)}
         lanes.sort(key=lambda lane: slots[id(lane.member)])
         for lane in lanes:
@@ -451,6 +461,25 @@ class Stack:
         for lane, loss in zip(lanes, [None] * len(lanes) if losses is None else losses.tolist(), strict=True):
             if (ending := lane.stepped(loss)) is not None:
                 yield lane, ending
+
+    def _compare(self, lane: StackedLoop, batch: Any) -> None:
+        """Compare a step with an eager one, if it is one of the first of its kind."""
+        meaning = lane._meaning
+        if meaning.is_due(lane._hp, batch):
+            lane._ready()
+            generator_of(lane.device).set_state(lane.stream)
+            meaning.compare(lane, lane._stacking(), lane._hp, batch, lambda given: self._alone(lane, given), "stacked")
+
+    def _alone(self, lane: StackedLoop, batch: Any) -> Any:
+        """Train a lane's model on a batch, in a bundle of its own: with the bits that it has in any other."""
+        self._tracing = (lane,)
+        built, bundle, generator = lane._ready(), Bundle(self._builder), generator_of(lane.device)
+        member = bundle.join(built.model, built.optimizer)
+        member.stream = generator.get_state()
+        losses = bundle.step([batch], [lane._hp])
+        bundle.leave(member)
+        generator.set_state(member.stream)
+        return losses
 
 
 def _is_of(error: Exception, lane: StackedLoop) -> bool:

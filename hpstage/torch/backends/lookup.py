@@ -53,7 +53,7 @@ def usable(device: torch.device) -> list[str]:
 
 def choices(device: torch.device) -> dict[str, str]:
     """Describe the backends that can run here, one entry for each thing that decides bits, as in
-    ``{"auto compiled numerics": "compiled-v1", ...}``: of these, a search takes those of the one that it chooses."""
+    ``{"auto compiled numerics": "compiled-v2", ...}``: of these, a search takes those of the one that it chooses."""
     described = {}
     for name in usable(device):
         backend = backend_named(name)

@@ -318,6 +318,20 @@ class World:
         shown = (record for record in survey if record.kind is not CACHE and UNKNOWN not in record.path)
         return {path: text for record in shown for path, text in texts_of(record, survey)}
 
+    def contents(self, but: tuple[str, ...]) -> dict[str, Any]:
+        """Return everything as of now by path: tensors and arrays themselves, and descriptions of all else.
+
+        Args:
+            but: roots of what is left out.
+        """
+        survey = self._surveyor.survey(self._all_roots(), known=self.base)
+        found: dict[str, Any] = {}
+        for record in survey:
+            if record.path.partition(".")[0].partition("[")[0] in but or record.kind is CACHE or UNKNOWN in record.path:
+                continue
+            found |= {record.path: record.obj} if record.kind is VALUES else dict(texts_of(record, survey))
+        return found
+
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
     return name in one and same_value(one[name], other[name])

@@ -56,7 +56,7 @@ def test_graphs_without_a_gpu_are_refused_with_the_remedy() -> None:
 def test_a_store_of_another_class_is_refused_by_name_before_training(tmp_path: Path) -> None:
     search("eager", tmp_path)
     with pytest.raises(
-        StoreError, match=r"environment:numerics: 'eager-v1' there, 'compiled-v1' here.*numerics = 'eager'"
+        StoreError, match=r"environment:numerics: 'eager-v1' there, 'compiled-v2' here.*numerics = 'eager'"
     ):
         search("compiled", tmp_path)
 
@@ -64,7 +64,7 @@ def test_a_store_of_another_class_is_refused_by_name_before_training(tmp_path: P
 def test_no_advice_to_give_a_class_that_this_version_has_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     with monkeypatch.context() as before:
-        before.setattr(StackedBackend, "numerics", "stacked-v1")
+        before.setattr(StackedBackend, "numerics", "stacked-v2")
         search("stacked", journal)
-    with pytest.raises(StoreError, match=r"'stacked-v1' there, 'stacked-v2' here\); choose another store$"):
+    with pytest.raises(StoreError, match=r"'stacked-v2' there, 'stacked-v3' here\); choose another store$"):
         search("stacked", journal)

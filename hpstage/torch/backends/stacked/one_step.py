@@ -90,7 +90,8 @@ class OneStep:
         batch = pytree.tree_unflatten(filled, self._spec)
 
         def update(model: nn.Module) -> Any:
-            with recording(logged), Recorded(self.who, optimizer, (*members.values(), *batch_tensors)) as recorded:
+            own, numbers = (*members.values(), *batch_tensors), () if values is None else values.values()
+            with recording(logged), Recorded(self.who, optimizer, own, numbers) as recorded:
                 loss = self._subject.update(model, optimizer, batch)  # type: ignore[arg-type]
             recorded.check()
             members.update(self._after(model, members))

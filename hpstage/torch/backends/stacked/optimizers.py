@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpstage.torch.backends.formulas import is_hooked
 from hpstage.torch.backends.stacked.refusal import NeedsPython
 
 Group = Mapping[str, Any]
@@ -117,9 +118,8 @@ def formula_of(optimizer: torch.optim.Optimizer, group: Group) -> Formula:
     for option in ("amsgrad", "maximize", "differentiable"):
         if group.get(option):
             raise NeedsPython(f"{name} with {option}=True has no stacked form")
-    kinds = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    if any(kinds):
-        raise NeedsPython(f"{name} has hooks on its steps, which a stack would not call")
+    if is_hooked(optimizer):
+        raise NeedsPython(f"{name}.step() has hooks or is wrapped, which a stack would not call")
     decays = bool(group.get("weight_decay"))
     if type(optimizer) is torch.optim.SGD:
         return SGD(momentum=bool(group["momentum"]), nesterov=bool(group["nesterov"]), weight_decay=decays)

@@ -67,15 +67,20 @@ class Recorded(TorchFunctionMode):
 
     Args:
         own: tensors of the step: parameters, buffers, the batch. Tensors that it makes are added.
+        numbers: tensors that stand for numbers. What code makes of numbers alone is a number as well, and is not
+            changed in place.
     """
 
-    def __init__(self, who: str, optimizer: StandInOptimizer, own: Iterable[Tensor]) -> None:
+    def __init__(
+        self, who: str, optimizer: StandInOptimizer, own: Iterable[Tensor], numbers: Iterable[Tensor] = ()
+    ) -> None:
         super().__init__()
         self._who = who
         self._optimizer = optimizer
         self._leaves = {id(leaf) for leaf in optimizer.leaves.values()}
         self._own = {id(tensor): tensor for tensor in own}
         self._foreign: dict[int, tuple[Tensor, int]] = {}
+        self._numbers = {id(tensor): tensor for tensor in numbers}
         self._error: Exception | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,6 +91,10 @@ class Recorded(TorchFunctionMode):
             raise NeedsPython(f"{self._who} uses parameters after optimizer.step() (an average of weights?)")
         if name in _LEAVES_TORCH:
             raise NeedsPython(f"{self._who} looks at a tensor's values in Python, by {name}()")
+        of_numbers = bool(given) and all(id(tensor) in self._numbers for tensor in given)
+        if given and id(given[0]) in self._numbers and _is_in_place(name):
+            name = name.rstrip("_")
+            func = getattr(Tensor, name)
         for tensor in given:
             if id(tensor) not in self._own:
                 self._foreign.setdefault(id(tensor), (tensor, tensor._version))
@@ -100,6 +109,8 @@ class Recorded(TorchFunctionMode):
         for tensor in _flat(result):
             if isinstance(tensor, Tensor) and id(tensor) not in self._foreign:
                 self._own[id(tensor)] = tensor  # held, so that no other has its identity
+                if of_numbers and hasattr(Tensor, name):
+                    self._numbers[id(tensor)] = tensor
         return result
 
     def check(self) -> None:

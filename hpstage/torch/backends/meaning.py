@@ -1,0 +1,341 @@
+"""Whether the steps of a numerics class mean what the code says: the first ones are trained eagerly as well.
+
+Two numerics classes round differently and agree otherwise. How far rounding alone may lead them apart is measured:
+the eager step is repeated with other last bits (:mod:`hpstage.torch.backends.rounding`). What differs by more has
+another meaning: a hook that is not called, a number that code changes in place, a constant that is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hpstage.errors import StateError
+from hpstage.schedule import Scalar
+from hpstage.torch.backends.backend import NotDeparting, StepBackend
+from hpstage.torch.backends.rounding import OtherwiseRounded
+from hpstage.torch.backends.stacked.signature import shape_key
+from hpstage.training.logs import recording
+from hpstage.training.randomness import generators_restored
+
+logger = logging.getLogger("hpstage")
+
+Reached = dict[str, Any]
+"""What training can reach after a step: tensors, and descriptions of all else, by path."""
+
+STEPS = 2
+"""Number of steps compared for each kind of step; those that hardly change a weight do not count."""
+_TRIES = 16
+_IN_A_ROW = 2
+"""How often a batch is trained on in a comparison: what the first leaves behind may show in the second."""
+_LEAST, _MOST = 2, 16
+"""How often the eager step is repeated with other last bits: at least, and before it is refused."""
+_FACTOR = 16.0
+"""How many times as far apart as other last bits make eager steps a step may be."""
+_ULPS = 8.0
+"""How many units in the last place of a tensor's largest number it may be apart in any case."""
+_SMALL = 100_000
+"""Elements up to which a tensor is compared whether or not it is known to have changed."""
+_SHARE = 1e-3
+"""Share of what a step changes that rounding hyperparameters to float32, as tensors are, accounts for at most."""
+
+
+class Compared(Protocol):
+    """What is trained, as it is at the beginning of a batch."""
+
+    def snapshot(self) -> object: ...
+    def put_back(self, snapshot: Any) -> None: ...
+    def contents(self) -> Reached:
+        """Return what training can reach, the tensors in use among it."""
+
+    def update(self, batch: Any, hp: Mapping[str, Scalar] | None = None) -> Any:
+        """Train on a batch eagerly, under other values of hyper-parameters if they are given."""
+
+
+class Meaning:
+    """Compares steps of one trainable in one process, and remembers which were compared.
+
+    Args:
+        who: the trainable's class, for messages.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._left: dict[object, tuple[int, int]] = {}  # steps to compare and tries, by the kind of step
+        self.compared = 0
+        """Number of steps compared."""
+        self.closeness = 0.0
+        """The largest difference so far, relative to what is allowed."""
+
+    def is_due(self, hp: Mapping[str, Scalar], batch: Any) -> bool:
+        """Return whether this step is to be compared: one of the first with batches of these shapes and these values
+        of hyper-parameters that are no fractions."""
+        return all(self._left.get(_kind(hp, batch), (STEPS, _TRIES)))
+
+    def compare(
+        self,
+        of: Compared,
+        backend: StepBackend,
+        hp: Mapping[str, Scalar],
+        batch: Any,
+        train: Callable[[Any], Any],
+        numerics: str,
+    ) -> None:
+        """Train on a batch by ``train``, and eagerly; then everything is as before.
+
+        Raises:
+            StateError: they differ by more than rounding does.
+        """
+        kind, begin, known = _kind(hp, batch), of.snapshot(), backend.state()
+        steps, tries = self._left.get(kind, (STEPS, _TRIES))
+        self._left[kind] = steps, tries - 1
+
+        def after(step: Callable[[Any], Any]) -> tuple[Reached, bool]:
+            """Return what a step changes, and whether it draws random numbers; it is undone."""
+            try:
+                with generators_restored():
+                    marks, stream = {path: _mark(value) for path, value in of.contents().items()}, _stream()
+                    for _ in range(_IN_A_ROW):
+                        loss = step(pytree.tree_map_only(Tensor, torch.clone, batch))
+                    now = of.contents()
+                    changed = {path: _kept(value) for path, value in now.items() if marks.get(path) != _mark(value)}
+                    changed |= dict.fromkeys(marks.keys() - now.keys())
+                    if isinstance(loss, Tensor | float):
+                        changed["the loss"] = torch.as_tensor(loss).detach().sum()
+                    return changed, not all(map(torch.equal, stream, _stream()))
+            finally:
+                of.put_back(begin)
+
+        def rounded(seed: int | None, values: Mapping[str, Scalar] = hp) -> None:
+            """Take an eager step with other last bits; code may fail where a value has another one."""
+            with contextlib.suppress(Exception), nullcontext() if seed is None else OtherwiseRounded(seed):
+                changed, _ = after(lambda given: of.update(given, values))
+                apart.allow(changed, most=_SHARE if seed is None else math.inf)
+
+        with _unheard():
+            try:
+                backend.comparing = True
+                try:
+                    found, _ = after(train)
+                except (Exception, NotDeparting):
+                    return  # it is trained as it is, or fails again where that counts
+                expected, draws = after(of.update)
+                if draws and backend.draws_otherwise:
+                    backend.as_recorded = True
+                    found, _ = after(train)
+                if not _is_finite(expected.get("the loss")):
+                    return
+                apart = _Apart(of.contents(), expected, found)
+                for seed in range(_LEAST):
+                    rounded(seed)
+                if apart.differs:
+                    rounded(None, {name: _as_float32(value) for name, value in hp.items()})
+                for seed in range(_LEAST, _MOST):
+                    if apart.differs:
+                        rounded(seed)
+            except (MemoryError, torch.OutOfMemoryError):
+                logger.warning("There is no memory to compare a step of %s with an eager one.", self._who)
+                return
+            finally:
+                backend.comparing = backend.as_recorded = False
+                of.put_back(begin)
+                backend.load(known)
+        if not apart.rounded:
+            return  # code that fails where a value has another last bit
+        self.compared += 1
+        self.closeness = max(self.closeness, apart.closeness)
+        if apart.differs:
+            raise StateError(self._told(apart, numerics))
+        if apart.moved:
+            self._left[kind] = steps - 1, tries
+
+    def _told(self, apart: _Apart, numerics: str) -> str:
+        path, found, expected, allowed = apart.worst()
+        return (
+            f"numerics = {numerics!r} does not train {self._who} as its code says: after {_IN_A_ROW} steps from the "
+            f"same state {path} is {found}, and {expected} by update() itself{allowed}. Something in the code has "
+            f"another effect, or none, where a step is recorded: a hook of torch's, a change of a Python object, a "
+            f"number changed in place, a value read in Python. Give numerics = 'eager', or write it in operations on "
+            f"tensors"
+        )
+
+
+class _Apart:
+    """What two ways of training leave behind, and how far apart they may be.
+
+    Args:
+        start: contents before the step.
+        expected, found: what the eager step has changed, and the other.
+    """
+
+    def __init__(self, start: Reached, expected: Reached, found: Reached) -> None:
+        self._start, self._expected, self._found = start, expected, found
+        self._spread: dict[str, float] = {}
+        self.rounded = 0
+        """How many eager steps with other last bits there were."""
+        self._scales: dict[str, float] = {}
+        for path, value in expected.items():
+            name = path.partition(" of ")[0]
+            self._scales[name] = max(self._scales.get(name, 0.0), _scale(value))
+        self._distances = {path: self._distance(path, found) for path in expected.keys() | found.keys()}
+
+    def _distance(self, path: str, other: Reached) -> float:
+        """Return by how much a value differs from the expected one at most; of what is no tensor, 0 or infinity."""
+        one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, other))
+        if path.endswith(".grad") and (one is None or two is None):
+            return 0.0  # whether gradients are left behind is up to the class
+        if path.startswith(_OF_OPTIMIZER):  # what it has not begun to keep is zero
+            one, two = (other if value is None else value for value, other in ((one, _zeros(two)), (two, _zeros(one))))
+        if isinstance(one, Tensor) and isinstance(two, Tensor):
+            return _distance(one, two)
+        return 0.0 if one == two else math.inf
+
+    def allow(self, rounded: Reached, most: float) -> None:
+        """Take note of an eager step with other last bits.
+
+        Args:
+            most: share of what the step changes that is allowed for it at most.
+        """
+        self.rounded += 1
+        for path in self._distances:
+            spread = self._distance(path, rounded)
+            if most < math.inf:
+                change = self._distance(path, self._start)
+                spread = min(spread, most * (change if change < math.inf else _scale(self._expected.get(path))))
+            self._spread[path] = max(self._spread.get(path, 0.0), spread)
+
+    def _allowed(self, path: str) -> float:
+        value = self._expected.get(path)
+        floor = 0.0
+        if isinstance(value, Tensor) and value.is_floating_point():
+            floor = _ULPS * torch.finfo(value.dtype).eps * self._scales[path.partition(" of ")[0]]
+        return floor + _FACTOR * self._spread.get(path, 0.0)
+
+    @property
+    def differs(self) -> bool:
+        return any(not distance <= self._allowed(path) for path, distance in self._distances.items())
+
+    @property
+    def moved(self) -> bool:
+        """Whether the eager step has changed the model by more than rounding does."""
+        return any(
+            path.startswith("model") and self._distance(path, self._start) > self._allowed(path)
+            for path in self._expected
+        )
+
+    @property
+    def closeness(self) -> float:
+        return max(
+            (
+                d / self._allowed(path)
+                for path, d in self._distances.items()
+                if 0 < d < math.inf and self._allowed(path)
+            ),
+            default=0.0,
+        )
+
+    def worst(self) -> tuple[str, str, str, str]:
+        """Return the path of what differs most, both values, and what is allowed."""
+        wrong = [path for path, distance in self._distances.items() if not distance <= self._allowed(path)]
+        path = max(wrong, key=lambda path: (self._distances[path] / max(self._allowed(path), 1e-300), path))
+        one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, self._found))
+        allowed = ""
+        if isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape == two.shape:
+            at = int((one.double() - two.double()).abs().nan_to_num(math.inf).argmax()) if one.numel() else 0
+            where = "" if one.numel() == 1 else f"[{', '.join(map(str, np.unravel_index(at, one.shape)))}]"
+            allowed = f" ({self._distances[path]:.3g} apart; rounding accounts for {self._allowed(path):.2g})"
+            here, there = (f"{float(value.reshape(-1)[at]):.6g}" for value in (two, one))
+            return path + where, here, there, allowed
+        return path, _shown(two), _shown(one), allowed
+
+
+_OF_OPTIMIZER = "optimizer's "
+
+
+def _kind(hp: Mapping[str, Scalar], batch: Any) -> object:
+    return tuple((name, value) for name, value in hp.items() if type(value) is not float), shape_key(batch)
+
+
+def _as_float32(value: Scalar) -> Scalar:
+    return float(np.float32(value)) if type(value) is float else value
+
+
+def _mark(value: Any) -> object:
+    """Return what is another once a value has changed. (Batch normalisation changes buffers behind their versions.)"""
+    if isinstance(value, Tensor):
+        return object() if value.numel() <= _SMALL else (id(value), value._version)
+    return value.tobytes() if isinstance(value, np.ndarray) else value
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value.copy()) if value.dtype.kind in "fiub" else repr(value)
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, Tensor) else None
+
+
+def _distance(one: Tensor, two: Tensor) -> float:
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return math.inf
+    if one.is_complex():
+        one, two = torch.view_as_real(one), torch.view_as_real(two)
+    if one.layout is not torch.strided:
+        one, two = one.to_dense(), two.to_dense()
+    one, two = one.detach().double(), two.detach().double()
+    same = (one == two) | (one.isnan() & two.isnan())
+    apart = torch.where(same, 0.0, (one - two).abs())
+    return float(apart.nan_to_num(math.inf).max()) if apart.numel() else 0.0
+
+
+def _scale(value: Any) -> float:
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_floating_point()
+        or not value.numel()
+        or value.layout is not torch.strided
+    ):
+        return 0.0
+    return float(value.nan_to_num(0.0, 0.0, 0.0).abs().max())
+
+
+def _is_finite(loss: Any) -> bool:
+    return loss is None or bool(torch.isfinite(loss).all())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} {list(value.shape)}"
+    return "absent" if value is None else str(value)
+
+
+def _stream() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    on_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return states + (torch.cuda.get_rng_state_all() if on_gpus else [])
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Leave no trace in logs and outputs: what is trained here is not part of any trial."""
+    with (
+        recording(None),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield

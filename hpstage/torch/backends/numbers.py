@@ -1,0 +1,44 @@
+"""Hyper-parameters as tensors in recorded code: as numbers do, they stay what they are when others are made of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+_MODULES = ("_operator", "builtins")
+
+
+def keep_numbers(graph: torch.fx.Graph, numbers: Collection[Tensor]) -> None:
+    """Let ``w = self.hp["gamma"]; w += 1`` bind a new number, in a graph of Dynamo's.
+
+    What code makes of numbers by Python's operators alone is a number, of which there is no change in place.
+
+    Args:
+        numbers: the inputs that stand for numbers.
+    """
+    known: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            given = getattr(node.meta.get("grapharg"), "example", None)
+            if any(given is number for number in numbers):
+                known.add(node)
+        elif node.op == "call_function" and getattr(node.target, "__module__", None) in _MODULES:
+            given = node.args[:1]
+            if known.issuperset(given) and (made := made_anew(node.target)) is not None:
+                node.target = made
+            if node.all_input_nodes and known.issuperset(node.all_input_nodes):
+                known.add(node)
+
+
+def made_anew(function: Any) -> Callable[..., Any] | None:
+    """Return the operator that makes a new object, for one that changes its first argument."""
+    name = getattr(function, "__name__", "").strip("_")
+    if not name.startswith("i") or getattr(operator, name, None) is None:
+        return None
+    found: Callable[..., Any] | None = getattr(operator, name[1:], None) or getattr(operator, f"{name[1:]}_", None)
+    return found

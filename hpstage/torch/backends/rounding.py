@@ -1,0 +1,56 @@
+"""Another rounding of what code computes: how much that changes is how much two orders of operations may differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Changes the last bit of whatever an operation returns, up or down at random, in the dtype that it has there.
+
+    Small whole numbers stay: they are masks, counts and indices, and mostly exact. What operations change in place or
+    return views of stays as well.
+
+    Reference: D. S. Parker, *Monte Carlo arithmetic*, Technical Report CSD-970002, UCLA, 1997.
+
+    Args:
+        seed: of the changes; the generators of training are not touched.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not func._schema.is_mutable:
+            given = {_memory(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is Tensor}
+            for leaf in pytree.tree_leaves(result):
+                if _is_rounded(leaf) and _memory(leaf) not in given:
+                    self._round(leaf)
+        return result
+
+    def _round(self, tensor: Tensor) -> None:
+        generator = self._generators.get(tensor.device)
+        if generator is None:
+            generator = torch.Generator(tensor.device).manual_seed(self._seed)
+            self._generators[tensor.device] = generator
+        last = torch.finfo(tensor.dtype).eps
+        up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
+        whole = (tensor == tensor.round()) & (tensor.abs() < 1 / last)
+        tensor.copy_(torch.where(whole, tensor, tensor * torch.where(up, 1 + last, 1 - last).to(tensor.dtype)))
+
+
+def _is_rounded(value: Any) -> bool:
+    return type(value) is Tensor and value.is_floating_point() and value.layout is torch.strided and value.numel() > 0
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
