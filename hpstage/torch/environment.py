@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hpstage.errors import UsageError
+from hpstage.training.identity import settings
 
 # How a step is computed. Another way (compiled, fused siblings) gives other bits and needs another name.
 NUMERICS = "eager-v1"
@@ -68,17 +69,11 @@ def describe(device: torch.device | str | None = None) -> dict[str, str]:
         "device": device.type,
         "isa": backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        "mkldnn": _flags(available=backends.mkldnn.is_available(), enabled=backends.mkldnn.enabled),
-        "precision": torch.get_float32_matmul_precision(),
-        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "mkldnn": "available" if backends.mkldnn.is_available() else "absent",
         "numerics": NUMERICS,
+        **settings.described(("torch",)),
     }
     if device.type == "cuda":
         described["device"] = f"cuda ({torch.cuda.get_device_name(device)})"
         described["cuda"] = f"{torch.version.cuda}, cudnn {backends.cudnn.version()}"
-        described["tf32"] = _flags(matmul=backends.cuda.matmul.allow_tf32, cudnn=backends.cudnn.allow_tf32)
     return described
-
-
-def _flags(**flags: bool) -> str:
-    return ", ".join(f"{name} {'yes' if flag else 'no'}" for name, flag in flags.items())

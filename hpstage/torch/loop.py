@@ -296,6 +296,7 @@ class TorchLoop(Adapter):
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
         environment.see_devices(type(self._user).__name__, self._user.devices_per_stage)
         environment.warm_up()
+        self._make_deterministic()
         auto = self._numerics == AUTO
         backend = usable_backend("eager" if auto else self._numerics, self.device)
         return {
@@ -345,6 +346,10 @@ class TorchLoop(Adapter):
             self._backend = usable_backend(name, self.device)(self._user, self.device)
         return self._backend
 
+    def _make_deterministic(self) -> None:
+        if self.device.type == "cuda" and self._user.deterministic:
+            environment.use_deterministic_algorithms()
+
     def prepare(self) -> None:
         self._ready()
 
@@ -356,9 +361,8 @@ class TorchLoop(Adapter):
 
     def _build(self) -> None:
         """Build a new model and optimizer, at step 0."""
+        self._make_deterministic()
         if self.device.type == "cuda":
-            if self._user.deterministic:
-                environment.use_deterministic_algorithms()
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = None  # frees the memory of the previous one first
         backend = self._steps_by()

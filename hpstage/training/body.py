@@ -20,6 +20,7 @@ from hpstage.training.code.owner import of_user
 from hpstage.training.code.reach import MISSING, Slot
 from hpstage.training.handover import Abandoned
 from hpstage.training.identity import threads
+from hpstage.training.identity.settings import read_all, write_all
 from hpstage.training.run import Run, Steps
 
 _T = TypeVar("_T")
@@ -44,6 +45,7 @@ class Body:
         self.ended = False
         self._function = function
         self._error: BaseException | None = None
+        self._settings = read_all()  # some belong to a thread
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._main,), name=THREAD, daemon=True)
         self._thread.start()
@@ -53,6 +55,7 @@ class Body:
         try:
             threads.pin_thread()
             baton.wait()
+            write_all(self._settings)
             self._function(self.run)
         except Abandoned:
             pass  # unwound on request

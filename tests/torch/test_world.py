@@ -154,7 +154,7 @@ def test_a_setting_that_differs_is_named_alone() -> None:
     trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
     before = trainable.portrait()
     torch.set_default_dtype(torch.float64)
-    assert [path for path, _, _ in differences(before, trainable.portrait())] == ["torch.default dtype"]
+    assert [path for path, _, _ in differences(before, trainable.portrait())] == ["process.default dtype"]
     trainable.close()
 
 
@@ -178,7 +178,7 @@ def test_a_state_that_names_a_folder_which_is_not_here_is_an_error_with_its_name
     trainable.close()
     folder.rmdir()
     other: Any = fresh(Moving(str(folder)))
-    with pytest.raises(StateError, match=r"the state sets torch to what is not here: .*elsewhere"):
+    with pytest.raises(StateError, match=r"the state sets process to what is not here: .*elsewhere"):
         other.load_state_dict(state)
 
 

@@ -89,6 +89,8 @@ class LightningLoop(FunctionTrainable):
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
         environment.warm_up()
         environment.pin()
+        if self._device().type == "cuda":
+            environment.use_deterministic_algorithms()
         return {**environment.describe(self._device()), "step": self.subject.step_unit}
 
     def _device(self) -> torch.device:

@@ -61,7 +61,7 @@ from hpstage.training.capture.kind import (
 )
 from hpstage.training.capture.settings import OfProcess, Settings
 from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
-from hpstage.training.capture.values import Values, is_read_only
+from hpstage.training.capture.values import Accumulator, Values, is_read_only
 from hpstage.training.code.imports import Modules
 from hpstage.training.code.owner import is_users_code, module_of
 from hpstage.training.code.reach import ClassAttributes, LibraryNames
@@ -106,7 +106,7 @@ _SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Functi
 _INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
 TUPLE = TupleWithAttributes()
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
-_BYTES, _RANDOM, _FILE = Bytes(), RandomSource(), File()
+_BYTES, _RANDOM, _FILE, _ACCUMULATOR = Bytes(), RandomSource(), File(), Accumulator()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
 """Kinds that do not cover attributes, which the user's subclasses of such types may have."""
 _BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
@@ -148,7 +148,7 @@ def kind_of(obj: Any) -> Kind | None:
     if found is None or kind in _SETTLED:
         return found
     if found is _FUNCTION:
-        return found if is_users_code(obj) else _OPAQUE
+        return found if is_users_code(obj) or _holds_users(obj) else _OPAQUE
     if found is VALUES:
         arrays = numpy()
         return _OBJECTS if arrays is not None and issubclass(kind, arrays.ndarray) and obj.dtype.hasobject else found
@@ -159,6 +159,13 @@ def kind_of(obj: Any) -> Kind | None:
     return found
 
 
+def _holds_users(function: Any) -> bool:
+    """Return whether a library's function closes over code of the user's, which it was made to call."""
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != _UNBOUND]
+    return any(is_users_code(content) or is_users_code(type(content)) for content in cells)
+
+
+_UNBOUND = types.CellType()
 _SETTLED = frozenset((collections.OrderedDict, set))
 
 
@@ -167,6 +174,8 @@ def _kind_of_type(kind: Any) -> Kind | None:
     library, arrays = torch(), numpy()
     if library is not None and issubclass(kind, library.Tensor):
         return VALUES
+    if library is not None and kind is library._C._functions.AccumulateGrad:
+        return _ACCUMULATOR
     if arrays is not None and issubclass(kind, arrays.ndarray):
         return VALUES
     if kind is bytearray or issubclass(kind, bytearray):

@@ -15,11 +15,11 @@ from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import VALUES, kind_of
-from hpstage.training.capture.settings import NEXT_HOOK
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.values import cannot_change, is_tensor
 from hpstage.training.code.owner import is_users_code, module_of
 from hpstage.training.code.reach import MISSING, ClassAttributes
+from hpstage.training.identity.settings import NEXT_HOOK
 
 _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")

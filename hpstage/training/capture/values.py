@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +48,7 @@ class Marked:
         "own",
         "plain",
         "pointer",
+        "registered",
         "sample",
         "storage",
         "trained",
@@ -55,7 +58,8 @@ class Marked:
     def __init__(self, obj: Any, *, sampled: bool = False, copied: bool = False) -> None:
         library = torch()
         self.gradient: object | None = None
-        self.hooks: tuple[object, object] = NO_HOOKS
+        self.hooks: Hooks = NO_HOOKS
+        self.registered = 0  # hooks in this process until then
         self.trained = False
         self.version = 0
         self.storage: Any = None  # kept alive, so that no other has its address
@@ -65,7 +69,7 @@ class Marked:
         plain: Any
         if library is not None and isinstance(obj, library.Tensor):
             self.own = _own(obj)
-            self.hooks = hooks_of(obj)
+            self.hooks, self.registered = hooks_of(obj), library.utils.hooks.RemovableHandle.next_id
             self.form: tuple[Any, ...] = tensor_form(obj)
             self.trained = obj.requires_grad
             if obj.is_leaf:
@@ -121,9 +125,14 @@ class Marked:
             and obj.shape == self.form[0]
             and obj.dtype is self.form[2]
             and obj.stride() == self.form[1]
-            and same_hooks(hooks_of(obj), self.hooks)
+            and self._has_its_hooks(obj)
             and same_mapping(_own(obj), self.own)
         )
+
+    def _has_its_hooks(self, obj: Any) -> bool:
+        """Return whether a tensor has its hooks in the same dicts. It has, if no hook was registered anywhere."""
+        registered = torch().utils.hooks.RemovableHandle.next_id
+        return registered == self.registered or same_hooks(hooks_of(obj), self.hooks)
 
     def put_place(self, obj: Any) -> None:
         """Restore form, memory, gradient and attributes of ``obj``: all but the values."""
@@ -134,7 +143,7 @@ class Marked:
             if (obj.shape, obj.strides, obj.dtype) != self.form:
                 raise TypeError("its form has changed")
             return
-        if not same_hooks(hooks_of(obj), self.hooks):
+        if not self._has_its_hooks(obj):
             raise TypeError("it has been given a hook, which torch keeps where it cannot be reached")
         if self.plain:
             if self.form != tensor_form(obj) or self.pointer != plain_pointer(obj):
@@ -182,27 +191,54 @@ class Values(Kind):
     def children(self, content: Marked) -> Iterator[Child]:
         if content.gradient is not None:
             yield ".grad", content.gradient
-        for name, hooks in zip(_HOOKS, content.hooks, strict=True):
+        for name, hooks in zip(_HOOKS, content.hooks, strict=False):
             if hooks is not None:
                 yield f".{name}", hooks
+        for index, hooks in enumerate(content.hooks[len(_HOOKS) :]):
+            yield f".AccumulateGrad.hooks[{index}]", hooks
         yield from attribute_children(content.own)
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+Hooks = tuple[object, ...]
+"""The dicts in which a tensor has its hooks, and those of the node that adds to its gradient."""
 NO_HOOKS = (None, None)
 
 
-def hooks_of(tensor: Any) -> tuple[object, object]:
-    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+def hooks_of(tensor: Any) -> Hooks:
+    own = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    if not (tensor.requires_grad and tensor.is_leaf) or tensor.is_inference() or is_lazy(tensor):
+        return own
+    with torch().inference_mode(False), torch().enable_grad():
+        node = tensor.view_as(tensor).grad_fn.next_functions[0][0]
+    return *own, *(hooks for hooks in _hooks_in(node) if hooks is not own[0])
 
 
-def same_hooks(here: tuple[object, object], there: tuple[object, object]) -> bool:
-    """Return whether a tensor has its hooks in the same dicts. An empty dict, left by a removed hook, is ignored."""
-    return all(map(_same_dict, here, there))
+def _hooks_in(node: Any) -> list[object]:
+    """Return the dicts of a node's hooks, which torch keeps in C++, but shows to Python's garbage collector."""
+    return [hooks for hooks in gc.get_referents(node) if type(hooks) is OrderedDict]
 
 
-def _same_dict(here: object, there: object) -> bool:
-    return here is there or not (here or there)
+class Accumulator(Kind):
+    """The node of a graph that adds to the gradient of a tensor. Its hooks live as long as somebody holds it."""
+
+    name = "node"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> tuple[object, ...]:
+        return obj.variable, *_hooks_in(obj)
+
+    def same(self, old: tuple[object, ...], new: tuple[object, ...]) -> bool:
+        return list(map(id, old)) == list(map(id, new))
+
+    def children(self, content: tuple[object, ...]) -> Iterator[Child]:
+        yield ".variable", content[0]
+        for index, hooks in enumerate(content[1:]):
+            yield f".hooks[{index}]", hooks
+
+
+def same_hooks(here: Hooks, there: Hooks) -> bool:
+    """Return whether two tuples have the same dicts. An empty dict, left by a removed hook, is ignored."""
+    return list(map(id, filter(None, here))) == list(map(id, filter(None, there)))
 
 
 def _own(tensor: Any) -> dict[str, Any]:

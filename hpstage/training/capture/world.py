@@ -20,11 +20,12 @@ from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, VALUES
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone, hooks_of_all
+from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
 from hpstage.training.code.reach import OF_CODE, LibraryNames, libraries
+from hpstage.training.identity.settings import NEXT_HOOK, refuse_modes
 
 Roots = Iterable[tuple[str, object]]
 logger = logging.getLogger("hpstage")
@@ -51,10 +52,11 @@ class World:
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
         yield from self._roots()
+        refuse_modes()
         if torch() is not None:
             yield from hooks_of_all()
             yield from libraries()
-            yield "torch", SETTINGS
+        yield PATH, SETTINGS
 
     def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
         """Restore everything as far as possible to how it was before the first setup, and forget it.
@@ -72,7 +74,9 @@ class World:
         if self.pristine is not None:
             for record in (*self.pristine, *late):
                 if not but(record.path) and record.changed():
-                    with suppress(TypeError, AttributeError, ValueError, OSError):  # there is no more training here
+                    with suppress(
+                        TypeError, AttributeError, ValueError, RuntimeError, OSError
+                    ):  # there is no more training here
                         record.restore()
             self.pristine = None
 
@@ -188,7 +192,7 @@ class World:
                     content = {
                         name: value
                         for name, value in content.items()
-                        if value != before[name] and (hooked or name != NEXT_HOOK)
+                        if not _same(before, content, name) and (hooked or name != NEXT_HOOK)
                     }
                     before = {}
                 if content is before or record.kind.same(before, content):
@@ -220,7 +224,7 @@ class World:
             for path, content in changed.items():
                 try:
                     decoder.write(path, content)
-                except OSError as error:
+                except (OSError, RuntimeError) as error:
                     raise StateError(f"the state sets {path} to what is not here: {error}") from error
 
     def _rewind(self, answered: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from hpstage.executor import Environment
 from hpstage.text import size
 from hpstage.trainable import Trainable
 from hpstage.training.code.owner import is_users_code
-from hpstage.training.identity import threads
+from hpstage.training.identity import settings, threads
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.identity.workload import Identity, identify
@@ -22,6 +22,7 @@ def describe(trainable: Trainable) -> Environment:
 
     A trainable adds to it by ``describe_environment()`` (a dict of short strings) and ``describe_data()``.
     """
+    settings.refuse_modes()
     before = identify(trainable)
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -31,6 +32,7 @@ def describe(trainable: Trainable) -> Environment:
     # Regardless of whether it is imported here already: workers with different pasts must agree.
     described["numpy"] = importlib.metadata.version("numpy")
     described |= threads.describe(before.packages)
+    described |= settings.described(())
     if "torch" in sys.modules:
         from hpstage.torch.environment import pin
 

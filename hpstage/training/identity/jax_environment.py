@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-_SETTINGS = ("enable_x64", "default_matmul_precision", "default_prng_impl", "threefry_partitionable")
+JAX_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
+"""The settings that decide bits."""
 
 
 def describe() -> dict[str, str]:
@@ -17,7 +23,7 @@ def describe() -> dict[str, str]:
     described = {
         "jax": jax.__version__,
         "jax device": f"{device.platform} ({device.device_kind})",
-        "jax settings": ", ".join(f"{name} {getattr(jax.config, f'jax_{name}')}" for name in _SETTINGS),
+        "jax settings": ", ".join(f"{name.removeprefix('jax_')} {getattr(jax.config, name)}" for name in JAX_SETTINGS),
     }
     if device.platform == "cpu":
         described["jax threads"] = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())

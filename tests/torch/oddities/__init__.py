@@ -13,6 +13,7 @@ from tests.torch.oddities import (
     objects,
     positions,
     process,
+    settings,
     tensors,
     unseen,
     values,

@@ -1,0 +1,225 @@
+"""The settings of the process, and of the calling thread, that decide bits: Python's, NumPy's, torch's and JAX's."""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.identity.jax_environment import JAX_SETTINGS
+from hpstage.training.identity.torch_settings import Setting, read, torch_settings
+
+NEXT_HOOK = "next hook"
+"""Not a setting: the number under which the next hook is registered."""
+_OF_PLACE = frozenset((NEXT_HOOK, "working directory", "threads", "hooks of saved tensors"))
+"""What is seen to by others, or is not the same wherever the same is trained."""
+_OFF = (False, None, "none")
+_UNREADABLE = object()
+
+
+def read_all() -> dict[str, Any]:
+    """Return the settings that can be read now: of two that decide the same, one may be unreadable."""
+    asked = ((name, _asked(ask)) for name, (ask, _) in _all(*_imported()).items())
+    return {name: value for name, value in asked if value is not _UNREADABLE}
+
+
+def write_all(settings: Mapping[str, Any]) -> None:
+    """Set what differs here and is known here. One setting may change others: each is read just before it is set, and
+    all are set twice.
+
+    Raises:
+        RuntimeError: a setting cannot be set. The message names it.
+    """
+    for _ in range(2):
+        for name, (ask, put) in _all(*_imported()).items():
+            if name in settings and _asked(ask) != settings[name]:
+                try:
+                    put(settings[name])
+                except RuntimeError as error:
+                    raise RuntimeError(f"{name} cannot be set to {settings[name]}: {error}") from None
+
+
+def settings_here(libraries: Collection[str]) -> dict[str, Any]:
+    """Return the settings that decide bits, as they are here: Python's, NumPy's, and those of ``libraries``, among
+    ``torch`` and ``jax``, as far as they are imported."""
+    names = _all(*(name for name in _imported() if name in ("numpy", *libraries))).keys() - _OF_PLACE
+    return {name: value for name, value in read_all().items() if name in names}
+
+
+def described(libraries: Collection[str]) -> dict[str, str]:
+    """Describe those of :func:`settings_here` that are not off."""
+    return {f"setting {name}": str(value) for name, value in settings_here(libraries).items() if value not in _OFF}
+
+
+def refuse_modes() -> None:
+    """Check that no mode of torch is open between two steps but that of the default device. All that torch does goes
+    through an open mode, also what happens there: it would count how often a state is kept.
+
+    Raises:
+        StateError: one is open. The message names it.
+    """
+    library: Any = sys.modules.get("torch")
+    if library is None:
+        return
+    core = library._C
+    functions = core._len_torch_function_stack()
+    if not functions and not core._len_torch_dispatch_stack():
+        return
+    open_ = [core._get_function_stack_at(index) for index in range(functions)]
+    open_ += [core._get_dispatch_stack_at(index) for index in range(core._len_torch_dispatch_stack())]
+    for mode in open_:
+        if not _is_of_device(mode):
+            kind = type(mode)
+            raise StateError(
+                f"{kind.__module__}.{kind.__qualname__}, a mode of torch, is open between two steps, so that all "
+                f"that torch does there goes through it, too, which no other process repeats. Enter it in a step, as "
+                f"`with {kind.__name__}(...):` in loss() or update()"
+            )
+
+
+def _imported() -> tuple[str, ...]:
+    return tuple(name for name in ("numpy", "torch", "jax") if name in sys.modules)
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    try:
+        return read(ask)
+    except (RuntimeError, FileNotFoundError):
+        return _UNREADABLE  # precision set through both the old and the new API; a directory that no longer exists
+
+
+@functools.cache
+def _all(*libraries: str) -> dict[str, Setting]:
+    """Return what reads and what sets each setting, of Python and of libraries. Those that decide others come first."""
+    found: dict[str, Setting] = {
+        "working directory": (os.getcwd, os.chdir),
+        "decimal numbers": (_of_decimals, _set_decimals),
+    }
+    if "torch" in libraries:
+        library = sys.modules["torch"]
+        found |= torch_settings(library) | _of_torch(library)
+    if "numpy" in libraries:
+        arrays: Any = sys.modules["numpy"]
+        found["numpy errors"] = (
+            lambda: tuple(sorted(arrays.geterr().items())),
+            lambda value: arrays.seterr(**dict(value)),
+        )
+    if "jax" in libraries:
+        config: Any = sys.modules["jax"].config
+        for name in JAX_SETTINGS:
+            found[name] = functools.partial(getattr, config, name), functools.partial(config.update, name)
+    return found
+
+
+def _of_torch(library: Any) -> dict[str, Setting]:
+    """Return torch's settings that consist of more than one value, or that are not kept in one place."""
+    handle, modules = library.utils.hooks.RemovableHandle, sys.modules["torch.nn.modules.module"]
+    found: dict[str, Setting] = {
+        "default dtype": (library.get_default_dtype, library.set_default_dtype),
+        "default device": (_default_device, _set_default_device),
+        "gradients": (library.is_grad_enabled, library.set_grad_enabled),
+        "threads": (library.get_num_threads, library.set_num_threads),
+        "deterministic algorithms": (
+            lambda: (
+                library.are_deterministic_algorithms_enabled(),
+                library.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+            lambda value: library.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        ),
+        "anomaly detection": (
+            lambda: (library.is_anomaly_enabled(), library.is_anomaly_check_nan_enabled()),
+            lambda value: library.autograd.set_detect_anomaly(value[0], check_nan=value[1]),
+        ),
+        "denormal numbers": (lambda: bool(_SMALLEST_NORMAL / 2), _keep_denormals(library)),
+        NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
+    }
+    for device in ("cpu", "cuda"):
+        found[f"autocast on {device}"] = (
+            functools.partial(library.is_autocast_enabled, device),
+            functools.partial(library.set_autocast_enabled, device),
+        )
+        found[f"autocast dtype on {device}"] = (
+            functools.partial(library.get_autocast_dtype, device),
+            functools.partial(library.set_autocast_dtype, device),
+        )
+    if hasattr(modules, "_global_is_full_backward_hook"):
+        names = vars(modules)
+        found["full backward hooks"] = (
+            functools.partial(names.get, "_global_is_full_backward_hook"),
+            functools.partial(names.__setitem__, "_global_is_full_backward_hook"),
+        )
+    saved = library._C._autograd
+    if hasattr(saved, "_top_saved_tensors_default_hooks"):
+        found["hooks of saved tensors"] = functools.partial(_of_saved, saved), functools.partial(_set_saved, saved)
+    return found
+
+
+def _default_device() -> Any:
+    """Return the device for new tensors, which is a mode of the thread; ``None`` if none was set."""
+    core: Any = sys.modules["torch"]._C
+    for index in reversed(range(core._len_torch_function_stack())):
+        mode = core._get_function_stack_at(index)
+        if _is_of_device(mode):
+            return mode.device
+    return None
+
+
+def _set_default_device(device: Any) -> None:
+    library: Any = sys.modules["torch"]
+    others = _taken_off(library._C)
+    library.set_default_device(None)
+    _taken_off(library._C)  # what had been entered by hand before
+    for mode in others:
+        library._C._push_on_torch_function_stack(mode)
+    library.set_default_device(device)
+
+
+def _taken_off(core: Any) -> list[Any]:
+    """Take all modes off the stack. Return those that set no device."""
+    modes = [core._pop_torch_function_stack() for _ in range(core._len_torch_function_stack())]
+    return [mode for mode in reversed(modes) if not _is_of_device(mode)]
+
+
+def _is_of_device(mode: Any) -> bool:
+    """Return whether a mode of torch is the one that sets the default device."""
+    return type(mode).__module__ == "torch.utils._device"
+
+
+def _of_saved(library: Any) -> Any:
+    """Return the hooks pushed last: torch does not expose the others."""
+    return library._top_saved_tensors_default_hooks(True)
+
+
+def _set_saved(library: Any, hooks: Any) -> None:
+    while (present := _of_saved(library)) is not None and present != hooks:
+        library._pop_saved_tensors_default_hooks()
+    if present != hooks:
+        library._push_saved_tensors_default_hooks(*hooks)
+
+
+_SMALLEST_NORMAL = sys.float_info.min
+
+
+def _keep_denormals(library: Any) -> Callable[[Any], None]:
+    def keep(value: bool) -> None:
+        library.set_flush_denormal(not value)
+
+    return keep
+
+
+_DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+def _of_decimals() -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    return tuple(getattr(context, name) for name in _DECIMALS)
+
+
+def _set_decimals(values: tuple[Any, ...]) -> None:
+    context = decimal.getcontext()
+    for name, value in zip(_DECIMALS, values, strict=True):
+        setattr(context, name, value)

@@ -1,0 +1,126 @@
+"""The process-wide settings of the installed torch, found where torch sets them rather than listed.
+
+Each setting of ``torch.backends`` and its like ends in a function ``torch._C._set_X`` with one beside it that reads X;
+the few that Python keeps are global names that a function ``set_x`` assigns. A setting may be unreadable: the older
+functions for the precision of matmuls raise once the newer ones were used. Then those decide.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dis import Instruction
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from hpstage.training.code.bytecode import instructions_of
+
+Setting = tuple[Callable[[], Any], Callable[[Any], None]]
+"""What returns the value of a setting, and what sets it."""
+
+_PLAIN = (bool, int, float, str)
+_APART = frozenset(("deterministic_algorithms", "thread_name", "torch_function_state", "tracing_state"))
+"""What has more to it than one value, and what is no setting."""
+_IN_PYTHON = ("torch.backends", "torch.__future__")
+"""The packages whose settings Python keeps."""
+
+
+def torch_settings(library: Any) -> dict[str, Setting]:
+    """Return the settings by name. Those that decide others come first: setting them in this order sets all."""
+    return {**dict(_precisions(library)), **dict(_of_core(library._C)), **dict(_of_python())}
+
+
+def read(ask: Callable[[], Any]) -> Any:
+    """Return the value of a setting, as plain values.
+
+    Raises:
+        RuntimeError: it cannot be told.
+    """
+    value = ask()
+    if isinstance(value, list):
+        return tuple(value)
+    return value.name if hasattr(type(value), "__members__") else value
+
+
+def _precisions(library: Any) -> Iterator[tuple[str, Setting]]:
+    """Yield the precision of 32-bit floats by library and operation, of torch 2.9 and later."""
+    core = library._C
+    ask = getattr(core, "_get_fp32_precision_getter", None)
+    if ask is None:
+        return
+    objects = [value for module in _backends() for value in _members(module).values()]
+    named = [value for value in objects if isinstance(value, library.backends._FP32Precision)]
+    for owner in ("generic", *sorted({value.backend for value in named})):
+        for operation in ("all", *sorted({value.op for value in named})):
+            if _is_setting(partial(ask, owner, operation)):
+                put = partial(core._set_fp32_precision_setter, owner, operation)
+                yield f"fp32 precision of {owner}, {operation}", (partial(ask, owner, operation), put)
+
+
+def _of_core(core: Any) -> Iterator[tuple[str, Setting]]:
+    for setter in sorted(name for name in vars(core) if name.startswith("_set_")):
+        name = setter.removeprefix("_set_")
+        readers = f"_get_{name}", f"_is_{name}", f"_{name}", f"_get_{name.removeprefix('sdp_use_')}_sdp_enabled"
+        ask = next((getattr(core, reader) for reader in readers if hasattr(core, reader)), None)
+        if name not in _APART and ask is not None and _is_setting(ask):
+            yield name.replace("_", " "), (ask, partial(_put, ask, getattr(core, setter)))
+
+
+def _is_setting(ask: Callable[[], Any]) -> bool:
+    try:
+        return _is_plain(read(ask))
+    except RuntimeError as error:
+        return "Invalid (backend, op) pair" not in str(error)  # else it has become unreadable
+    except TypeError:
+        return False  # it takes arguments
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if type(value) is tuple else type(value) in _PLAIN
+
+
+def _put(ask: Callable[[], Any], put: Callable[..., None], value: Any) -> None:
+    """Set a setting to a plain value."""
+    try:
+        kind: Any = type(ask())
+    except RuntimeError:
+        kind = type(value)
+    if hasattr(kind, "__members__"):
+        put(kind.__members__[value])
+    elif kind is tuple:
+        put(*value)
+    else:
+        put(list(value) if kind is list else value)
+
+
+def _of_python() -> Iterator[tuple[str, Setting]]:
+    for module in _backends():
+        names = vars(getattr(module, "m", module))
+        for function in [value for name, value in names.items() if name.lstrip("_").startswith("set_")]:
+            if isinstance(function, FunctionType) and function.__globals__ is names:
+                for name in {item.argval for item in instructions_of(function.__code__) if _assigns(item)}:
+                    if type(names.get(name)) in _PLAIN:
+                        yield (
+                            f"{module.__name__}.{name}",
+                            (partial(getattr, module, name), partial(_assign, module, name)),
+                        )
+
+
+def _assign(module: Any, name: str, value: Any) -> None:
+    if hasattr(module, "m"):
+        vars(module).pop(name, None)  # set on the object in place of the module, which it hides
+    vars(getattr(module, "m", module))[name] = value
+
+
+def _assigns(instruction: Instruction) -> bool:
+    return instruction.opname == "STORE_GLOBAL"
+
+
+def _backends() -> list[Any]:
+    return [module for name, module in sorted(sys.modules.items()) if name.startswith(_IN_PYTHON)]
+
+
+def _members(module: Any) -> dict[str, Any]:
+    """Return what a module has, and its class, which in ``torch.backends`` is one of its own."""
+    return {**vars(getattr(module, "m", module)), **vars(type(module))}
