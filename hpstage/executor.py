@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
-from hpstage.plan.messages import Amendment, Chain, Report
+from hpstage.plan.messages import Amendment, Audit, AuditId, Chain, Report
 from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class Executor(ABC):
 
     widest: int = 1
     """After ``open``: the most workers that can train a chain together (``Chain.gang``)."""
+
+    can_audit: bool = False
+    """After ``open``: whether idle workers can train again what was trained before (:meth:`audit`)."""
 
     @abstractmethod
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
@@ -139,6 +143,19 @@ class Executor(ABC):
     def expect(self, worker: WorkerId, keys: Sequence[StateKey]) -> None:  # noqa: B027  # not needed by most
         """Let a worker fetch these states while it trains: its next chains are expected to start from them, soonest
         first. A hint, which replaces an earlier one: it may be ignored, and fails nothing."""
+
+    def audit(self, worker: WorkerId, audit: Audit) -> None:
+        """Begin an audit in a fresh process on a worker that trains nothing, and return at once. It must not slow down
+        what other workers train.
+
+        It ends in exactly one ``AuditEnded``, unless its worker leaves. It ends at once, as ``stopped``, if a chain is
+        started on its worker, with or without :meth:`stop_audit`: before that chain trains. Called only if
+        :attr:`can_audit`.
+        """
+        raise InternalError(f"{type(self).__name__} cannot audit")
+
+    def stop_audit(self, audit: AuditId) -> None:  # noqa: B027  # not needed by those that cannot audit
+        """End an audit at once; one that has ended ignores it."""
 
     def adapt(self, demand: Callable[[float, float], int]) -> None:  # noqa: B027  # for clusters that can grow
         """Let the number of workers follow ``demand(now, start_seconds)``: how many the search can use where starting

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from hpstage.checkpoints.eviction import Eviction
-from hpstage.driver.differences import difference, explain
+from hpstage.driver.differences import audited_difference, difference, explain
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.effects import Effects
 from hpstage.driver.snapshots import SnapshotWriter
@@ -26,7 +26,8 @@ from hpstage.plan.facts import (
     DriverLeft,
     Fact,
     ForkVerified,
-    StateReached,
+    StateDiffers,
+    StateKey,
     TargetAsked,
     TrialAdded,
     TrialId,
@@ -36,11 +37,15 @@ from hpstage.plan.facts import (
 from hpstage.plan.log import Log, read_facts
 from hpstage.plan.messages import (
     AmendChain,
+    AuditEnded,
     BoundaryReached,
     ChainEnded,
     ExpectStates,
+    Instruction,
     Report,
+    StartAudit,
     StartChain,
+    StopAudit,
     StopChain,
     WorkerJoined,
     WorkerLeft,
@@ -58,6 +63,8 @@ logger = logging.getLogger("hpstage")
 _OTHERS = 0.02
 # Seconds between checks whether other drivers are alive, and the longest wait for benched workers only.
 _WATCH = 1.0
+# Seconds between two looks whether the caller still waits for audits.
+_REST = 0.2
 
 
 class Driver:
@@ -119,6 +126,7 @@ class Driver:
     def leave(self) -> None:
         """Leave the plan, so that other drivers can train this driver's remaining work."""
         self._left = True
+        self._act(self.scheduler.end_audits())
         if (told := self.scheduler.no_gangs()) is not None:
             logger.info("%s", told)
         left = [WorkerLeft(worker, self._executor.clock(), "closed") for worker in self.scheduler.workers]
@@ -138,6 +146,7 @@ class Driver:
 
     def abandon(self) -> list[WorkerId]:
         """Stop running chains without writing any facts, and return the present workers, all idle."""
+        self._act(self.scheduler.end_audits())
         held = set() if self._probe is None else self._probe.held
         running = {chain: worker for chain, worker in self.scheduler.running_on().items() if chain not in held}
         workers = dict.fromkeys(self.scheduler.workers)
@@ -211,6 +220,7 @@ class Driver:
                 f'fixed, choose another store; verify="off" continues with this one anyway'
             )
         self._perform()
+        self._act(self.scheduler.audit(self._executor.clock()))
         if len(self.plan.drivers) > 1:
             if time.monotonic() - self._looked > _WATCH:
                 self._looked = time.monotonic()
@@ -218,10 +228,10 @@ class Driver:
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
         if self._probe is not None and self._probe.held:
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
-        back_at = self.scheduler.back_at()
-        if back_at is not None:
-            left = max(0.0, back_at - self._executor.clock())
-            timeout = min(left, _WATCH if timeout is None else timeout)
+        for due_at in (self.scheduler.back_at(), self.scheduler.audit_due_at()):
+            if due_at is not None:
+                left = max(0.0, due_at - self._executor.clock())
+                timeout = min(left, _WATCH if timeout is None else timeout)
         if self._answers:
             timeout = 0.0  # take available reports, but do not wait for more
         elif next(iter(self.plan.drivers), self.scheduler.driver) == self.scheduler.driver:  # one of several is enough
@@ -241,11 +251,34 @@ class Driver:
         """End all chains at their next steps, keeping the states of wanted chains."""
         self.scheduler.draining = self.scheduler.leaving = True
         self.scheduler.settled = False
+        self._act(self.scheduler.end_audits())
         while self.scheduler.running:
             self.scheduler.tick(self._executor.clock())  # reports may be rare
             self._perform()
             self._take(self._executor.wait(1.0))
         self.scheduler.draining = self.scheduler.leaving = False
+
+    def audit_rest(self, seconds: float, waiting: Callable[[], bool]) -> None:
+        """Audit what idle time has not reached, now that all is trained: a segment of each regime not yet audited.
+
+        Args:
+            seconds: for how long at most. What still runs then is ended.
+            waiting: called now and then; false: the caller does not wait any longer.
+
+        Raises:
+            StateError: an audit has found a difference.
+        """
+        if self.scheduler.audits is None or seconds <= 0:
+            return
+        began = self._executor.clock()
+        self.scheduler.audits.rest_since = began
+        self.scheduler.audits.changed()
+        while waiting() and (left := began + seconds - self._executor.clock()) > 0:
+            self._act(self.scheduler.audit(self._executor.clock(), left))
+            if not self.scheduler.audits.running:
+                break
+            self._take(self._executor.wait(min(left, _REST)))
+        self._act(self.scheduler.end_audits())
 
     def _take(self, reports: Iterable[Report]) -> None:
         full: dict[ChainId, str] = {}
@@ -257,10 +290,14 @@ class Driver:
             for report in batch:
                 facts += self.scheduler.decide(report)
                 if isinstance(report, BoundaryReached) and self.scheduler.differs(report.reached):
-                    differs = difference(read_facts(self.log.journal), report.reached, self._names(report.reached))
-                    facts.append(differs)
+                    assert report.reached.kept is not None
+                    names = self._names(report.reached.kept.key)
+                    facts.append(differs := difference(read_facts(self.log.journal), report.reached, names))
                     if self._exact:
                         inexact = StateError(explain(differs))
+                if isinstance(report, AuditEnded) and report.outcome == "differs":
+                    facts.append(differs := self._audited(report))
+                    inexact = StateError(explain(differs))
                 if isinstance(report, ChainEnded) and report.outcome == "full":
                     full[report.chain] = report.message
                 if isinstance(report, ForkVerified) and report.difference is not None:
@@ -292,10 +329,17 @@ class Driver:
         if self._probe is not None:
             yield from self._probe.decided()
 
-    def _names(self, reached: StateReached) -> list[str]:
-        """Return the names of a state's leaves."""
-        assert reached.kept is not None
-        return [] if self._probe is None else self._probe.names(reached.kept.key)
+    def _audited(self, report: AuditEnded) -> StateDiffers:
+        """Return the fact that a state differs that an audit has trained again."""
+        assert self.scheduler.audits is not None, "audits that are not over were begun"
+        audit, fact = self.scheduler.audits.running_audit(report.audit).audit, self.scheduler.audits.fact(report)
+        goal = audit.goals[max(0, report.compared - 1)]
+        names = self._names(self.plan.key(self.plan.nodes[goal.node], goal.step))
+        return audited_difference(read_facts(self.log.journal), fact, audit, report.marks, names)
+
+    def _names(self, key: StateKey) -> list[str]:
+        """Return the names of a state's leaves, if it can be read."""
+        return [] if self._probe is None else self._probe.names(key)
 
     def _moved(self) -> list[Fact]:
         """Return the fact for other drivers if the workers now belong to another cluster than before."""
@@ -325,7 +369,10 @@ class Driver:
             pass
         if self._eviction is not None:
             self._eviction.wait_for_conflicts(self.plan)
-        for instruction in self.scheduler.carry_out(claims):
+        self._act(self.scheduler.carry_out(claims))
+
+    def _act(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
             match instruction:
                 case StartChain():
                     self._executor.start(instruction.worker, instruction.chain)
@@ -335,6 +382,10 @@ class Driver:
                     self._executor.stop(instruction.chain, keep=instruction.keep)
                 case ExpectStates():
                     self._executor.expect(instruction.worker, instruction.keys)
+                case StartAudit():
+                    self._executor.audit(instruction.worker, instruction.audit)
+                case StopAudit():
+                    self._executor.stop_audit(instruction.audit)
 
     def _fold(self, fact: Fact) -> None:
         if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver and not self._left:

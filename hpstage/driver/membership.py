@@ -41,6 +41,7 @@ def join_plan(
     sharing: bool,
     checkpoint_every: int | None,
     verify: Verify,
+    audit: bool,
     numerics: str,
     lanes: int,
     measure: Callable[[], StepTimes | None],
@@ -51,6 +52,7 @@ def join_plan(
 
     Args:
         executor: opened, with ``checkpoints`` in use.
+        audit: whether idle workers audit, if the executor can.
         numerics: the step backend, where the trainable leaves the choice to the search, else ``""``.
         lanes: the most chains that a worker may train side by side.
         measure: returns how long a step of several of them takes; called if the plan does not know it.
@@ -76,6 +78,7 @@ def join_plan(
         numerics=numerics,
         widest=executor.widest,
         lanes=lanes,
+        audit=audit and executor.can_audit,
     )
     driver = Driver(
         plan,

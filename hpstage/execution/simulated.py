@@ -6,7 +6,7 @@ event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Literal
 
 from hpstage.checkpoints.store import CheckpointStore
@@ -15,9 +15,22 @@ from hpstage.execution.route import Course
 from hpstage.execution.simulated_chain import SimulatedChain, StepSeconds
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.executor import Environment, Executor
-from hpstage.plan.facts import ChainId, ForkVerified, Kept, Span, StateKey, StateReached, WorkerId, to_metrics
+from hpstage.plan.facts import (
+    AuditOutcome,
+    ChainId,
+    ForkVerified,
+    Kept,
+    Span,
+    StateKey,
+    StateReached,
+    WorkerId,
+    to_metrics,
+)
 from hpstage.plan.messages import (
     Amendment,
+    Audit,
+    AuditEnded,
+    AuditId,
     BoundaryMissed,
     BoundaryReached,
     Chain,
@@ -52,7 +65,11 @@ class SimulatedExecutor(Executor):
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
         step_times: what a step of several chains on one worker takes, relative to one; by default as long as one after
             the other.
+        audit_seconds: time until an audit trains.
+        inexact: keys of states that are another each time they are trained.
     """
+
+    can_audit = True
 
     def __init__(
         self,
@@ -69,6 +86,8 @@ class SimulatedExecutor(Executor):
         state_bytes: int = 0,
         kept: set[StateKey] | None = None,
         step_times: StepTimes = ALONE,
+        audit_seconds: float = 0.0,
+        inexact: Container[StateKey] = (),
     ) -> None:
         self.cluster = workers if isinstance(workers, SimulatedCluster) else SimulatedCluster(workers)
         self._step_times = step_times
@@ -84,6 +103,9 @@ class SimulatedExecutor(Executor):
         self.kept: set[StateKey] = set() if kept is None else kept
         self._flights: dict[ChainId, SimulatedChain] = {}
         self._on: dict[WorkerId, SimulatedChain] = {}  # by each of its workers
+        self._audit_seconds = audit_seconds
+        self._inexact = inexact
+        self._audits: dict[WorkerId, tuple[Audit, float]] = {}  # by their workers, with the times at which they began
         self.trained: list[Span] = []  # spans finished by any worker
         self.inbox: list[Report] = []
         self.cluster.attach(self)
@@ -106,6 +128,8 @@ class SimulatedExecutor(Executor):
             self.stop(flight.chain.id, keep=True)
 
     def lose(self, lanes: Sequence[WorkerId]) -> None:
+        for lane in lanes:
+            self._audits.pop(lane, None)
         for flight in self._on_any(lanes):
             self._land(flight)
             if flight.worker not in lanes:
@@ -132,6 +156,8 @@ class SimulatedExecutor(Executor):
         live = self.cluster.live
         if len(workers) <= len(chain.gang) or self.cluster.busy(workers) or not workers <= live.keys():
             raise InternalError(f"{chain.id} was started on {sorted(workers)}, which are not all idle workers")
+        for host in set(map(host_of, workers)):
+            self._end_audit(host, "stopped")
         source: Literal["fresh", "continued", "live", "disk"] = "fresh"
         load = 0.0
         if chain.source is not None:
@@ -180,6 +206,16 @@ class SimulatedExecutor(Executor):
         flight.halt, flight.keep = place if stands else place + 1, keep
         self._aim(flight, extra=-left_over)
 
+    def audit(self, worker: WorkerId, audit: Audit) -> None:
+        if self.cluster.busy(names_of(worker, self.lanes)) or worker in self._audits:
+            raise InternalError(f"{audit.id} was begun on {worker}, which is not idle")
+        self._audits[worker] = audit, self.clock()
+        self.cluster.at(self._audit_seconds + self._seconds_of(audit), lambda: self._finish(worker, audit))
+
+    def stop_audit(self, audit: AuditId) -> None:
+        for worker in [worker for worker, (one, _) in self._audits.items() if one.id == audit]:
+            self._end_audit(worker, "stopped")
+
     def adapt(self, demand: Callable[[float, float], int]) -> None:
         self.cluster.follow(demand)
 
@@ -209,7 +245,27 @@ class SimulatedExecutor(Executor):
     def close(self) -> None:
         self._flights.clear()
         self._on.clear()
+        self._audits.clear()
         self.cluster.detach(self)
+
+    # --- audits -------------------------------------------------------------------------------------------
+
+    def _seconds_of(self, audit: Audit) -> float:
+        chain, start, now = Chain(ChainId(audit.id), audit.source, audit.initial, audit.stages, ()), audit.start, 0.0
+        course, seconds = Course(chain), self._step_seconds
+        alone = SimulatedChain(chain, WorkerId(""), course, seconds, start, now, start, start, now, 0.0, None)
+        return alone.seconds_between(start, audit.stages[-1].stop)
+
+    def _finish(self, worker: WorkerId, audit: Audit) -> None:
+        if worker in self._audits and self._audits[worker][0] is audit:
+            differs = any(goal.digest in self._inexact for goal in audit.goals)
+            self._end_audit(worker, "differs" if differs else "equal", len(audit.goals))
+
+    def _end_audit(self, worker: WorkerId, outcome: AuditOutcome, compared: int = 0) -> None:
+        if worker in self._audits:
+            audit, began = self._audits.pop(worker)
+            seconds = self.clock() - began
+            self.inbox.append(AuditEnded(audit.id, worker, self.clock(), outcome, seconds, compared))
 
     # --- the course of a chain ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpstage.errors import InternalError, StoreError, UsageError
 from hpstage.plan.facts import (
+    Audited,
     ChainLost,
     ChainProlonged,
     ChainStarted,
@@ -86,7 +87,9 @@ def _lost(plan: SearchPlan, fact: StateLost) -> None:
         raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
 
 
-def _on_node(plan: SearchPlan, fact: StateDiffers | ForkVerified | StageFailed | TrainingEnded | ChainLost) -> None:
+def _on_node(
+    plan: SearchPlan, fact: StateDiffers | ForkVerified | Audited | StageFailed | TrainingEnded | ChainLost
+) -> None:
     _node(plan, fact.node)
 
 
@@ -109,6 +112,7 @@ _CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
     StateLost: _lost,
     StateDiffers: _on_node,
     ForkVerified: _on_node,
+    Audited: _on_node,
     StageFailed: _on_node,
     TrainingEnded: _on_node,
     ChainLost: _on_node,

@@ -81,6 +81,7 @@ class UserFailure(msgspec.Struct, frozen=True):
 ChainOutcome = Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "apart", "lost"]
 Departure = Literal["died", "closed", "unreachable"]
 StateLoss = Literal["evicted", "unreadable"]
+AuditOutcome = Literal["equal", "differs", "stopped", "failed"]
 
 
 class PlanCreated(msgspec.Struct, frozen=True, tag=True):
@@ -211,6 +212,30 @@ class ForkVerified(msgspec.Struct, frozen=True, tag=True):
     seconds: float
     at: float
     difference: str | None = None
+
+
+class Audited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """An audit trained again, in a fresh process, from the state at ``start`` (0: from nothing) to the state at
+    ``step`` of ``node``.
+
+    ``of``: a "segment" between two kept states; a whole "trial", alone and with nothing captured; or the "winner"
+    before a search returned. ``outcome``: "equal" if all states ``compared`` were; "differs" (a :class:`StateDiffers`
+    follows); "stopped" if it gave way to training; "failed" if it could not be trained again, for the reason in
+    ``message``. ``seconds`` are those of its worker, and the work of no trial. ``waited``: seconds for which workers
+    waited for it after the last stage of the search: the rest was idle time.
+    """
+
+    of: Literal["segment", "trial", "winner"]
+    worker: WorkerId
+    node: NodeId
+    start: int
+    step: int
+    at: float
+    seconds: float
+    outcome: AuditOutcome
+    compared: int = 0
+    waited: float = 0.0
+    message: str = ""
 
 
 class StageFailed(msgspec.Struct, frozen=True, tag=True):
@@ -423,6 +448,7 @@ Fact = (
     | StateLost
     | StateDiffers
     | ForkVerified
+    | Audited
     | StageFailed
     | TrainingEnded
     | ChainLost

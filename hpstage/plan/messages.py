@@ -5,11 +5,12 @@ Frozen structs, like facts (:mod:`hpstage.plan.facts`).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NewType
 
 import msgspec
 
 from hpstage.plan.facts import (
+    AuditOutcome,
     ChainId,
     ChainOutcome,
     Departure,
@@ -24,8 +25,12 @@ from hpstage.plan.facts import (
 )
 from hpstage.schedule import Form, Scalar
 
+AuditId = NewType("AuditId", str)
 Verify = Literal["first-fork", "all", "off"]
 """Which forks are verified: the first of a workload under each regime, additionally one per chain, or none."""
+
+Auditing = Literal["idle", "winner", "off"]
+"""What is audited: segments and whole trials on idle workers, the best trial before the call returns, or nothing."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -176,9 +181,55 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
+class Goal(msgspec.Struct, frozen=True):
+    """A state that an audit compares with what was kept there first."""
+
+    node: NodeId
+    step: int
+    digest: str
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """Training to be repeated in a fresh process: consecutive stages from the kept state ``source`` (``None``: from
+    nothing) to the last of its ``goals``.
+
+    ``whole``: a whole trial, alone, for which nothing is captured or put back. ``initial`` and ``numerics`` as in
+    :class:`Chain`.
+    """
+
+    id: AuditId
+    source: StateKey | None
+    initial: dict[str, Scalar]
+    stages: tuple[Stage, ...]
+    goals: tuple[Goal, ...]
+    whole: bool = False
+    numerics: str = ""
+
+    @property
+    def start(self) -> int:
+        return self.stages[0].start
+
+
+class AuditEnded(msgspec.Struct, frozen=True, tag=True):
+    """An audit has ended, by itself or since its worker was needed.
+
+    ``compared``: how many of its goals were reached, in order. ``marks``: those of the last of them, if it differs (see
+    :class:`hpstage.plan.facts.Kept`).
+    """
+
+    audit: AuditId
+    worker: WorkerId
+    at: float
+    outcome: AuditOutcome
+    seconds: float
+    compared: int = 0
+    marks: str = ""
+    message: str = ""
+
+
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | TrainingEnded | ChainEnded
 """What a worker reports of a chain; the last is its ``ChainEnded``."""
-Report = ChainReport | WorkerJoined | WorkerLeft
+Report = ChainReport | AuditEnded | WorkerJoined | WorkerLeft
 
 
 class StartChain(msgspec.Struct, frozen=True):
@@ -205,4 +256,17 @@ class ExpectStates(msgspec.Struct, frozen=True):
     keys: tuple[StateKey, ...]
 
 
-Instruction = StartChain | AmendChain | StopChain | ExpectStates
+class StartAudit(msgspec.Struct, frozen=True):
+    """Audit on a worker that trains nothing."""
+
+    worker: WorkerId
+    audit: Audit
+
+
+class StopAudit(msgspec.Struct, frozen=True):
+    """End an audit at once."""
+
+    audit: AuditId
+
+
+Instruction = StartChain | AmendChain | StopChain | ExpectStates | StartAudit | StopAudit

@@ -14,6 +14,7 @@ from typing import Any
 from hpstage.errors import InternalError
 from hpstage.plan.endings import Endings
 from hpstage.plan.facts import (
+    Audited,
     ChainClosed,
     ChainId,
     ChainLost,
@@ -88,6 +89,7 @@ class SearchPlan:
         self.kept_bytes = 0
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
         self.verified: set[Regime] = set()  # regimes under which a fork was verified
+        self.audited: set[StateRef] = set()  # states that audits have found equal
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # drivers that have not left
         self.presence = Presence()
@@ -256,6 +258,11 @@ class SearchPlan:
             self.verified.add(self.nodes[fact.node].regime)
         else:
             self.differences.append(fact)
+
+    def _audit(self, fact: Audited) -> None:
+        self.presence.hear(fact.at)
+        if fact.outcome == "equal":
+            self.audited.add(StateRef(fact.node, fact.step))
 
     def _keep(self, state: State, kept: Kept | None) -> None:
         if state.kept is not None:
@@ -479,6 +486,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     StateLost: SearchPlan._lose,
     StateDiffers: lambda plan, fact: plan.differences.append(fact),
     ForkVerified: SearchPlan._verify,
+    Audited: SearchPlan._audit,
     StageFailed: SearchPlan._fail,
     TrainingEnded: SearchPlan._end,
     ChainLost: SearchPlan._waste,

@@ -19,7 +19,7 @@ from hpstage.plan.facts import (
     TrainingEnded,
     WorkerId,
 )
-from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
+from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, ChainReport, WorkerJoined, WorkerLeft
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
@@ -47,7 +47,7 @@ class Reports:
         self._workers = workers
         self._max_losses = max_losses
 
-    def is_over(self, report: Report) -> bool:
+    def is_over(self, report: ChainReport | WorkerJoined | WorkerLeft) -> bool:
         """Whether the report is from a chain that is no longer running (a zombie), and must be ignored."""
         match report:
             case BoundaryReached(reached):
@@ -56,7 +56,7 @@ class Reports:
                 return chain not in self._running
         return False
 
-    def facts(self, report: Report) -> list[Fact]:
+    def facts(self, report: ChainReport | WorkerJoined | WorkerLeft) -> list[Fact]:
         """Return the facts that follow from a report, which must not be from a chain that is over."""
         match report:
             case BoundaryReached():

@@ -36,6 +36,7 @@ from hpstage.plan.facts import (
     TargetAsked,
     TrainingEnded,
     TrialAdded,
+    TrialEnded,
     TrialId,
     UserFailure,
     WorkerId,
@@ -43,11 +44,15 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.invariants import validate
 from hpstage.plan.messages import (
+    AuditEnded,
     BoundaryMissed,
     BoundaryReached,
     ChainEnded,
     Instruction,
     Report,
+    StartAudit,
+    StartChain,
+    StopAudit,
     Verify,
     WorkerJoined,
     WorkerLeft,
@@ -55,6 +60,8 @@ from hpstage.plan.messages import (
 from hpstage.plan.nodes import State
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.audit_draw import AuditDraw
+from hpstage.scheduler.audits import Audits
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
 from hpstage.scheduler.demand import Demands
@@ -102,6 +109,8 @@ class Scheduler:
         widest: the most workers that can train a chain together.
         lanes: the most chains that a worker may train side by side; by default as many as it has lanes.
         max_losses: number of consecutive worker deaths at the same place after which its trials fail.
+        audit: whether idle workers audit, if the executor can.
+        audit_seed: of the order in which they do; by default the plan's id.
     """
 
     def __init__(
@@ -117,6 +126,8 @@ class Scheduler:
         widest: int = 1,
         lanes: int | None = None,
         max_losses: int = 3,
+        audit: bool = False,
+        audit_seed: str | None = None,
     ) -> None:
         self._plan = plan
         self._tree = StageTree(plan)
@@ -159,6 +170,10 @@ class Scheduler:
         plan.forget(driver)  # leftovers of an earlier process with this driver id
         if not plan.drivers:
             plan.endings.forget_failures()  # failures are shared only among concurrent drivers
+        self.audits: Audits | None = None
+        if audit:
+            draw = AuditDraw(plan, plan.id if audit_seed is None else audit_seed, numerics)
+            self.audits = Audits(plan, driver, draw)
         for other in plan.drivers:
             for state in plan.open_targets.wanted_by(other):
                 self._tree.want(state.node, state.step)
@@ -180,12 +195,17 @@ class Scheduler:
         return None if failure is None else Answer(trial, step, None, failure)
 
     def is_over(self, report: Report) -> bool:
-        """Whether the report is from a chain that is no longer running, and must be ignored."""
+        """Whether the report is from a chain or an audit that is no longer running, and must be ignored."""
+        if isinstance(report, AuditEnded):
+            return self.audits is None or self.audits.is_over(report)
         return self._reports.is_over(report)
 
     def decide(self, report: Report) -> list[Fact]:
         """Return the facts that follow from a report, which must not be from a chain that is over. All earlier facts
         must be folded before the loss of a chain or worker is decided on."""
+        if isinstance(report, AuditEnded):
+            assert self.audits is not None, "audits that are not over were begun"
+            return [self.audits.fact(report)]
         return self._reports.facts(report)
 
     def differs(self, reached: StateReached) -> bool:
@@ -223,6 +243,9 @@ class Scheduler:
                     return self.workers.bench(report.worker, report.message, self._now)
                 if report.outcome in ("done", "stopped", "failed"):
                     return self.workers.unbench(report.worker)
+            case AuditEnded():
+                assert self.audits is not None, "audits that are not over were begun"
+                return self.audits.note(report)
             case WorkerJoined():
                 self.tick(report.at)
                 self._covers.find_on(self.workers.join(report.worker))
@@ -231,6 +254,8 @@ class Scheduler:
                 self.workers.leave(report.worker)
                 self._expectation.forget(report.worker)
                 self._widths.meetings.forget(report.worker)
+                if self.audits is not None:
+                    self.audits.forget(report.worker)
         return []
 
     def tick(self, now: float) -> None:
@@ -288,6 +313,10 @@ class Scheduler:
             case DriverJoined(driver=self.driver):
                 self._covers.pool = fact.pool
                 self._plan.apply(fact)
+            case TrialEnded():
+                self._plan.apply(fact)
+                if self.audits is not None:
+                    self.audits.draw.add_trial(fact.trial)
             case _:
                 self._plan.apply(fact)
         return []
@@ -304,9 +333,13 @@ class Scheduler:
         node = self._plan.nodes[fact.node]
         state = node.ensure_state(fact.step)
         waiting = self._plan.open_targets.waiting(state)
+        is_new = state.digest is None
         self._plan.apply(fact)
         if fact.kept is not None:
             self._tree.kept(node, fact.step)
+            if is_new and self.audits is not None:
+                self.audits.draw.add(state)
+                self.audits.changed()
         if fact.chain in self._plan.chains:
             self._covers.advance(fact.chain, fact.step)
         if fact.chain in self._running:
@@ -408,6 +441,10 @@ class Scheduler:
         """Start and amend chains as claimed, add newly wanted steps, and set where chains yield."""
         self.settled = True
         instructions = self._dispatch.carry_out(claims)
+        if self.audits is not None and self.audits.running:
+            starts = [one for one in instructions if isinstance(one, StartChain)]
+            taken = [worker for start in starts for worker in (start.worker, *start.chain.gang)]
+            instructions = [*self.audits.make_way(taken), *instructions]
         if self.workers.step_times is not None:
             self.workers.set_speeds(self._running.values())
         if self.leaving:
@@ -423,7 +460,25 @@ class Scheduler:
         instructions += amendments
         return instructions + self._expectation.update(changed, first)
 
+    def audit(self, now: float, seconds: float | None = None) -> list[StartAudit]:
+        """Start audits on workers for which there is nothing to train.
+
+        Args:
+            seconds: for how long at most workers wait for audits, once the search has nothing left to train.
+        """
+        if self.audits is None or self.draining or self._tree.ready:
+            return []
+        return self.audits.look(self.workers.idle(now), now, seconds)
+
+    def end_audits(self) -> list[StopAudit]:
+        """End all audits at once."""
+        return [] if self.audits is None else self.audits.stop_all()
+
     # --- reading ------------------------------------------------------------------------------------------
+
+    def audit_due_at(self) -> float | None:
+        """Return when :meth:`audit` should be called next; ``None`` if there is no need to."""
+        return None if self.audits is None or self.draining else self.audits.due_at()
 
     def back_at(self) -> float | None:
         """Return when the next worker is tried again that was benched, or left out of gangs; ``None`` if none was."""

@@ -102,6 +102,7 @@ class Call:
             noisy=noisy_of(request.trainable),
             deadline=self.deadline,
             interruption=self.interruption,
+            audit_budget=request.audit_budget,
             on_change=lambda session: self.progress.update(session, driver),
         )
 
@@ -201,6 +202,7 @@ def open_call(
                 sharing=request.sharing,
                 checkpoint_every=request.checkpoint_every,
                 verify=request.verify if exact else "off",
+                audit=request.audit == "idle" and exact,
                 numerics=numerics,
                 lanes=lanes,
                 measure=lambda: step_times(workers, request) if times is None else times,

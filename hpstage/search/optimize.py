@@ -13,7 +13,7 @@ from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import budget_bytes
 from hpstage.executor import Executor
-from hpstage.plan.messages import Verify
+from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
@@ -52,6 +52,8 @@ def optimize(
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     verify: Verify = "first-fork",
+    audit: Auditing = "idle",
+    audit_budget: float = 0.05,
 ) -> Result:
     """Search with ``study``'s sampler, training every stage once.
 
@@ -122,6 +124,14 @@ def optimize(
             is 0, 1, between or beyond, a schedule that varies), and where an object with five methods begins to change
             something new; ``"all"`` additionally for each chain of stages; ``"off"`` never. Inexact training ends this
             call, and later ones on the store. :func:`hpstage.check` does more.
+        audit: what is trained again to see whether it is the same, whatever training may depend on. ``"idle"``: workers
+            that have nothing to train take kept states at random, late ones and those under kinds of values not yet
+            audited more often, and train again, in a fresh process, from the kept state before; now and then a whole
+            trial, alone. An audit ends at once when its worker is needed. ``"winner"``: the best trial is trained again
+            before this call returns; ``"off"``: nothing is. A difference ends this call, and later ones on the store.
+            See :attr:`Result.audit`. Executors that cannot audit (``InlineExecutor``) leave ``"idle"`` out.
+        audit_budget: how long workers may be held beyond idle time, as a part of the worker-seconds that this call has
+            used: after the last stage, kinds of values that idle time has not reached are audited. 0: not at all.
 
     Raises:
         UsageError: invalid input, named, before anything is trained.
@@ -150,6 +160,8 @@ def optimize(
         checkpoint_every=checkpoint_every,
         checkpoint_budget=None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget"),
         verify=verify,
+        audit=audit,
+        audit_budget=audit_budget,
     )
     try_out_space(request)
     display = open_display(show_progress_bar)

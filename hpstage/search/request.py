@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -14,7 +15,7 @@ from hpstage.algos import FullTraining, OptunaPruner
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.private import startup_trials
-from hpstage.plan.messages import Verify
+from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, points_of
 from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Observed
@@ -60,6 +61,8 @@ class Request:
     checkpoint_every: int | None
     checkpoint_budget: int | None  # bytes
     verify: Verify
+    audit: Auditing
+    audit_budget: float
 
     def __post_init__(self) -> None:
         if isinstance(self.trainable, type):
@@ -68,6 +71,9 @@ class Request:
         see_free(self.trainable)
         if self.verify not in get_args(Verify):
             raise UsageError(f"verify is {self.verify!r}; give one of {', '.join(map(repr, get_args(Verify)))}")
+        if self.audit not in get_args(Auditing):
+            raise UsageError(f"audit is {self.audit!r}; give one of {', '.join(map(repr, get_args(Auditing)))}")
+        _check_share("audit_budget", self.audit_budget)
         _check_study(self.study, self.metrics)
         if not callable(self.space):
             kind = type(self.space).__name__
@@ -168,6 +174,11 @@ def whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise UsageError(f"{name} is {value!r}; it must be a whole number above zero")
     return int(value)
+
+
+def _check_share(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
+        raise UsageError(f"{name} is {value!r}; give a number that is zero or above, such as 0.05 for 5 %")
 
 
 def _check_algorithm(algorithm: object, objectives: int) -> None:

@@ -66,6 +66,7 @@ class Session:
         noisy: tuple[str, ...],
         deadline: float | None,
         interruption: Interruption,
+        audit_budget: float,
         on_change: Callable[[Session], None],
     ) -> None:
         self.states: Counter[TrialState] = Counter()  # of finished trials
@@ -86,6 +87,8 @@ class Session:
         self._deadline = deadline
         self._interruption = interruption
         self._on_change = on_change
+        self._audit_budget = audit_budget
+        self._used_before = driver.plan.totals.worker_seconds
         self._targets = Targets(synchronous=algorithm.synchronous)
         self._decisions = Decisions(driver, roster.change)
         self._evaluate_every = evaluate_every
@@ -187,6 +190,18 @@ class Session:
         self._driver.finish()
         self._driver.log.write([SearchEnded(self._started.study, time.time())])
         self._raise_uncaught()  # of what was completed after study.stop()
+        self._audit_rest()
+
+    def _audit_rest(self) -> None:
+        """Audit what idle time has not reached, within the budget, once all results are safe."""
+        used = self._driver.plan.totals.worker_seconds - self._used_before
+        workers = self._driver.scheduler.workers.hosts
+        if not workers or self._stopped:
+            return
+        seconds = self._audit_budget * used / workers  # all of them wait
+        if self._deadline is not None:
+            seconds = min(seconds, self._deadline - time.monotonic())
+        self._driver.audit_rest(seconds, lambda: not self._interruption.asked)
 
     def _raise_uncaught(self) -> None:
         """Raise :class:`TrainingError` if a trial has failed and the search is not to go on regardless."""

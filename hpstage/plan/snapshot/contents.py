@@ -147,6 +147,7 @@ class Contents(msgspec.Struct, array_like=True):
     differences: list[StateDiffers | ForkVerified]
     verified: list[Regime]
     step_times: tuple[tuple[int, float], ...] | None
+    audited: list[StateRef] = []
 
 
 def contents_of(plan: SearchPlan) -> Contents:
@@ -211,6 +212,7 @@ def contents_of(plan: SearchPlan) -> Contents:
         differences=plan.differences,
         verified=sorted(plan.verified),
         step_times=None if plan.step_times is None else plan.step_times.seconds,
+        audited=sorted(plan.audited),
         texts=texts.table(),
     )
 
@@ -286,6 +288,8 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
     plan.endings._failed = {node: (step, failure) for node, step, failure in contents.failed}
     plan.failures, plan.differences, plan.verified = contents.failures, contents.differences, {*contents.verified}
     plan.step_times = None if contents.step_times is None else StepTimes(contents.step_times)
+    check_numbers([ref.node for ref in contents.audited], len(plan.nodes))
+    plan.audited = {*contents.audited}
     _check(plan)
 
 

@@ -14,10 +14,12 @@ from tests.unit.calls import calls_of
 from tests.unit.searches import Search, trial
 
 
-def calls_per_report(workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,)) -> float:
+def calls_per_report(
+    workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,), **options: object
+) -> float:
     """The calls for each stage that is trained, once all workers are busy, and as long as more trials wait."""
     executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4)
-    search = Search(executor)
+    search = Search(executor, **options)
     search.driver.add(trials)
     for one in trials:
         for step in asked:
@@ -64,3 +66,9 @@ def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials
     """When workers outnumber what waits, chains are cut so that all end together, for which all are compared."""
     asked = range(4, 25, 4)
     assert calls_per_report(400, lines(500), asked) < 2.0 * calls_per_report(40, lines(50), asked)
+
+
+def test_what_is_audited_costs_a_turn_about_the_same_however_many_trials_wait() -> None:
+    with_audits = calls_per_report(8, tree(4096), audit=True)
+    assert with_audits < 1.5 * calls_per_report(8, tree(1024), audit=True)
+    assert with_audits < 1.2 * calls_per_report(8, tree(4096))

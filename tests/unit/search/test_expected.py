@@ -38,6 +38,8 @@ def expected(algorithm: Algorithm, **values: Any) -> float:
         checkpoint_every=None,
         checkpoint_budget=None,
         verify="off",
+        audit="off",
+        audit_budget=0.0,
     )
     lines = lines_at_a_time(request)
     assert lines is not None

@@ -1,0 +1,171 @@
+"""What is audited next: kept states in random order, late ones and those of regimes not yet audited more often. Pure.
+
+States are drawn by weight and without replacement, in the order in which they would decay: each waits for a time from
+the exponential distribution, at a rate that is its weight (Efraimidis and Spirakis, Information Processing Letters
+97(5), 2006). The times depend on a seed and the states' keys only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+from hpstage.plan.facts import NodeId, StateRef, TrialId
+from hpstage.plan.messages import Audit, AuditId, Goal, Stage
+from hpstage.plan.nodes import Node, State
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.regimes import Regime
+
+UNSEEN = 4.0
+"""How many times as likely a state is drawn whose regime has not been audited."""
+_STOPPED = 4.0
+"""How many times less likely one is drawn whose audit had to be stopped: it may be longer than workers are idle."""
+_WHOLE = 8
+"""One audit of so many is of a whole trial."""
+
+
+@dataclass(order=True, slots=True)
+class Drawn:
+    """A kept state, and when it is drawn. ``seen``: the time is that of a state whose regime was audited. ``whole``: the
+    trial that ends with it is audited from nothing."""
+
+    time: float
+    node: NodeId
+    step: int
+    whole: bool
+    seen: bool = False
+
+    @property
+    def ref(self) -> StateRef:
+        return StateRef(self.node, self.step)
+
+
+class AuditDraw:
+    """The states of a plan in the order in which they are audited.
+
+    Args:
+        seed: of the order.
+        numerics: the step backend, where the trainable leaves the choice to the search.
+    """
+
+    def __init__(self, plan: SearchPlan, seed: str, numerics: str = "") -> None:
+        self._plan = plan
+        self._seed = seed
+        self._numerics = numerics
+        self._segments: list[Drawn] = []
+        self._trials: list[Drawn] = []
+        self._time = 0.0  # when the last segment was drawn
+        self._seen: dict[Regime, float] = {plan.nodes[ref.node].regime: 0.0 for ref in plan.audited}
+        self._count = 0
+        for state in plan.kept.values():
+            self.add(state)
+        for trial in plan.ended:
+            self.add_trial(trial)
+
+    def __len__(self) -> int:
+        return len(self._segments) + len(self._trials)
+
+    def add(self, state: State) -> None:
+        """Add a state that is kept for the first time: the segment that ends with it can be audited."""
+        wait = self._wait(state.node, state.step) / (state.step * UNSEEN)
+        heapq.heappush(self._segments, Drawn(self._time + wait, state.node.id, state.step, whole=False))
+
+    def add_trial(self, trial: TrialId) -> None:
+        """Add a trial that has ended."""
+        planned = self._plan.trials.get(trial)
+        state = None if planned is None else self._plan.result_of(planned)
+        if state is not None:
+            wait = self._wait(state.node, state.step)
+            heapq.heappush(self._trials, Drawn(wait, state.node.id, state.step, whole=True))
+
+    def next(self, *, only_unseen: bool = False) -> Drawn | None:
+        """Take the next state; ``only_unseen``: of a regime that has not been audited. Amortised O(log states)."""
+        self._count += 1
+        if not only_unseen and self._count % _WHOLE == 0:
+            while self._trials:
+                drawn = heapq.heappop(self._trials)
+                if self._is_comparable(drawn):
+                    return drawn
+        passed = []
+        found = None
+        while self._segments and found is None:
+            drawn = heapq.heappop(self._segments)
+            if not self._is_comparable(drawn) or drawn.ref in self._plan.audited:
+                continue
+            regime = self._plan.nodes[drawn.node].regime
+            since = self._seen.get(regime)
+            if since is not None and not drawn.seen:  # it waits longer from then on
+                drawn.time, drawn.seen = since + (drawn.time - since) * UNSEEN, True
+                heapq.heappush(self._segments, drawn)
+            elif since is not None and only_unseen:
+                passed.append(drawn)
+            else:
+                found = drawn
+                self._time = drawn.time
+                self._seen.setdefault(regime, self._time)
+        for drawn in passed:
+            heapq.heappush(self._segments, drawn)
+        return found
+
+    def put_back(self, drawn: Drawn) -> None:
+        """Return a state whose audit had to be stopped; others come first now."""
+        if not (drawn.seen or drawn.whole):
+            self._seen.pop(self._plan.nodes[drawn.node].regime, None)
+        wait = self._wait(self._plan.nodes[drawn.node], drawn.step) * _STOPPED
+        if drawn.whole:
+            drawn.time += wait
+        else:
+            drawn.time = self._time + wait / (drawn.step if drawn.seen else drawn.step * UNSEEN)
+        heapq.heappush(self._trials if drawn.whole else self._segments, drawn)
+
+    def audit(self, drawn: Drawn, id: AuditId) -> Audit:
+        """Return what to train again: from the nearest kept state before a drawn one, or its whole trial."""
+        node, step = self._plan.nodes[drawn.node], drawn.step
+        source = None if drawn.whole else _kept_before(node, step)
+        begins = 0 if source is None else source.step
+        line = node.ancestry()
+        stages: list[Stage] = []
+        goals: list[Goal] = []
+        for own, after in zip(line, [*line[1:], None], strict=True):
+            start, stop = max(own.start, begins), step if after is None else after.start
+            if start >= stop:
+                continue
+            forms = dict(zip(own.names, own.forms, strict=True))
+            stages.append(Stage(own.id, start, stop, forms, own.seen(start + 1).digest))
+            kept = sorted(at for at in own.states if start < at <= stop) if drawn.whole else [step] * (own is node)
+            states = [own.states[at] for at in kept]
+            goals += [Goal(own.id, state.step, state.digest) for state in states if state.digest is not None]
+        return Audit(
+            id=id,
+            source=None if source is None else self._plan.key(source.node, source.step),
+            initial=line[0].hyperparameters(0),
+            stages=tuple(stages),
+            goals=tuple(goals),
+            whole=drawn.whole,
+            numerics=self._numerics,
+        )
+
+    def seconds(self, audit: Audit) -> float:
+        """Estimate what its steps take."""
+        nodes = self._plan.nodes
+        return sum((stage.stop - stage.start) * self._plan.step_seconds(nodes[stage.node]) for stage in audit.stages)
+
+    def _is_comparable(self, drawn: Drawn) -> bool:
+        """Whether it is known what the state was, and every step before it was trained to its end."""
+        state, ended = self._plan.nodes[drawn.node].state(drawn.step), self._plan.endings.ended.get(drawn.node)
+        return state is not None and state.digest is not None and (ended is None or ended.step > drawn.step)
+
+    def _wait(self, node: Node, step: int) -> float:
+        """Return for how long a state of weight 1 waits from now on."""
+        return random.Random(f"{self._seed}/{self._plan.key(node, step)}/{self._count}").expovariate(1.0)
+
+
+def _kept_before(node: Node, step: int) -> State | None:
+    """Return the nearest kept state before a step on a node's line; ``None``: training begins from nothing."""
+    for line in reversed(node.ancestry()):
+        kept = [at for at, state in line.states.items() if at < step and state.kept is not None]
+        if kept:
+            return line.states[max(kept)]
+        step = line.start + 1  # of its parent's line
+    return None

@@ -1,0 +1,181 @@
+"""Which idle workers audit, and what becomes of it: an audit gives way to training at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from hpstage.plan.facts import Audited, DriverId, WorkerId
+from hpstage.plan.messages import Audit, AuditEnded, AuditId, StartAudit, StopAudit, host_of
+from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.audit_draw import AuditDraw, Drawn
+from hpstage.scheduler.workers import Worker
+
+GRACE = 0.25
+"""Seconds for which a worker is idle before it audits: after most chains the next one follows at once."""
+_BEGINNING = 1.5
+"""Seconds until a process trains, before any was measured."""
+_FAILURES = 3
+"""Audits that fail one after the other until no more are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAudit:
+    """An audit on a worker. ``began``: on the executor's clock."""
+
+    audit: Audit
+    drawn: Drawn
+    worker: WorkerId
+    began: float
+    estimated: float
+
+
+class Audits:
+    """The audits of one driver.
+
+    Args:
+        driver: makes the ids of audits unique.
+        draw: what is audited.
+    """
+
+    def __init__(self, plan: SearchPlan, driver: DriverId, draw: AuditDraw) -> None:
+        self._plan = plan
+        self._driver = driver
+        self.draw = draw
+        self._started = 0
+        self._running: dict[AuditId, RunningAudit] = {}
+        self._on: dict[WorkerId, AuditId] = {}
+        self._ending: set[AuditId] = set()  # those that were told to end
+        self._idle_since: dict[WorkerId, float] = {}
+        self._nothing_left = False  # until a further state is kept
+        self._failures = 0  # in a row
+        self._beginnings: list[float] = []  # seconds of audits beyond those of their steps
+        self.rest_since: float | None = None
+        """When the search had nothing left to train: workers wait for audits since then."""
+
+    def changed(self) -> None:
+        """Note that there may be more to audit than before."""
+        self._nothing_left = False
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def look(self, idle: Iterable[Worker], now: float, seconds: float | None = None) -> list[StartAudit]:
+        """Start audits on workers that have been idle for a while. O(idle workers).
+
+        Args:
+            idle: those that can be given a chain, and were not.
+            seconds: how long workers wait for audits at most. Only what can be expected to end by then is begun, and
+                only in regimes not yet audited.
+        """
+        hosts = [worker.id for worker in idle if worker.id == worker.host and not worker.beside]
+        self._idle_since = {host: self._idle_since.get(host, now) for host in hosts}
+        for host in hosts:
+            if self._on.get(host) in self._ending:
+                self._drop(host)  # a chain has ended there since: the report of its end was lost
+        found: list[StartAudit] = []
+        for host, since in self._idle_since.items():
+            if self._nothing_left or self._failures >= _FAILURES:
+                break
+            if host in self._on or (seconds is None and now - since < GRACE):
+                continue
+            drawn = self.draw.next(only_unseen=seconds is not None)
+            if drawn is None:
+                self._nothing_left = True
+                break
+            audit = self.draw.audit(drawn, AuditId(f"audit-{self._driver}-{self._started + 1}"))
+            estimated = self.draw.seconds(audit)
+            if seconds is not None and estimated + self._beginning > seconds:
+                self.draw.put_back(drawn)
+                self._nothing_left = True
+                break
+            self._started += 1
+            self._running[audit.id] = RunningAudit(audit, drawn, host, now, estimated)
+            self._on[host] = audit.id
+            found.append(StartAudit(host, audit))
+        return found
+
+    @property
+    def _beginning(self) -> float:
+        return fmean(self._beginnings) if self._beginnings else _BEGINNING
+
+    def due_at(self) -> float | None:
+        """Return when the next idle worker has been idle for long enough; ``None`` if none will audit."""
+        if self._nothing_left or self._failures >= _FAILURES or not self.draw:
+            return None
+        waiting = [since for host, since in self._idle_since.items() if host not in self._on]
+        return min(waiting) + GRACE if waiting else None
+
+    def make_way(self, workers: Iterable[WorkerId]) -> list[StopAudit]:
+        """End the audits on these workers."""
+        hosts = dict.fromkeys(map(host_of, workers)) if self._on else {}
+        return self._end(self._on[host] for host in hosts if host in self._on)
+
+    def stop_all(self) -> list[StopAudit]:
+        return self._end(self._running)
+
+    def _end(self, audits: Iterable[AuditId]) -> list[StopAudit]:
+        found = [id for id in audits if id not in self._ending]
+        self._ending.update(found)
+        return [StopAudit(id) for id in found]
+
+    def is_over(self, report: AuditEnded) -> bool:
+        return report.audit not in self._running
+
+    def running_audit(self, id: AuditId) -> RunningAudit:
+        return self._running[id]
+
+    def fact(self, report: AuditEnded) -> Audited:
+        """Return the fact that follows from the end of a running audit."""
+        its = self._running[report.audit]
+        waited = 0.0 if self.rest_since is None else max(0.0, report.at - max(self.rest_since, its.began))
+        return Audited(
+            of="trial" if its.audit.whole else "segment",
+            worker=its.worker,
+            node=its.drawn.node,
+            start=its.audit.start,
+            step=its.drawn.step,
+            at=report.at,
+            seconds=report.seconds,
+            outcome=report.outcome,
+            compared=report.compared,
+            waited=waited,
+            message=report.message,
+        )
+
+    def note(self, report: AuditEnded) -> list[str]:
+        """Process the end of a running audit. Return messages for the user."""
+        its = self._running.pop(report.audit)
+        del self._on[its.worker]
+        self._ending.discard(report.audit)
+        if report.outcome == "stopped":
+            self.draw.put_back(its.drawn)
+            self._nothing_left = False
+            return []
+        if report.outcome == "failed":
+            self._failures += 1
+            return self._failed(its.audit, report) if self._failures in (1, _FAILURES) else []
+        self._failures = 0
+        self._beginnings = [*self._beginnings[-7:], max(0.0, report.seconds - its.estimated)]
+        return []
+
+    def _failed(self, audit: Audit, report: AuditEnded) -> list[str]:
+        what = f"steps {audit.start} to {audit.goals[-1].step}"
+        more = "" if self._failures == 1 else " Several in a row have failed: no more are tried."
+        return [
+            f"An audit on worker {report.worker} could not train {what} again: {report.message}. The search itself is "
+            f"not affected.{more}"
+        ]
+
+    def forget(self, worker: WorkerId) -> None:
+        """Note that a worker has left, and its audit with it."""
+        self._idle_since.pop(worker, None)
+        self._drop(worker)
+
+    def _drop(self, worker: WorkerId) -> None:
+        id = self._on.pop(worker, None)
+        if id is not None:
+            self._ending.discard(id)
+            self.draw.put_back(self._running.pop(id).drawn)
