@@ -33,12 +33,15 @@ from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import (
     Amend,
+    BeginAudit,
     Description,
+    EndAudit,
     Expect,
     Measure,
     Order,
     Stop,
     TryOut,
+    decode_audited,
     decode_description,
     encode,
     name_of,
@@ -49,7 +52,7 @@ from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
-from hpstage.plan.messages import Amendment, Chain, Report, host_of
+from hpstage.plan.messages import Amendment, Audit, AuditId, Chain, Report, host_of
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
 from hpstage.trainable import Elastic
@@ -105,6 +108,7 @@ class DaskExecutor(Executor):
     ) -> None:
         self._place = Place(client, n_workers, gpus, workers_per_gpu)
         self._gpus = gpus
+        self.can_audit = workers_per_gpu in (None, 1)  # else an audit would take memory of those that train
         self._run = uuid.uuid4().hex[:12]
         self._name = name_of(self._run)
         default = 60.0 if client is None else 300.0
@@ -123,6 +127,7 @@ class DaskExecutor(Executor):
         self._started = 0
         self._most_lanes = 1  # of a worker present in open()
         self._futures: dict[ChainId, Future] = {}
+        self._audits: dict[AuditId, WorkerId] = {}  # that were begun, and may have ended
         self._followers = Followers(self._on_refused)
         self._lock = threading.Lock()  # protects the futures and the attributes below
         self._environment: Environment | None = None
@@ -311,6 +316,17 @@ class DaskExecutor(Executor):
         if self._connected:
             self._courier.send(host_of(worker), Expect(tuple(keys)))
 
+    def audit(self, worker: WorkerId, audit: Audit) -> None:
+        assert self._courier is not None, "open() comes first"
+        if self._connected:
+            self._audits[audit.id] = worker
+            self._courier.send(worker, BeginAudit(audit, self._checkpoints))
+
+    def stop_audit(self, audit: AuditId) -> None:
+        worker = self._audits.get(audit)
+        if worker is not None and self._courier is not None and self._connected:
+            self._courier.send(worker, EndAudit(audit))
+
     def _order(self, chain: ChainId, order: Order) -> None:
         assert self._courier is not None, "open() comes first"
         worker = self._inbox.runs_on(chain)
@@ -417,6 +433,10 @@ class DaskExecutor(Executor):
     def _on_feed(self, message: dict[str, Any]) -> None:
         if "trying" in message:
             self._trying.add(message["trying"])
+        elif "audited" in message:
+            ended = decode_audited(message["audited"])
+            self._audits.pop(ended.audit, None)
+            self._inbox.audited(ended)
         elif "ready" in message:
             self._on_ready(decode_description(message["ready"]))
         elif "lost" in message:

@@ -16,6 +16,7 @@ from hpstage.errors import HpstageError, InternalError
 from hpstage.execution.flight import Gathering
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import (
+    AuditEnded,
     BoundaryMissed,
     BoundaryReached,
     ChainEnded,
@@ -134,6 +135,12 @@ class Inbox:
                 elif isinstance(report, ChainEnded) and report.outcome == "stopped" and running.refused:
                     report = replace(report, outcome="apart", message=running.refused)
                 running.ended = isinstance(report, ChainEnded)
+                self._tell(self._dated(report))
+
+    def audited(self, report: AuditEnded) -> None:
+        """Pass on the end of an audit, unless its worker has left."""
+        with self._changed:
+            if report.worker in self._workers:
                 self._tell(self._dated(report))
 
     def forget(self, chain: ChainId) -> None:

@@ -13,7 +13,7 @@ from hpstage.execution.flight import Gathering
 from hpstage.execution.retraining import Segment
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
-from hpstage.plan.messages import Amendment, Chain, ChainReport
+from hpstage.plan.messages import Amendment, Audit, AuditEnded, AuditId, Chain, ChainReport
 from hpstage.schedule import Scalar
 
 
@@ -55,7 +55,20 @@ class Expect(msgspec.Struct, frozen=True, tag=True):
     keys: tuple[StateKey, ...]
 
 
-Order = Stop | Amend | Expect
+class BeginAudit(msgspec.Struct, frozen=True, tag=True):
+    """Audit, unless anything trains on the worker. ``checkpoints``: the store, pickled."""
+
+    audit: Audit
+    checkpoints: bytes
+
+
+class EndAudit(msgspec.Struct, frozen=True, tag=True):
+    """End an audit at once, if it runs."""
+
+    audit: AuditId
+
+
+Order = Stop | Amend | Expect | BeginAudit | EndAudit
 
 # --- between a Dask worker and its training process: requests, one at a time, and orders; and their replies
 
@@ -155,6 +168,7 @@ Reply = Told | Done | Raised
 encode = msgspec.msgpack.Encoder().encode
 decode_chain = msgspec.msgpack.Decoder(Chain).decode
 decode_report = msgspec.msgpack.Decoder(ChainReport | Gathering).decode
+decode_audited = msgspec.msgpack.Decoder(AuditEnded).decode
 decode_orders = msgspec.msgpack.Decoder(list[Order]).decode
 decode_description = msgspec.msgpack.Decoder(Description).decode
 decode_request = msgspec.msgpack.Decoder(Request | Order).decode

@@ -20,11 +20,14 @@ from weakref import WeakKeyDictionary
 from distributed import Status, Worker, WorkerPlugin, get_worker
 from msgspec.structs import asdict
 
+from hpstage.cluster.auditing import Auditing, make_way
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.meetings import BUSY, Meeting, apart, handler_of
 from hpstage.cluster.messages import (
     Amend,
+    BeginAudit,
     Description,
+    EndAudit,
     Expect,
     Follow,
     Forget,
@@ -46,6 +49,7 @@ from hpstage.cluster.turns import Turn
 from hpstage.errors import ClusterError
 from hpstage.execution.flight import Gathering
 from hpstage.execution.gang import GATHER_SECONDS
+from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import ChainEnded
 
@@ -152,6 +156,8 @@ class Site:
         self._alone = asyncio.Lock()  # held while its process follows
         self._meetings: defaultdict[ChainId, Meeting] = defaultdict(Meeting)
         self._refusals: dict[ChainId, str] = {}  # why one of a chain's gang does not come
+        self._auditing = Auditing(name, worker, load, self._environment)
+        self._ends: set[asyncio.Task[None]] = set()  # of audits
         worker.handlers[name] = self.control
         worker.handlers[handler_of(name)] = self.meet
 
@@ -235,8 +241,12 @@ class Site:
             raise TrainingProcessLost("could not be started again")
         return self._trainer
 
+    def _environment(self) -> Environment | None:
+        return None if self.description is None else self.description.environment
+
     async def try_out(self, key: str, request: bytes) -> dict[str, float] | None:
         async with self._turn():
+            await make_way(self._worker)
             self._worker.log_event(self._name, {"trying": key})
             if key in self._abandoned:
                 return None
@@ -368,6 +378,7 @@ class Site:
                 await turn.__aenter__()
             self._sharing += 1
         try:
+            await make_way(self._worker)
             yield
         finally:
             self._sharing -= 1
@@ -380,6 +391,14 @@ class Site:
             if isinstance(order, Expect):
                 if self._trainer is not None:
                     self._trainer.send(order)
+                continue
+            if isinstance(order, BeginAudit):
+                self._auditing.begin(order, refused=self._turn().lock.locked() or self._leaving or self._closed)
+                continue
+            if isinstance(order, EndAudit):
+                end = asyncio.create_task(self._auditing.end(order.audit))
+                self._ends.add(end)
+                end.add_done_callback(self._ends.discard)
                 continue
             chain = order.amendment.chain if isinstance(order, Amend) else order.chain
             if chain in self._running and self._trainer is not None:
@@ -410,6 +429,7 @@ class Site:
     async def leave(self) -> None:
         """Begin no more chains, since the worker will be gone soon; return once the states of those here are kept."""
         self._leaving = True
+        await self._auditing.end()
         for chain in self._running:
             if self._trainer is not None:
                 self._trainer.send(Stop(chain, keep=True))
@@ -420,6 +440,7 @@ class Site:
         """Stop the running chain and end the process."""
         self._closed = True
         self._gone.set()
+        await self._auditing.end()
         self._worker.handlers.pop(self._name, None)
         self._worker.handlers.pop(handler_of(self._name), None)
         for task in self._following:

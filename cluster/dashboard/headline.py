@@ -53,7 +53,9 @@ def standing(shown: Shown) -> list[str]:
         state = "running" if view.is_driven(study.name) else "interrupted"
     totals = study.totals
     trained = f"{totals.steps_trained:,} steps trained in {worker_time(totals.worker_seconds)}"
-    return [plain(study.name), state, clean(study.started.algorithm), trained]
+    found = [plain(study.name), state, clean(study.started.algorithm), trained]
+    audits = view.audits.line(view.plan)
+    return [*found, f"audited {audits}"] if audits else found
 
 
 def failures(shown: Shown) -> list[str]:

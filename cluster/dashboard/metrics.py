@@ -115,6 +115,17 @@ FAMILIES: Mapping[str, _Family] = {
         "Exceptions in the user's code, by activity; stages given up because their workers died count as training.",
         (*_PLAN, "activity"),
     ),
+    "hpstage_plan_audits": (
+        CounterMetricFamily,
+        "Audits by outcome; stopped: they gave way to training.",
+        (*_PLAN, "outcome"),
+    ),
+    "hpstage_plan_audit_worker_seconds": (
+        CounterMetricFamily,
+        "Seconds of workers that audits took, which are the work of no trial.",
+        _PLAN,
+    ),
+    "hpstage_plan_audited_steps": (CounterMetricFamily, "Steps that audits have trained again.", _PLAN),
     "hpstage_plan_drivers": (GaugeMetricFamily, "Drivers that have joined the plan and not left.", _PLAN),
     "hpstage_plan_drivers_lost": (
         CounterMetricFamily,
@@ -219,6 +230,10 @@ class _Sheet:
             self._add("hpstage_plan_checkpoints_lost", view.states_lost[reason], plan, reason)
         for activity in _FAILING:
             self._add("hpstage_plan_failures", view.failed[activity], plan, activity)
+        for outcome, count in view.audits.outcomes().items():
+            self._add("hpstage_plan_audits", count, plan, outcome)
+        self._add("hpstage_plan_audit_worker_seconds", view.audits.seconds, plan)
+        self._add("hpstage_plan_audited_steps", view.audits.steps, plan)
         self._add("hpstage_plan_drivers", len(view.plan.drivers), plan)
         self._add("hpstage_plan_drivers_lost", view.drivers_lost, plan)
         self._add("hpstage_plan_drivers_rejoined", view.drivers_rejoined, plan)

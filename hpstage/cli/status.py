@@ -60,7 +60,8 @@ class ChainStatus(msgspec.Struct, frozen=True):
 
 class PlanStatus(msgspec.Struct, frozen=True):
     """The whole plan. Seconds are those of workers; those used count also what was wasted, those paid also idle time.
-    ``nodes``: those along which something was asked."""
+    ``nodes``: those along which something was asked. ``audited``: one line on what was trained again, empty if nothing
+    was; its seconds are used by no trial."""
 
     workload: str
     records: int
@@ -77,6 +78,8 @@ class PlanStatus(msgspec.Struct, frozen=True):
     seconds_saved: float
     failures: int
     differences: int
+    seconds_audited: float
+    audited: str
     checkpoints: int
     checkpoint_bytes: int
 
@@ -197,6 +200,8 @@ def status_of(account: Account, journal: Journal) -> Status:
             seconds_saved=alone - used,
             failures=len(account.failures()),
             differences=len(plan.differences),
+            seconds_audited=account.audits.seconds,
+            audited=account.audits.line(plan),
             checkpoints=len(plan.kept),
             checkpoint_bytes=plan.kept_bytes,
         ),
@@ -240,6 +245,8 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
+    if plan.audited:
+        rows.insert(-1, ("audited", plan.audited))
     if plan.failures:
         rows += [("failed stages", f"{plan.failures:,}"), *(("", _caused(cause)) for cause in found.causes[:_CAUSES])]
         if len(found.causes) > _CAUSES:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpstage.checkpoints.state_tree import differing
-from hpstage.plan.facts import Audited, Fact, ForkVerified, NodeId, StateDiffers, StateReached
-from hpstage.plan.messages import Audit
+from hpstage.plan.facts import Fact, ForkVerified, NodeId, StateDiffers, StateReached
+from hpstage.plan.messages import Audit, AuditEnded
 
 _SOURCES = {
     "fresh": "from the beginning of training",
@@ -25,36 +25,32 @@ def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str])
         again: how the state was reached now.
         names: the names of its leaves, if known.
     """
-    first, marks = _first_kept(facts, again.node, again.step)
+    first = _first_kept(facts, again.node, again.step)
+    assert first.kept is not None
     assert again.kept is not None
-    where = differing(marks, again.kept.marks, names)
+    where = differing(first.kept.marks, again.kept.marks, names)
     return StateDiffers(again.node, again.step, again.worker, again.at, where, (_way(first), _way(again)))
 
 
-def audited_difference(
-    facts: Iterable[Fact], fact: Audited, audit: Audit, marks: str, names: Sequence[str]
-) -> StateDiffers:
+def audited_difference(facts: Iterable[Fact], audit: Audit, report: AuditEnded) -> StateDiffers:
     """Return the fact that a state differs that an audit has trained again.
 
     Args:
         facts: the journal.
-        fact: the end of the audit; the last state that it compared differs.
-        marks: those of the state as trained again.
-        names: the names of its leaves, if known.
+        report: the end of the audit.
     """
-    goal = audit.goals[max(0, fact.compared - 1)]
-    first, known = _first_kept(facts, goal.node, goal.step)
+    goal = next((goal for goal in audit.goals if goal.step == report.step), audit.goals[-1])
     begun = "from nothing" if audit.source is None else f"from the checkpoint at step {audit.start}"
-    alone = ", as a trial alone for which nothing is captured" if audit.whole else ""
-    again = f"{begun} in a new process{alone}, by an audit on worker {fact.worker}"
-    where = differing(known, marks, names)
-    return StateDiffers(goal.node, goal.step, fact.worker, fact.at, where, (_way(first), again))
+    alone = ", alone and with nothing captured" if audit.whole else ""
+    again = f"{begun}{alone}, in a fresh process by an audit on worker {report.worker}"
+    first = _first_kept(facts, goal.node, goal.step)
+    return StateDiffers(goal.node, goal.step, report.worker, report.at, report.where, (_way(first), again))
 
 
-def _first_kept(facts: Iterable[Fact], node: NodeId, step: int) -> tuple[StateReached, str]:
-    """Return how a state was reached when it was kept first, and the marks of its leaves."""
+def _first_kept(facts: Iterable[Fact], node: NodeId, step: int) -> StateReached:
+    """Return how a state was reached when it was kept first."""
     return next(
-        (fact, fact.kept.marks)
+        fact
         for fact in facts
         if isinstance(fact, StateReached) and (fact.node, fact.step) == (node, step) and fact.kept
     )

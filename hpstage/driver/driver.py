@@ -251,7 +251,6 @@ class Driver:
         """End all chains at their next steps, keeping the states of wanted chains."""
         self.scheduler.draining = self.scheduler.leaving = True
         self.scheduler.settled = False
-        self._act(self.scheduler.end_audits())
         while self.scheduler.running:
             self.scheduler.tick(self._executor.clock())  # reports may be rare
             self._perform()
@@ -268,17 +267,17 @@ class Driver:
         Raises:
             StateError: an audit has found a difference.
         """
-        if self.scheduler.audits is None or seconds <= 0:
+        audits, clock = self.scheduler.audits, self._executor.clock
+        if audits is None:
             return
-        began = self._executor.clock()
-        self.scheduler.audits.rest_since = began
-        self.scheduler.audits.changed()
-        while waiting() and (left := began + seconds - self._executor.clock()) > 0:
-            self._act(self.scheduler.audit(self._executor.clock(), left))
-            if not self.scheduler.audits.running:
+        deadline = clock() + seconds
+        self._act(audits.rest(clock(), seconds))
+        while waiting() and (left := deadline - clock()) > 0:
+            self._act(self.scheduler.audit(clock(), left))
+            if not audits.running:
                 break
             self._take(self._executor.wait(min(left, _REST)))
-        self._act(self.scheduler.end_audits())
+        self._act(audits.stop_all())
 
     def _take(self, reports: Iterable[Report]) -> None:
         full: dict[ChainId, str] = {}
@@ -332,10 +331,8 @@ class Driver:
     def _audited(self, report: AuditEnded) -> StateDiffers:
         """Return the fact that a state differs that an audit has trained again."""
         assert self.scheduler.audits is not None, "audits that are not over were begun"
-        audit, fact = self.scheduler.audits.running_audit(report.audit).audit, self.scheduler.audits.fact(report)
-        goal = audit.goals[max(0, report.compared - 1)]
-        names = self._names(self.plan.key(self.plan.nodes[goal.node], goal.step))
-        return audited_difference(read_facts(self.log.journal), fact, audit, report.marks, names)
+        audit = self.scheduler.audits.running_audit(report.audit)
+        return audited_difference(read_facts(self.log.journal), audit, report)
 
     def _names(self, key: StateKey) -> list[str]:
         """Return the names of a state's leaves, if it can be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpstage.execution.retraining import Compared, Segment
 from hpstage.plan.facts import to_metrics
-from hpstage.plan.messages import Stage
+from hpstage.plan.messages import Audit, Stage
 from hpstage.plan.nodes import Node, PlannedTrial, State
 
 
@@ -46,6 +46,20 @@ def segment_of(
 def _compared(state: State, digest: str) -> Compared:
     key = state.node.seen(state.step).key(state.step)
     return Compared(state.step, key, digest, "" if state.kept is None else state.kept.marks)
+
+
+def audited(audit: Audit) -> Segment:
+    """Return what an audit trains again."""
+    return Segment(
+        initial=audit.initial,
+        stages=audit.stages,
+        stop=audit.stages[-1].stop,
+        source=audit.source,
+        compared=tuple(Compared(goal.step, goal.key, goal.digest) for goal in audit.goals),
+        metrics={goal.step: goal.metrics for goal in audit.goals if goal.metrics},
+        numerics=audit.numerics,
+        captured=not audit.whole,
+    )
 
 
 def _stage(node: Node, start: int, stop: int) -> Stage:

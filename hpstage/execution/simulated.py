@@ -258,14 +258,14 @@ class SimulatedExecutor(Executor):
 
     def _finish(self, worker: WorkerId, audit: Audit) -> None:
         if worker in self._audits and self._audits[worker][0] is audit:
-            differs = any(goal.digest in self._inexact for goal in audit.goals)
-            self._end_audit(worker, "differs" if differs else "equal", len(audit.goals))
+            differs = next((goal.step for goal in audit.goals if goal.key in self._inexact), None)
+            self._end_audit(worker, "equal" if differs is None else "differs", len(audit.goals), differs)
 
-    def _end_audit(self, worker: WorkerId, outcome: AuditOutcome, compared: int = 0) -> None:
+    def _end_audit(self, worker: WorkerId, outcome: AuditOutcome, compared: int = 0, step: int | None = None) -> None:
         if worker in self._audits:
             audit, began = self._audits.pop(worker)
             seconds = self.clock() - began
-            self.inbox.append(AuditEnded(audit.id, worker, self.clock(), outcome, seconds, compared))
+            self.inbox.append(AuditEnded(audit.id, worker, self.clock(), outcome, seconds, compared, step))
 
     # --- the course of a chain ----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from hpstage.plan.facts import (
     ChainOutcome,
     Departure,
     ForkVerified,
+    Metrics,
     NodeId,
     StateKey,
     StateReached,
@@ -182,11 +183,13 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """A state that an audit compares with what was kept there first."""
+    """A state that an audit compares with what was kept there first, under ``key``, and with the objectives' values."""
 
     node: NodeId
     step: int
+    key: StateKey
     digest: str
+    metrics: Metrics = {}
 
 
 class Audit(msgspec.Struct, frozen=True):
@@ -213,8 +216,8 @@ class Audit(msgspec.Struct, frozen=True):
 class AuditEnded(msgspec.Struct, frozen=True, tag=True):
     """An audit has ended, by itself or since its worker was needed.
 
-    ``compared``: how many of its goals were reached, in order. ``marks``: those of the last of them, if it differs (see
-    :class:`hpstage.plan.facts.Kept`).
+    ``compared``: how many states were compared. ``step`` and ``where``: the first difference, after which step and in
+    which leaf of the state, or which metric.
     """
 
     audit: AuditId
@@ -223,7 +226,8 @@ class AuditEnded(msgspec.Struct, frozen=True, tag=True):
     outcome: AuditOutcome
     seconds: float
     compared: int = 0
-    marks: str = ""
+    step: int | None = None
+    where: str | None = None
     message: str = ""
 
 

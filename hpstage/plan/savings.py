@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 
+from hpstage.plan.audits import AuditFigures, audited
 from hpstage.plan.bound import ONE_CHAIN, Speeds, lower_bound, tree_work
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import PlannedTrial
@@ -62,6 +63,11 @@ class Savings:
     """Seconds from the start of the first stage to the last report, on the workers' clock; of a search that was
     interrupted and resumed, of all its calls, without the pauses in between."""
     workers: int
+    audited_share: float = 0.0
+    """Steps that audits have trained again as a part of those trained, on the whole plan; below, their worker seconds,
+    which are the work of no trial, and how many have found a difference."""
+    audit_seconds: float = 0.0
+    audit_differences: int = 0
 
     @property
     def less_training(self) -> str:
@@ -119,6 +125,8 @@ class Savings:
         ]
         if self.paid_seconds:
             rows.insert(6, ("worker-hours paid", paid_hours(self.paid_seconds, self.worker_seconds)))
+        if self.audit_seconds:
+            rows.insert(-2, ("audited", audited(self.audited_share, self.audit_differences, self.audit_seconds)))
         if self.exchange_seconds:
             rows.insert(-2, ("lost by exchange", _hours(self.exchange_seconds)))
         if self.fused_seconds:
@@ -199,6 +207,7 @@ def savings(
     makespan: float,
     workers: int,
     fleet: Speeds = ONE_CHAIN,
+    audits: AuditFigures,
 ) -> Savings:
     """Summarize a study's search: what its trials were charged since it began.
 
@@ -235,6 +244,9 @@ def savings(
         kept_bytes=plan.kept_bytes,
         makespan=makespan,
         workers=workers,
+        audited_share=audits.share(plan),
+        audit_seconds=audits.seconds,
+        audit_differences=audits.differences,
     )
 
 

@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from hpstage.plan.audits import AuditFigures
 from hpstage.plan.facts import (
+    Audited,
     ChainClosed,
     ChainId,
     ChainLost,
@@ -57,6 +59,7 @@ class Observer:
         self.chains: dict[ChainId, ChainRecord] = {}
         self.trained: dict[NodeId, int] = {}  # the farthest step that each node has ever reached
         self.lost: dict[StateRef, StateLost] = {}  # the latest fact for each state
+        self.audits = AuditFigures()
         self.now: float | None = None  # the latest time reported on the workers' clock; None: there was none
         # The latest exceptions of the user's code by node and place, until a later search gets past it.
         self._failures: dict[NodeId, dict[tuple[int, bool], StageFailed]] = {}
@@ -117,6 +120,10 @@ class Observer:
         if not self._is_overcome(fact):
             self._failures.setdefault(fact.node, {})[fact.step, fact.evaluating] = fact
 
+    def _audit(self, fact: Audited) -> None:
+        self.plan.apply(fact)
+        self.audits.add(fact, self.plan)
+
     def _is_overcome(self, failure: StageFailed) -> bool:
         if not failure.evaluating:
             return self.trained.get(failure.node, 0) > failure.step
@@ -132,6 +139,7 @@ class Observer:
         DriverLeft: _leave,
         StateLost: _lose,
         StageFailed: _fail,
+        Audited: _audit,
     }
 
     def waits_for(self, trial: TrialId) -> Literal["RUNNING", "PAUSED", "NOT BEGUN", "OPEN"]:

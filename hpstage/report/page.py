@@ -41,6 +41,7 @@ def page(book: Book, saved: Savings, pictures: Mapping[Picture, tuple[bytes, byt
             book=book,
             books=[Book(book.account, study) for study in book.studies],
             saved=saved,
+            audited=book.account.audits.line(book.account.plan),
             rows=study_rows(book, lambda study: False),
             causes=causes,
             failed_otherwise=failed_otherwise(book, causes),

@@ -59,6 +59,9 @@ def savings_of(book: Book) -> Savings:
         kept_bytes=plan.kept_bytes,
         makespan=book.pauses.elapsed(first, last),
         workers=workers,
+        audited_share=book.account.audits.share(plan),
+        audit_seconds=book.account.audits.seconds,
+        audit_differences=book.account.audits.differences,
     )
 
 

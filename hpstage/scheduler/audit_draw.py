@@ -11,7 +11,7 @@ import heapq
 import random
 from dataclasses import dataclass
 
-from hpstage.plan.facts import NodeId, StateRef, TrialId
+from hpstage.plan.facts import NodeId, StateRef, TrialId, to_metrics
 from hpstage.plan.messages import Audit, AuditId, Goal, Stage
 from hpstage.plan.nodes import Node, State
 from hpstage.plan.plan import SearchPlan
@@ -27,8 +27,11 @@ _WHOLE = 8
 
 @dataclass(order=True, slots=True)
 class Drawn:
-    """A kept state, and when it is drawn. ``seen``: the time is that of a state whose regime was audited. ``whole``: the
-    trial that ends with it is audited from nothing."""
+    """A kept state, and when it is drawn.
+
+    ``seen``: the time is that of a state whose regime was audited. ``whole``: the trial that ends with it is audited
+    from nothing.
+    """
 
     time: float
     node: NodeId
@@ -134,8 +137,7 @@ class AuditDraw:
             forms = dict(zip(own.names, own.forms, strict=True))
             stages.append(Stage(own.id, start, stop, forms, own.seen(start + 1).digest))
             kept = sorted(at for at in own.states if start < at <= stop) if drawn.whole else [step] * (own is node)
-            states = [own.states[at] for at in kept]
-            goals += [Goal(own.id, state.step, state.digest) for state in states if state.digest is not None]
+            goals += [goal for at in kept if (goal := self._goal(own.states[at])) is not None]
         return Audit(
             id=id,
             source=None if source is None else self._plan.key(source.node, source.step),
@@ -145,6 +147,15 @@ class AuditDraw:
             whole=drawn.whole,
             numerics=self._numerics,
         )
+
+    def _goal(self, state: State) -> Goal | None:
+        if state.digest is None:
+            return None
+        key = self._plan.key(state.node, state.step)
+        # Of the metrics, those by which is decided: what else is told may be the time, or memory that is used.
+        objectives = {name for record in self._plan.searches.values() for name in record.started.metric}
+        told = {name: value for name, value in (state.metrics or {}).items() if name in objectives}
+        return Goal(state.node.id, state.step, key, state.digest, to_metrics(told))
 
     def seconds(self, audit: Audit) -> float:
         """Estimate what its steps take."""

@@ -51,8 +51,7 @@ class Audits:
         self._nothing_left = False  # until a further state is kept
         self._failures = 0  # in a row
         self._beginnings: list[float] = []  # seconds of audits beyond those of their steps
-        self.rest_since: float | None = None
-        """When the search had nothing left to train: workers wait for audits since then."""
+        self._rest_since: float | None = None  # when the search had nothing left to train
 
     def changed(self) -> None:
         """Note that there may be more to audit than before."""
@@ -97,6 +96,14 @@ class Audits:
             found.append(StartAudit(host, audit))
         return found
 
+    def rest(self, now: float, seconds: float) -> list[StopAudit]:
+        """Note that the search has nothing left to train. End what workers need not wait for: what cannot be expected
+        to end within so many ``seconds``, or is of a regime that was audited before."""
+        self._rest_since = now
+        self._nothing_left = False
+        ends = {id: its.began + its.estimated + self._beginning for id, its in self._running.items()}
+        return self._end(id for id, its in self._running.items() if its.drawn.seen or ends[id] > now + seconds)
+
     @property
     def _beginning(self) -> float:
         return fmean(self._beginnings) if self._beginnings else _BEGINNING
@@ -117,20 +124,20 @@ class Audits:
         return self._end(self._running)
 
     def _end(self, audits: Iterable[AuditId]) -> list[StopAudit]:
-        found = [id for id in audits if id not in self._ending]
+        found = [id for id in list(audits) if id not in self._ending]
         self._ending.update(found)
         return [StopAudit(id) for id in found]
 
     def is_over(self, report: AuditEnded) -> bool:
         return report.audit not in self._running
 
-    def running_audit(self, id: AuditId) -> RunningAudit:
-        return self._running[id]
+    def running_audit(self, id: AuditId) -> Audit:
+        return self._running[id].audit
 
     def fact(self, report: AuditEnded) -> Audited:
         """Return the fact that follows from the end of a running audit."""
         its = self._running[report.audit]
-        waited = 0.0 if self.rest_since is None else max(0.0, report.at - max(self.rest_since, its.began))
+        waited = 0.0 if self._rest_since is None else max(0.0, report.at - max(self._rest_since, its.began))
         return Audited(
             of="trial" if its.audit.whole else "segment",
             worker=its.worker,

@@ -177,7 +177,7 @@ def whole(name: str, value: object) -> int:
 
 
 def _check_share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise UsageError(f"{name} is {value!r}; give a number that is zero or above, such as 0.05 for 5 %")
 
 

@@ -10,6 +10,7 @@ from optuna.trial import TrialState
 from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.optuna.ledger import Ledger
+from hpstage.plan.audits import audits_of
 from hpstage.plan.facts import StateReached, WorkerId
 from hpstage.plan.log import Facts
 from hpstage.plan.savings import savings
@@ -82,6 +83,7 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool) -> Result
         whole=whole,
         makespan=seconds_at_work(of_search, plan.presence.drivers_of(name)),
         workers=workers,
+        audits=audits_of(plan, facts).figures,
         fleet=measured_speeds((fact for fact in facts if isinstance(fact, StateReached)), plan.step_times, workers),
     )
     places = call.places

@@ -118,7 +118,9 @@ def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
         book, totals, row = Book(account, name), study.totals, rows[name]
         lanes = {id: (lane.reach, lane.trials) for id, lane in study.lanes.items()}
         assert lanes == {id: (lane.reach, lane.trials) for id, lane in book.lanes.items()}
-        told = savings(view.plan, name, [*book.trials], failed=0, whole=True, makespan=0.0, workers=1)
+        told = savings(
+            view.plan, name, [*book.trials], failed=0, whole=True, makespan=0.0, workers=1, audits=view.audits
+        )
         reported = savings_of(book)
         for what in ("steps_asked", "steps_unique", "steps_trained", "steps_wasted"):
             assert getattr(totals, what) == getattr(told, what) == getattr(reported, what)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import UsageError
+from hpstage.plan.audits import AuditReport, audits_of
 from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
@@ -67,6 +68,11 @@ class Result:
         from hpstage.report import write_report
 
         return write_report(folder, self)
+
+    @property
+    def audit(self) -> AuditReport:
+        """What audits have trained again and compared, in all calls on this store; see ``optimize(audit=...)``."""
+        return audits_of(self.plan, self.journal)
 
     @property
     def best_trial(self) -> FrozenTrial:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from hpstage import schedule as s
 from hpstage.plan.checks import FORMAT, check
 from hpstage.plan.facts import (
+    Audited,
     ChainClosed,
     ChainId,
     ChainLost,
@@ -78,6 +79,7 @@ class _Source:
             (self.lost, 2),
             (self.differs, 1),
             (self.verified, 1),
+            (self.audited, 1),
             (self.failed, 1),
             (self.training_ended, 1),
             (self.chain_lost, 2),
@@ -190,6 +192,11 @@ class _Source:
         node = self.node()
         difference = self.choose.choice([None, None, "a leaf"])
         return node and ForkVerified(ChainId("c"), WorkerId("w"), node.id, node.start + 1, 1, 0.5, self.now, difference)
+
+    def audited(self) -> Fact | None:
+        node = self.node()
+        outcome = self.choose.choice(["equal", "equal", "stopped", "failed", "differs"])
+        return node and Audited("segment", WorkerId("w"), node.id, 0, node.start + 1, self.now, 0.5, outcome, 1)
 
     def failed(self) -> Fact | None:
         node = self.node()

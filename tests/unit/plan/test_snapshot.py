@@ -64,8 +64,13 @@ def whole(plan: SearchPlan) -> object:
     """All of a plan that can be compared."""
     tree = plan._tree
     return (
-        [(name, value) for name, value in portrait(plan) if name not in ("restored", "_targets", "verified")],
+        [
+            (name, value)
+            for name, value in portrait(plan)
+            if name not in ("restored", "_targets", "verified", "audited")
+        ],
         sorted(plan.verified),
+        sorted(plan.audited),
         {
             driver: {target: state.ref for target, state in open.items()}
             for driver, open in plan.open_targets.by_driver.items()
@@ -149,6 +154,7 @@ KNOWN: dict[type, set[str]] = {
         ),
         *(
             "verified",
+            "audited",
             "ended",
             "drivers",
             "presence",

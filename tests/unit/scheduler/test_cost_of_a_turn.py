@@ -14,9 +14,7 @@ from tests.unit.calls import calls_of
 from tests.unit.searches import Search, trial
 
 
-def calls_per_report(
-    workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,), **options: object
-) -> float:
+def calls_per_report(workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,), **options: object) -> float:
     """The calls for each stage that is trained, once all workers are busy, and as long as more trials wait."""
     executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4)
     search = Search(executor, **options)

@@ -551,3 +551,30 @@ def test_a_space_that_asks_its_trial_for_what_runs_have_is_told_of_swapped_argum
     with pytest.raises(UsageError, match=r"asked it for .attach, which a run has: are the arguments swapped\?"):
         hpstage.optimize(study, space, train, metric="value", steps=2, n_trials=1, executor=hpstage.InlineExecutor())
     assert not study.trials
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"audit": "always"}, "audit is 'always'; give one of 'idle', 'winner', 'off'"),
+        ({"audit": True}, "audit is True; give one of"),
+        ({"audit_budget": -0.1}, "audit_budget is -0.1; give a number that is zero or above"),
+        ({"audit_budget": math.nan}, "audit_budget is nan; give a number"),
+        ({"audit_budget": math.inf}, "audit_budget is inf; give a number"),
+        ({"audit_budget": True}, "audit_budget is True; give a number"),
+        ({"audit_budget": "5 %"}, "audit_budget is '5 %'; give a number"),
+        ({"audit_budget": None}, "audit_budget is None; give a number"),
+    ],
+)
+def test_what_no_audit_can_be_is_named_before_anything_is_written(given: dict[str, Any], told: str) -> None:
+    journal = MemoryJournal()
+    with pytest.raises(UsageError, match=re.escape(told)):
+        search(store=journal, **given)
+    assert len(journal) == 0
+
+
+def test_an_executor_that_cannot_audit_searches_as_ever() -> None:
+    result = search(audit="idle", audit_budget=0)
+    check_values(result)
+    assert str(result.audit) == "nothing was audited"
+    assert not result.audit.figures and result.audit.line == ""

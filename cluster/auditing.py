@@ -1,0 +1,131 @@
+"""Audits on a worker: a fresh training process, which is killed as soon as anything is to be trained there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from distributed import Worker
+from msgspec.structs import replace
+
+from hpstage.cluster.messages import BeginAudit, Load, Loaded, Retrain, encode
+from hpstage.cluster.trainer import Trainer, TrainingProcessLost
+from hpstage.execution.retraining import Retrained
+from hpstage.execution.segments import audited
+from hpstage.executor import Environment
+from hpstage.plan.facts import WorkerId
+from hpstage.plan.messages import Audit, AuditEnded, AuditId
+
+_running: WeakKeyDictionary[Worker, set[Auditing]] = WeakKeyDictionary()
+
+
+async def make_way(worker: Worker) -> None:
+    """End the audits on a worker, of any run, since something is to be trained there. Return once they are gone."""
+    for auditing in list(_running.get(worker, ())):
+        await auditing.end()
+
+
+class Auditing:
+    """The audit of one run on a worker, if there is one.
+
+    Args:
+        topic: on which its end is told.
+        load: the trainable.
+        described: returns the environment of the run's training process.
+    """
+
+    def __init__(self, topic: str, worker: Worker, load: Load, described: Callable[[], Environment | None]) -> None:
+        self._topic = topic
+        self._worker = worker
+        self._load = load
+        self._described = described
+        self._audit: AuditId | None = None
+        self._ending = False
+        self._trainer: Trainer | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, order: BeginAudit, *, refused: bool) -> None:
+        """Audit, or tell that something else is trained here."""
+        if refused or self._task is not None:
+            self._tell(AuditEnded(order.audit.id, WorkerId(self._worker.address), time.time(), "stopped", 0.0))
+            return
+        self._audit, self._ending = order.audit.id, False
+        _running.setdefault(self._worker, set()).add(self)
+        self._task = asyncio.create_task(self._run(order))
+
+    async def end(self, audit: AuditId | None = None) -> None:
+        """End it at once; if one is named, only that one."""
+        task = self._task
+        if task is None or (audit is not None and audit != self._audit):
+            return
+        self._ending = True
+        if self._trainer is not None:
+            self._trainer.kill()
+        await asyncio.shield(task)
+
+    async def _run(self, order: BeginAudit) -> None:
+        began = time.monotonic()
+        try:
+            ended = await self._retrained(order)
+        except TrainingProcessLost as error:
+            ended = AuditEnded(order.audit.id, WorkerId(""), 0.0, "failed", 0.0, message=f"the process {error}")
+        except Exception as error:
+            ended = AuditEnded(order.audit.id, WorkerId(""), 0.0, "failed", 0.0, message=repr(error))
+        finally:
+            trainer, self._trainer = self._trainer, None
+            if trainer is not None:
+                trainer.kill()
+                await trainer.ended()
+            self._task = None
+            _running[self._worker].discard(self)
+        if self._ending and ended.outcome == "failed":  # what it found before it was ended counts
+            ended = replace(ended, outcome="stopped", message="")
+        seconds = time.monotonic() - began
+        self._tell(replace(ended, worker=WorkerId(self._worker.address), at=time.time(), seconds=seconds))
+
+    async def _retrained(self, order: BeginAudit) -> AuditEnded:
+        self._trainer = trainer = await Trainer.start(self._worker)
+        if self._ending:
+            raise TrainingProcessLost("was not needed any more")
+        _give_way(trainer.pid)
+        trainer.send(self._load)
+        loaded: Loaded = await trainer.answer(Loaded)
+        if loaded.problem is not None:
+            return _failed(order.audit, loaded.problem.summary)
+        if loaded.environment != self._described():
+            return _failed(order.audit, "a new process does not load what the worker has loaded: files were edited")
+        trainer.send(Retrain(audited(order.audit), order.checkpoints))
+        found: Retrained = await trainer.answer(Retrained)
+        return _outcome(order.audit, found)
+
+    def _tell(self, ended: AuditEnded) -> None:
+        self._worker.log_event(self._topic, {"audited": encode(ended)})
+
+
+def _failed(audit: Audit, message: str) -> AuditEnded:
+    return AuditEnded(audit.id, WorkerId(""), 0.0, "failed", 0.0, message=message)
+
+
+def _outcome(audit: Audit, found: Retrained) -> AuditEnded:
+    if found.problem is not None:
+        # A state that is gone, such as one that was evicted meanwhile, says nothing.
+        gone = found.problem.kind == "unreadable"
+        ended = _failed(audit, found.problem.text)
+        return replace(ended, outcome="stopped") if gone else ended
+    ended = AuditEnded(audit.id, WorkerId(""), 0.0, "equal", 0.0, compared=found.states)
+    if found.apart is None:
+        return ended
+    return replace(ended, outcome="differs", step=found.apart.step, where=found.apart.what)
+
+
+def _give_way(pid: int) -> None:
+    """Let a process that has a single thread run only while nothing else wants the core, and be the first to be ended
+    where memory runs out."""
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
+        file.write("1000")

@@ -1,0 +1,132 @@
+"""What audits have trained again, for those who show it: folded beside a plan, which does not hold it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpstage.plan.facts import Audited, AuditOutcome, Fact, NodeId, StateDiffers
+from hpstage.plan.plan import SearchPlan
+from hpstage.text import count_of, worker_hours
+
+
+@dataclass(slots=True)
+class AuditFigures:
+    """The audits of a plan: of all studies, calls and drivers."""
+
+    found: list[Audited] = field(default_factory=list)
+    """Those that came to an end, in the order in which they did: they have compared states, or found a difference."""
+    stopped: int = 0
+    """Number of audits that gave way to training."""
+    failed: list[Audited] = field(default_factory=list)
+    """Those that could not train again, for the reason in ``message``."""
+    seconds: float = 0.0
+    """Of workers, for all audits: the work of no trial."""
+    waited: float = 0.0
+    """The part of them after a search had nothing left to train: the rest was idle time."""
+    _spans: dict[NodeId, list[tuple[int, int]]] = field(default_factory=dict, repr=False)
+
+    def add(self, fact: Audited, plan: SearchPlan) -> None:
+        """Add an audit to those before; its states are in the plan."""
+        self.seconds += fact.seconds
+        self.waited += fact.waited
+        if fact.outcome == "stopped":
+            self.stopped += 1
+        elif fact.outcome == "failed":
+            self.failed.append(fact)
+        else:
+            self.found.append(fact)
+            stop = fact.step
+            for node in reversed(plan.nodes[fact.node].ancestry()):
+                start = max(node.start, fact.start)
+                if start < stop:
+                    self._spans[node.id] = _united([*self._spans.get(node.id, ()), (start, stop)])
+                stop = node.start
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that were trained again, each counted once."""
+        return sum(stop - start for spans in self._spans.values() for start, stop in spans)
+
+    def share(self, plan: SearchPlan) -> float:
+        """Return the steps trained again as a part of those that were trained."""
+        return self.steps / plan.totals.steps_trained if plan.totals.steps_trained else 0.0
+
+    @property
+    def differences(self) -> int:
+        return sum(fact.outcome == "differs" for fact in self.found)
+
+    def outcomes(self) -> dict[AuditOutcome, int]:
+        """Return how many there were, by outcome."""
+        equal = len(self.found) - self.differences
+        return {"equal": equal, "differs": self.differences, "stopped": self.stopped, "failed": len(self.failed)}
+
+    def __bool__(self) -> bool:
+        """Whether any audit was begun."""
+        return bool(self.found or self.stopped or self.failed)
+
+    def line(self, plan: SearchPlan) -> str:
+        """Return one line on them; empty if there was none."""
+        if not self:
+            return ""
+        of = {"segment": 0, "trial": 0, "winner": 0}
+        for fact in self.found:
+            of[fact.of] += 1
+        told = [count_of(of["segment"], "segment")]
+        if of["trial"]:
+            told.append(count_of(of["trial"], "whole trial"))
+        if of["winner"]:
+            told.append("the winner")
+        if self.stopped:
+            told.append(f"{self.stopped:,} gave way to training")
+        if self.failed:
+            told.append(f"{len(self.failed):,} failed")
+        return f"{audited(self.share(plan), self.differences, self.seconds)}: {', '.join(told)}"
+
+
+def audited(share: float, differences: int, seconds: float) -> str:
+    """``14 % of the steps in 0.0120 h, 0 differences``."""
+    return f"{100 * share:.0f} % of the steps in {worker_hours(seconds)}, {count_of(differences, 'difference')}"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What the audits of a plan have compared.
+
+    Attributes:
+        figures: numbers, and the audits themselves.
+        differences: the states that were trained again and differ, with the two ways of getting there.
+    """
+
+    figures: AuditFigures
+    differences: tuple[StateDiffers, ...]
+    line: str
+    """One line on all of it; empty if nothing was audited."""
+
+    def __str__(self) -> str:
+        return f"audited {self.line}" if self.line else "nothing was audited"
+
+
+def audits_of(plan: SearchPlan, facts: Iterable[Fact]) -> AuditReport:
+    """Return what the audits in a plan's journal have compared."""
+    figures = AuditFigures()
+    differences: list[StateDiffers] = []
+    last: Audited | None = None
+    for fact in facts:
+        if isinstance(fact, Audited):
+            figures.add(fact, plan)
+            last = fact
+        elif isinstance(fact, StateDiffers) and last is not None and (last.at, last.worker) == (fact.at, fact.worker):
+            differences.append(fact)
+    return AuditReport(figures, tuple(differences), figures.line(plan))
+
+
+def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans in order, those that meet as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return found
