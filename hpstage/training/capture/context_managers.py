@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import dis
 import functools
+import inspect
 import types
 from collections.abc import Sequence
 from dis import Instruction
@@ -37,8 +38,9 @@ def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]
         first, *attributes = names
         value = held.get(first, frame.f_globals.get(first, getattr(builtins, first, MISSING)))
         for name in attributes:
-            # Only of modules and classes: on other objects, attribute access may run the user's code.
-            value = getattr(value, name, MISSING) if isinstance(value, types.ModuleType | type) else MISSING
+            # Only of modules and classes, and without a call: on others, attribute access may run the user's code.
+            known = isinstance(value, types.ModuleType | type)
+            value = inspect.getattr_static(value, name, MISSING) if known else MISSING
         return value
 
     found = ((jump, value_of(names), called) for jump, names, called in _blocks(frame.f_code))

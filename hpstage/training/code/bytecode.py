@@ -213,9 +213,9 @@ def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callab
         module, member = named.content, following.argval
         if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(module, ModuleType):
             break
-        if not is_open(module.__name__) or not hasattr(module, member) or member == "__dict__":  # the whole module
+        if not is_open(module.__name__) or member not in vars(module):  # the whole module
             break
-        named = Named(f"{named.path}.{member}", getattr(module, member), module.__name__, member)
+        named = Named(f"{named.path}.{member}", vars(module)[member], module.__name__, member)
     return named
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -99,7 +100,7 @@ def _class_named(instructions: Sequence[Instruction], names: Mapping[str, Any]) 
         if instruction.opname in FROM_GLOBALS:
             content = names.get(instruction.argval)
             for attribute in reversed(attributes):
-                content = getattr(content, attribute, None)
+                content = inspect.getattr_static(content, attribute, None)
             if isinstance(content, type):
                 yield content
         if instruction.opname not in _ATTRIBUTES:

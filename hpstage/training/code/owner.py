@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import types
@@ -32,6 +33,20 @@ def module_of(thing: object) -> str:
     """Return the module name of a class or function. A metaclass in C may have a descriptor as ``__module__``."""
     found = getattr(thing, "__module__", None)
     return found if isinstance(found, str) else "builtins"
+
+
+def has_name(thing: object) -> bool:
+    """Return whether a class, function or other object has a qualified name. No ``__getattr__`` is called: that of a
+    proxy may make up any name."""
+    if not _answers_in_python(type(thing)):
+        return hasattr(thing, "__qualname__")
+    return isinstance(thing, type) or isinstance(inspect.getattr_static(thing, "__qualname__", None), str)
+
+
+@functools.lru_cache(1024)
+def _answers_in_python(kind: type) -> bool:
+    names = ("__getattr__", "__getattribute__")
+    return any(isinstance(vars(base).get(name), types.FunctionType) for base in kind.__mro__ for name in names)
 
 
 @functools.cache

@@ -340,7 +340,9 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
         for name in stored:
             if own.get(name) is not None and not isinstance(own[name], _PLAIN):
                 continue  # a module, or an object of the library's
-            path = f"{getattr(thing, '__module__', thing.__name__)}:{getattr(thing, '__qualname__', '')}.{name}"
+            # Nothing is asked of a module: torch.classes makes up what it does not have.
+            is_module = isinstance(thing, types.ModuleType)
+            path = f"{own['__name__']}:.{name}" if is_module else f"{module_of(thing)}:{thing.__qualname__}.{name}"
             if not isinstance(thing, type):
                 found[id(own), name] = _once(own, Slot(path, own, name))
             elif thing.__flags__ & HEAP:

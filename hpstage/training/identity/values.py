@@ -18,7 +18,7 @@ import xxhash
 from hpstage.errors import StateError, UsageError
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.made import is_script
-from hpstage.training.code.owner import is_users_code
+from hpstage.training.code.owner import has_name, is_users_code
 from hpstage.training.identity.files import DataFiles
 
 NOT_STATE = ("hp", "version", "data_version")
@@ -250,13 +250,14 @@ def _setting(variable: ContextVar[object]) -> object:
 
 def without_keys(cls: type) -> tuple[str, ...]:
     """Return the attributes of a class that decide how fast it trains and not what: they are no part of keys."""
-    names: tuple[str, ...] = getattr(cls, "_without_keys", ())
+    found = (vars(base)["_without_keys"] for base in cls.__mro__ if "_without_keys" in vars(base))
+    names: tuple[str, ...] = next(found, ())
     return names
 
 
 def is_function(obj: object) -> bool:
     return isinstance(obj, FunctionType | MethodType | functools.partial) or (
-        callable(obj) and not isinstance(obj, type) and hasattr(obj, "__qualname__")
+        callable(obj) and not isinstance(obj, type) and has_name(obj)
     )
 
 

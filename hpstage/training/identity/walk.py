@@ -18,7 +18,7 @@ from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
-from hpstage.training.code.owner import came_by_value, functions_in, is_users, is_users_code, module_of
+from hpstage.training.code.owner import came_by_value, functions_in, has_name, is_users, is_users_code, module_of
 from hpstage.training.code.source import ABSENT, as_written, code_of, modules_in, submodules_of, version_of
 from hpstage.training.identity.entities import Entities, Entity
 from hpstage.training.identity.files import DataFiles
@@ -94,7 +94,7 @@ class Walk:
             return self._module(target)
         if is_script(target):
             return self._script(target)
-        if not isinstance(target, type) and not hasattr(target, "__qualname__"):
+        if not has_name(target):
             return self.values.content(target)
         module = module_of(target)
         name = getattr(target, "__qualname__", type(target).__qualname__)
@@ -197,7 +197,7 @@ class Walk:
             package = module.__name__.partition(".")[0]
             if package != module.__name__:
                 entity.outer.add(f"in {self._import(Imported(package))}")
-            elif (file := getattr(module, "__file__", None)) is not None:
+            elif (file := vars(module).get("__file__")) is not None:
                 for spec in modules_in(os.path.dirname(file)):
                     self._submodule(entity, spec, following=False)
 
@@ -254,7 +254,7 @@ class Walk:
                 if code is not None:
                     entity.lines.add(f"does {bytecode.digest(code)}")
                     self._see_as_written(module, code)
-                for spec in submodules_of(module.__name__, getattr(module, "__path__", ())):
+                for spec in submodules_of(module.__name__, vars(module).get("__path__", ())):
                     self._submodule(entity, spec)
                 written = set(code.co_names) if code is not None else set()
                 for name, content in sorted(vars(module).items()):
@@ -274,7 +274,7 @@ class Walk:
         if not self._names_script or module in self._entities:
             return
         entity = self._entities.new(module, "", _SCRIPT)
-        file = getattr(module, "__file__", None)
+        file = vars(module).get("__file__")
         code = code_of(module.__spec__ or (file and spec_from_file_location(_SCRIPT, file)))
         fixed: set[str] = set()
         if code is not None:

@@ -1,0 +1,81 @@
+"""A look at the user's code asks nothing of what it finds: proxies make up attributes, or raise for any name."""
+
+from __future__ import annotations
+
+import types
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from hpstage.testing.toys import Tape
+from hpstage.training.code.reach import functions_reached, reached_from
+from hpstage.training.identity.workload import code_identity
+
+
+class Raises:
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(f"asked for {name}")
+
+
+class MakesUp:
+    def __getattr__(self, name: str) -> object:
+        return self
+
+    def __call__(self) -> object:
+        return self
+
+
+class Meta(type):
+    def __getattr__(cls, name: str) -> object:
+        raise RuntimeError(f"asked for {name}")
+
+
+class Made(metaclass=Meta):
+    pass
+
+
+class Lazy(types.ModuleType):
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(f"asked for {name}")
+
+
+FOREIGN = {
+    "raises": Raises(),
+    "makes up": MakesUp(),
+    "metaclass": Made,
+    "module": Lazy("lazy_module"),
+    "module of a library": Lazy("torch.lazy_module"),
+    "mock": MagicMock(),
+    "torch.classes": torch.classes,
+    "torch.ops": torch.ops,
+    "operators": torch.ops.aten,
+    "operator": torch.ops.aten.add,
+}
+THING: object = None
+
+
+class Reads(Tape):
+    def train(self, step: int, hp: object) -> None:
+        self.classes = self.ops = torch.nn
+        THING.load.more()  # type: ignore[attr-defined]
+        with THING.classes:  # type: ignore[attr-defined]
+            super().train(step, hp)
+
+
+class Stores(Tape):
+    def train(self, step: int, hp: object) -> None:
+        torch.classes.loaded = THING
+        THING.classes = self.classes = 1  # type: ignore[attr-defined]
+        super().train(step, hp)
+
+
+@pytest.mark.parametrize("kind", [Reads, Stores])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_code_that_names_a_foreign_object_is_described(
+    name: str, kind: type[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "THING", FOREIGN[name])
+    assert code_identity(kind()) == code_identity(kind())
+    assert reached_from(kind)
+    assert kind.train in functions_reached(kind)
