@@ -13,6 +13,7 @@ import typer
 
 from hpstage.cli.audit import audit
 from hpstage.cli.check import check
+from hpstage.cli.deploy import deploy
 from hpstage.cli.export import export
 from hpstage.cli.gc import gc
 from hpstage.cli.logs import logs
@@ -52,6 +53,7 @@ def hpstage(
 
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
+app.command()(deploy)
 app.command()(check)
 app.command()(audit)
 app.command()(gc)

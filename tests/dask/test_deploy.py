@@ -116,7 +116,8 @@ def test_the_compose_file_is_one() -> None:
         assert named <= set(data["volumes"])
     assert services["redis"]["healthcheck"]["test"][0] == "CMD"
     assert services["worker"].keys() == services["gpu-worker"].keys() - {"profiles", "deploy"}
-    context = DEPLOY / services["worker"]["build"]["context"]
+    beside = services["worker"]["build"]["context"].removeprefix("${HPSTAGE_SOURCE:-").removesuffix("}")
+    context = DEPLOY / beside
     assert (context / services["worker"]["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
 
 

@@ -88,6 +88,14 @@ def test_the_wheel_holds_every_source_file_once_under_one_package(wheel):
         "hpstage/algos/successive_halving.py",
     } <= packed
     assert any(name.name == "LICENSE" for name in names)
+    # Nothing that git has beside the sources is forgotten.
+    beside = {
+        str((Path(folder) / file).relative_to(source))
+        for folder, _, files in os.walk(source / "hpstage", followlinks=True)
+        for file in files
+        if "__pycache__" not in folder
+    }
+    assert beside - {name for name in beside if name.endswith((".pyc", ".egg-info"))} <= packed
 
 
 @pytest.mark.ci
@@ -107,6 +115,16 @@ print(json.dumps([found, outside]))
     assert outside == []
     strays = {name: file for name, file in found.items() if not Path(file).is_relative_to(installed)}
     assert strays == {}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "cluster" / "deploy").iterdir()))
+def test_files_for_clusters_are_printed_by_the_installed_wheel(installed, tmp_path, name):
+    script = "import sys; sys.path.insert(0, sys.argv.pop(1)); from hpstage.__main__ import run; run()"
+    printed = run(sys.executable, "-c", script, installed, "deploy", name, cwd=tmp_path)
+    assert printed == (ROOT / "cluster" / "deploy" / name).read_text()
+    if name == "slurm.sh":
+        listed = run(sys.executable, "-c", script, installed, "deploy", cwd=tmp_path)
+        assert all(path.name in listed for path in (ROOT / "cluster" / "deploy").iterdir())
 
 
 def test_a_search_runs_from_the_installed_wheel(installed, tmp_path):
