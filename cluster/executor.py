@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, closing
 from statistics import fmean
@@ -37,6 +37,7 @@ from hpstage.cluster.messages import (
     Description,
     EndAudit,
     Expect,
+    LookAt,
     Measure,
     Order,
     Stop,
@@ -233,17 +234,20 @@ class DaskExecutor(Executor):
         common = [name for name in found[0] if all(name in its for its in found)]
         return {name: fmean(its[name] for its in found) for name in common}
 
-    def _ask(self, workers: Sequence[WorkerId], request: TryOut | Measure) -> list[dict[str, float]]:
+    def look_at(self, inputs: Iterable[str]) -> dict[str, str]:
+        return next(iter(self._ask(self._inbox.workers[:1], LookAt(tuple(inputs)))), {})
+
+    def _ask(self, workers: Sequence[WorkerId], request: TryOut | Measure | LookAt) -> list[dict[str, Any]]:
         """Return the answers of these workers, of which some may have none."""
         self._trying.clear()
         encoded = encode(request)
         asked = []
         for worker in workers:
             key = self._new_key()
-            future = self._submit(worker, key, side.try_out, self._run, key, encoded)
+            future = self._submit(worker, key, side.ask, self._run, key, encoded)
             # In a thread, since a result that is lost with its worker is waited for without end. Not
             # result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
-            result: futures.Future[dict[str, float] | None] = futures.Future()
+            result: futures.Future[dict[str, Any] | None] = futures.Future()
             threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
             asked.append((worker, key, future, result))
         # The task of a worker that left would wait for another one at its address. A task that has not begun would
@@ -510,7 +514,7 @@ class DaskExecutor(Executor):
         self._release([chain])
 
 
-def _fetch(future: Future, result: futures.Future[dict[str, float] | None]) -> None:
+def _fetch(future: Future, result: futures.Future[dict[str, Any] | None]) -> None:
     """Wait for the result of a task, or until the task is cancelled."""
     try:
         result.set_result(future.result())

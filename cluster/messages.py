@@ -104,6 +104,12 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
     steps: float
 
 
+class LookAt(msgspec.Struct, frozen=True, tag=True):
+    """Digest inputs of training. Replied to with what :meth:`hpstage.executor.Executor.look_at` returns."""
+
+    inputs: tuple[str, ...]
+
+
 class Train(msgspec.Struct, frozen=True, tag=True):
     """Train a chain, in the ``lane`` of this name. The reply contains nothing; results are in its reports."""
 
@@ -137,7 +143,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """Close the trainable, and end. Has no reply."""
 
 
-Request = Load | TryOut | Measure | Train | Follow | Retrain | Forget | Finish
+Request = Load | TryOut | Measure | LookAt | Train | Follow | Retrain | Forget | Finish
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):

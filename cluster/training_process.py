@@ -37,6 +37,7 @@ from hpstage.cluster.messages import (
     Forget,
     Load,
     Loaded,
+    LookAt,
     Measure,
     Problem,
     Raised,
@@ -63,6 +64,7 @@ from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.trainable import Trainable
 from hpstage.training.identity.environment import describe
+from hpstage.training.identity.inputs import inputs_of
 from hpstage.training.trainables import as_trainable
 
 logger = logging.getLogger("hpstage")
@@ -237,6 +239,9 @@ class _Training:
             case Measure():
                 assert self._trainable is not None, "a worker with a problem measures nothing"
                 return measured(self._trainable, request.initial, request.steps)
+            case LookAt():
+                assert self._trainable is not None, "a worker with a problem trains nothing"
+                return inputs_of(self._trainable).now(request.inputs)
             case TryOut():
                 assert self._trainable is not None, "a worker with a problem tries nothing out"
                 see_room(self._trainable, request.initial)

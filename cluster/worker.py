@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from distributed import Status, Worker, WorkerPlugin, get_worker
@@ -244,7 +245,7 @@ class Site:
     def _environment(self) -> Environment | None:
         return None if self.description is None else self.description.environment
 
-    async def try_out(self, key: str, request: bytes) -> dict[str, float] | None:
+    async def ask(self, key: str, request: bytes) -> dict[str, Any] | None:
         async with self._turn():
             await make_way(self._worker)
             self._worker.log_event(self._name, {"trying": key})
@@ -253,8 +254,8 @@ class Site:
             try:
                 trainer = await self._ready()
                 trainer.send(decode_request(request))
-                metrics: dict[str, float] | None = await trainer.answer(dict[str, float] | None)
-                return metrics
+                answer: dict[str, Any] | None = await trainer.answer(dict[str, Any] | None)
+                return answer
             except TrainingProcessLost:
                 return None  # the task that keeps the process notifies the driver
             finally:
@@ -469,9 +470,9 @@ async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, ran
     return await _site(run).follow(key, chain, checkpoints, rank)
 
 
-async def try_out(run: str, key: str, request: bytes) -> dict[str, float] | None:
-    """Dask task: answer a :class:`TryOut` or a :class:`Measure`, encoded."""
-    return await _site(run).try_out(key, request)
+async def ask(run: str, key: str, request: bytes) -> dict[str, Any] | None:
+    """Dask task: answer a :class:`TryOut`, a :class:`Measure` or a :class:`LookAt`, encoded."""
+    return await _site(run).ask(key, request)
 
 
 def _site(run: str) -> Site:

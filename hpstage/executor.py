@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -113,6 +113,11 @@ class Executor(ABC):
         measured.
         """
         return None
+
+    def look_at(self, inputs: Iterable[str]) -> dict[str, str]:
+        """Return the present digests of inputs of training (:mod:`hpstage.training.identity.inputs`) where it runs, by
+        name, after ``open``. Those that cannot be looked at, or do not matter, are left out."""
+        return {}
 
     @property
     def present(self) -> int | None:

@@ -12,6 +12,7 @@ from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import audited_difference, difference, explain
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.effects import Effects
+from hpstage.driver.inputs import notices
 from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.driver.worker_timeout import WorkerTimeout
@@ -285,6 +286,7 @@ class Driver:
         self._taken += self._understood(reports)
         for taken in list(_batches(self._taken)):
             batch = [report for report in taken if not self.scheduler.is_over(report)]
+            warnings = notices(self.plan, batch)
             facts = self._moved() if any(isinstance(report, WorkerJoined) for report in batch) else []
             for report in batch:
                 facts += self.scheduler.decide(report)
@@ -302,6 +304,8 @@ class Driver:
                 if isinstance(report, ForkVerified) and report.difference is not None:
                     inexact = StateError(report.difference)
             self.log.write([*facts, *self._changed(batch)])
+            for warning in warnings:
+                logger.warning("%s", warning)
             for report in batch:
                 for notice in self.scheduler.note(report):
                     logger.warning("%s", notice)

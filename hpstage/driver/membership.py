@@ -12,6 +12,7 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
 from hpstage.driver.driver_leases import DriverLeases
+from hpstage.driver.inputs import check_inputs
 from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
@@ -63,9 +64,11 @@ def join_plan(
         UsageError: another process drives the study, or others on the plan keep their checkpoints elsewhere.
         LeaseLost: this process was suspended for so long that others considered it dead. Later writes had no effect,
             and it may join again.
+        StoreError: training reads something that changed since the plan's results were trained.
         HistoryChanged: the journal has lost records that this process has folded. It may also join again.
     """
     plan = open_plan(journal, workload, described, loaded, sharing=sharing)
+    check_inputs(plan, executor)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None
     snapshots = SnapshotWriter(journal, plan) if isinstance(journal, Snapshots) else None

@@ -18,6 +18,7 @@ from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
 from hpstage.trainable import Bundling, Trainable
+from hpstage.training.identity.inputs import inputs_of
 
 
 def lanes_in(trainable: object) -> int:
@@ -50,6 +51,7 @@ class Bundle:
         self._fetcher = Fetcher(checkpoints, live)
         writer = None if tell is None or not checkpoints.beside_training else Writer(tell)
         self._together = trainable.train_together if isinstance(trainable, Bundling) else None
+        self._inputs = inputs_of(trainable)
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
         self._runners = {
             lane: ChainRunner(
@@ -61,6 +63,7 @@ class Bundle:
                 clock=clock,
                 bundled=self._together is not None,
                 host=host,
+                inputs=self._inputs,
                 writer=writer,
             )
             for lane, member in zip(names_of(worker, lanes_in(trainable)), members, strict=True)
@@ -108,7 +111,10 @@ class Bundle:
             assert self._together is not None, "a chain alone trains its steps itself"
             due, self._due = self._due, {}
             began = time.perf_counter()
-            as_one = self._together({self._lanes.index(worker): (one.step, one.values) for worker, one in due.items()})
+            with self._inputs:
+                as_one = self._together(
+                    {self._lanes.index(worker): (one.step, one.values) for worker, one in due.items()}
+                )
             self._took = self._shared(time.perf_counter() - began, {w: as_one[self._lanes.index(w)] for w in due})
 
     def _shared(self, whole: float, widths: Mapping[WorkerId, int]) -> dict[WorkerId, Took]:

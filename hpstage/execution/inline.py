@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
@@ -18,6 +18,7 @@ from hpstage.plan.messages import Amendment, Chain, Report, WorkerJoined, names_
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.identity import threads
+from hpstage.training.identity.inputs import inputs_of
 from hpstage.training.trainables import as_trainable
 
 _WORKER = WorkerId("inline")
@@ -54,6 +55,10 @@ class InlineExecutor(Executor):
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
         assert self._trainable is not None, "open() comes first"
         return measured(self._trainable, initial, steps)
+
+    def look_at(self, inputs: Iterable[str]) -> dict[str, str]:
+        assert self._trainable is not None, "open() comes first"
+        return inputs_of(self._trainable).now(inputs)
 
     @property
     def present(self) -> int:

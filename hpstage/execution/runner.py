@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Literal
 
 from msgspec.structs import replace
@@ -28,12 +28,13 @@ from hpstage.execution.outcomes import failure_of, missing_hyperparameter, outco
 from hpstage.execution.recording import Recording, release_streams
 from hpstage.execution.saving import Save, Saves, Writer
 from hpstage.execution.verifier import Verifier
-from hpstage.plan.facts import StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
+from hpstage.plan.facts import InputsRead, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.text import writable
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import Adapter, checked_metrics
+from hpstage.training.identity.inputs import Inputs, inputs_of
 
 logger = logging.getLogger("hpstage")
 
@@ -63,6 +64,7 @@ class ChainRunner:
         bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects what the step
             took.
         host: how other workers reach this one's host.
+        inputs: records what training reads besides; those of ``trainable`` if not given.
         writer: writes states while training goes on. Reports that have to wait for one are then told by it; without it
             each state is written at once.
     """
@@ -78,6 +80,7 @@ class ChainRunner:
         clock: Callable[[], float] = time.time,
         bundled: bool = False,
         host: str = "127.0.0.1",
+        inputs: Inputs | None = None,
         writer: Writer | None = None,
     ) -> None:
         self._trainable = trainable
@@ -89,6 +92,7 @@ class ChainRunner:
         self._worker = worker
         self._clock = clock
         self._writer = writer
+        self._inputs = inputs_of(trainable) if inputs is None else inputs
         self._stands_at: StateKey | None = None  # the trainable's current state, if it has a key
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
@@ -179,7 +183,9 @@ class ChainRunner:
             if boundary is not None:
                 self._settle()
                 flight.stop_clock()
-                yield from flight.saves.give(*self._reach(flight, boundary))
+                reached = self._reach(flight, boundary)
+                yield from self._read(flight)
+                yield from flight.saves.give(*reached)
                 flight.start_clock()
             at_end = boundary is not None and (flight.step == course.end or not (course.boundaries or control.called))
             if flight.verification is not None or self._verifier.has_news(flight, boundary):
@@ -271,6 +277,7 @@ class ChainRunner:
         self._stands_at = None
         if verify:
             self._verify_end(flight, source, begun, step)
+        yield from self._read(flight)
         ending = TrainingEnded(
             chain=flight.chain.id,
             worker=self._worker,
@@ -311,11 +318,17 @@ class ChainRunner:
             f"measure in the same steps whatever run.wants_report says"
         )
 
+    def _read(self, flight: Flight) -> Iterator[InputsRead]:
+        """Report what training has read that is in no key, before the results that depend on it."""
+        if inputs := self._inputs.news():
+            yield InputsRead(flight.chain.id, self._worker, self._clock(), inputs)
+
     def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
         if self._announce is not None:
             self._announce(report)
         self._stands_at = None
-        self._trainable.train(step, values)
+        with self._inputs:
+            self._trainable.train(step, values)
 
     def _turned(self, flight: Flight) -> None:
         """Start a stage."""
@@ -325,6 +338,10 @@ class ChainRunner:
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
         self._stands_at = None
+        with self._inputs:
+            return self._tried_out(initial)
+
+    def _tried_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         try:
             try:
                 if (rehearse := getattr(self._trainable, "rehearse", None)) is not None:
@@ -351,7 +368,7 @@ class ChainRunner:
         began = time.perf_counter()
         if chain.numerics and (train_by := getattr(self._trainable, "train_by", None)) is not None:
             self._stands_at = self._stands_at if train_by(chain.numerics) else None
-        with Recording(flight.recorder if chain.source is None else None, logs=False):
+        with Recording(flight.recorder if chain.source is None else None, logs=False), self._inputs:
             flight.source = self._go_to(chain.source, chain.initial)
         flight.load_seconds = time.perf_counter() - began
 
@@ -399,7 +416,7 @@ class ChainRunner:
         began = time.perf_counter()
         if boundary.evaluate:
             try:
-                with Recording(flight.recorder, logs=False):
+                with Recording(flight.recorder, logs=False), self._inputs:
                     metrics = checked_metrics(self._trainable.evaluate())
             except StateError:
                 raise  # training cannot continue from the resulting state

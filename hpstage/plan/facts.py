@@ -238,6 +238,19 @@ class Audited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     message: str = ""
 
 
+class InputsRead(msgspec.Struct, frozen=True, tag=True):
+    """Training has read files, folders or environment variables that are not part of the workload's key.
+
+    ``inputs``: digests of their contents by name (see :mod:`hpstage.training.identity.inputs`). Used both as a report
+    and in the journal.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    at: float
+    inputs: dict[str, str]
+
+
 class StageFailed(msgspec.Struct, frozen=True, tag=True):
     """The user's code raised while training at ``step`` or while evaluating the state at ``step``."""
 
@@ -449,6 +462,7 @@ Fact = (
     | StateDiffers
     | ForkVerified
     | Audited
+    | InputsRead
     | StageFailed
     | TrainingEnded
     | ChainLost

@@ -15,6 +15,7 @@ from hpstage.plan.facts import (
     ChainOutcome,
     Departure,
     ForkVerified,
+    InputsRead,
     Metrics,
     NodeId,
     StateKey,
@@ -231,7 +232,7 @@ class AuditEnded(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
-ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | TrainingEnded | ChainEnded
+ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | InputsRead | TrainingEnded | ChainEnded
 """What a worker reports of a chain; the last is its ``ChainEnded``."""
 Report = ChainReport | AuditEnded | WorkerJoined | WorkerLeft
 

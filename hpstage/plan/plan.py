@@ -25,6 +25,7 @@ from hpstage.plan.facts import (
     DriverLeft,
     Fact,
     ForkVerified,
+    InputsRead,
     Kept,
     PlanCreated,
     SearchEnded,
@@ -60,6 +61,9 @@ from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Winners
 from hpstage.store.cursor import Cursor
 
+AMBIGUOUS = "?"
+"""The digest of an input that two workers have read with different contents."""
+
 
 class SearchPlan:
     """The fold of a journal.
@@ -88,6 +92,7 @@ class SearchPlan:
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
+        self.inputs: dict[str, str] = {}  # read by training and not part of the key: digests by name
         self.verified: set[Regime] = set()  # regimes under which a fork was verified
         self.audited: set[StateRef] = set()  # states that audits have found equal
         self.ended: dict[TrialId, TrialEnded] = {}
@@ -263,6 +268,11 @@ class SearchPlan:
         self.presence.hear(fact.at)
         if fact.outcome == "equal":
             self.audited.add(StateRef(fact.node, fact.step))
+
+    def _read(self, fact: InputsRead) -> None:
+        for name, digest in fact.inputs.items():
+            if self.inputs.setdefault(name, digest) != digest:
+                self.inputs[name] = AMBIGUOUS
 
     def _keep(self, state: State, kept: Kept | None) -> None:
         if state.kept is not None:
@@ -487,6 +497,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     StateDiffers: lambda plan, fact: plan.differences.append(fact),
     ForkVerified: SearchPlan._verify,
     Audited: SearchPlan._audit,
+    InputsRead: SearchPlan._read,
     StageFailed: SearchPlan._fail,
     TrainingEnded: SearchPlan._end,
     ChainLost: SearchPlan._waste,

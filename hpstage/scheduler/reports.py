@@ -13,6 +13,7 @@ from hpstage.plan.facts import (
     Departure,
     Fact,
     ForkVerified,
+    InputsRead,
     StageFailed,
     StateLost,
     StateReached,
@@ -52,7 +53,13 @@ class Reports:
         match report:
             case BoundaryReached(reached):
                 return reached.chain not in self._running
-            case BoundaryMissed(chain) | ForkVerified(chain) | TrainingEnded(chain) | ChainEnded(chain):
+            case (
+                BoundaryMissed(chain)
+                | ForkVerified(chain)
+                | InputsRead(chain)
+                | TrainingEnded(chain)
+                | ChainEnded(chain)
+            ):
                 return chain not in self._running
         return False
 
@@ -61,7 +68,7 @@ class Reports:
         match report:
             case BoundaryReached():
                 return self._boundary(report)
-            case ForkVerified() | TrainingEnded():
+            case ForkVerified() | InputsRead() | TrainingEnded():
                 return [report]
             case ChainEnded(chain, worker, outcome, at):
                 if outcome == "lost":

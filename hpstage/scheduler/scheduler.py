@@ -26,6 +26,7 @@ from hpstage.plan.facts import (
     DriverLeft,
     Fact,
     ForkVerified,
+    InputsRead,
     Span,
     StageFailed,
     StateKey,
@@ -232,7 +233,7 @@ class Scheduler:
                     return self.workers.unbench(reached.worker)
             case BoundaryMissed():
                 self._missed(report)
-            case ForkVerified() | TrainingEnded():
+            case ForkVerified() | InputsRead() | TrainingEnded():
                 self.tick(report.at)
             case ChainEnded():
                 self.tick(report.at)

@@ -14,6 +14,7 @@ from hpstage.text import size
 from hpstage.torch.loading.samples import holds
 from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.placing import folder_of
 from hpstage.training.identity.walk import Walk
 from hpstage.training.randomness import Purpose, rekey
 
@@ -33,11 +34,15 @@ class Contents:
         text: goes into the key; equal for equal data.
         remark: what the identity of the data is based on.
         warning: that this is little, and what to do; ``None`` if it is enough.
+        files: absolute paths of the files that count.
+        whole: whether all of the data count.
     """
 
     text: str
     remark: str
     warning: str | None = None
+    files: frozenset[str] = frozenset()
+    whole: bool = True
 
 
 class NoValues(Mapping[str, Scalar]):
@@ -95,6 +100,7 @@ def contents_of(
     name = type(owner).__name__
     files = DataFiles()
     walk = Walk(files=files, within=[owner])
+    walk.values.folder = folder_of(owner)
     length = None if first is not None else len(dataset)
     texts = [f"data set {walk.values.content(dataset)}"]
     texts += [f"{what}: {walk.values.content(value)}" for what, value in told.items()]
@@ -132,7 +138,13 @@ def contents_of(
     text = "\n".join(texts)
     # A stated version replaces the code of the data set, too.
     stated = getattr(owner, "version", None) is not None
-    return Contents(f"{length or many} x {hashed(walk.named(text)) if stated else walk.digest(text)}", remark, warning)
+    return Contents(
+        f"{length or many} x {hashed(walk.named(text)) if stated else walk.digest(text)}",
+        remark,
+        warning,
+        frozenset(files.places),
+        whole=warning is None and not walk.values.undigested,
+    )
 
 
 def _samples(dataset: Any, count: int) -> list[Any]:

@@ -148,6 +148,7 @@ class Contents(msgspec.Struct, array_like=True):
     verified: list[Regime]
     step_times: tuple[tuple[int, float], ...] | None
     audited: list[StateRef] = []
+    inputs: dict[str, str] = {}
 
 
 def contents_of(plan: SearchPlan) -> Contents:
@@ -213,6 +214,7 @@ def contents_of(plan: SearchPlan) -> Contents:
         verified=sorted(plan.verified),
         step_times=None if plan.step_times is None else plan.step_times.seconds,
         audited=sorted(plan.audited),
+        inputs=plan.inputs,
         texts=texts.table(),
     )
 
@@ -287,6 +289,7 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
     plan.endings.ended = {fact.node: fact for fact in contents.endings}
     plan.endings._failed = {node: (step, failure) for node, step, failure in contents.failed}
     plan.failures, plan.differences, plan.verified = contents.failures, contents.differences, {*contents.verified}
+    plan.inputs = contents.inputs
     plan.step_times = None if contents.step_times is None else StepTimes(contents.step_times)
     check_numbers([ref.node for ref in contents.audited], len(plan.nodes))
     plan.audited = {*contents.audited}

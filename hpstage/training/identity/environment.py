@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import platform
 import sys
+from typing import Any
 
 from hpstage.executor import Environment
 from hpstage.text import size
@@ -13,7 +14,9 @@ from hpstage.trainable import Trainable
 from hpstage.training.code.owner import is_users_code
 from hpstage.training.identity import settings, threads
 from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.inputs import Inputs, inputs_of
 from hpstage.training.identity.values import NOT_STATE
+from hpstage.training.identity.watching import Watch
 from hpstage.training.identity.workload import Identity, identify
 
 
@@ -23,6 +26,12 @@ def describe(trainable: Trainable) -> Environment:
     A trainable adds to it by ``describe_environment()`` (a dict of short strings) and ``describe_data()``.
     """
     settings.refuse_modes()
+    inputs, watch = inputs_of(trainable), Watch()
+    with watch:
+        return _describe(trainable, inputs, watch)
+
+
+def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment:
     before = identify(trainable)
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -43,6 +52,11 @@ def describe(trainable: Trainable) -> Environment:
         described["data"] = trainable.describe_data()
     # Creating the data set may have set globals; in a process that has trained before, it already has.
     after = identify(trainable) if hasattr(trainable, "see_data") else before
+    contents = None
+    if hasattr(trainable, "see_data") and "data version" not in after.described:
+        contents = trainable.see_data()
+    # What was read to make data that are digested is in their digest.
+    inputs.take(watch, reads=contents is not None and not contents.whole)
     remarks: list[str] = []
     warnings: list[str] = []
     if "data version" not in after.described:
@@ -50,7 +64,8 @@ def describe(trainable: Trainable) -> Environment:
         files.look_at(after.paths)
         if files.names:
             described["files"] = f"{len(files.names)} x {files.digest()}"
-        remarks, warnings = _told(trainable, after, files)
+        inputs.keyed |= files.places | (contents.files if contents is not None else frozenset())
+        remarks, warnings = _told(contents, after, files)
     return Environment(
         {name: str(text) for name, text in described.items()},
         identity=after.described,
@@ -74,10 +89,8 @@ def files_of(subject: object) -> DataFiles:
     return files
 
 
-def _told(trainable: Trainable, identity: Identity, files: DataFiles) -> tuple[list[str], list[str]]:
+def _told(contents: Any, identity: Identity, files: DataFiles) -> tuple[list[str], list[str]]:
     """Return remarks on what the identity of the data is based on, and warnings if that is little."""
-    see = getattr(trainable, "see_data", None)
-    contents = see() if see is not None else None
     parts = [contents.remark] if contents is not None else []
     if identity.nbytes:
         parts.append(f"{size(identity.nbytes)} in attributes and globals")

@@ -32,11 +32,13 @@ class DataFiles:
     Attributes:
         nbytes: total size of the files.
         sampled: whether any file counts only by a part or by its name.
+        places: absolute paths of the files.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
         self.sampled = False
+        self.places: set[str] = set()
         self._left = _TOGETHER
         self._texts: dict[str, str] = {}
 
@@ -66,6 +68,7 @@ class DataFiles:
                 self._texts[place] = f"file {name} {_content(path, found, whole)}"
             except OSError:
                 return None
+            self.places.add(place)
             self.nbytes += found.st_size
             self.sampled |= not whole
             self._left -= found.st_size if whole else 0
@@ -84,6 +87,7 @@ class DataFiles:
         count = min(_LISTED, len(texts))
         contents = [self.text(texts[index * len(texts) // count]) for index in range(count)]
         self.sampled |= len(texts) > _LISTED
+        self.places.update(text if os.path.isabs(text) else os.path.abspath(text) for text in texts)
         others = [
             tuple(item for item in value if item is not path) if isinstance(value, tuple) else ()
             for value, path in zip(values, paths, strict=True)
@@ -109,6 +113,16 @@ def _path_in(value: object) -> object:
     if isinstance(value, tuple):
         return next((item for item in value if isinstance(item, str | PurePath)), None)
     return value if isinstance(value, str | PurePath) else None
+
+
+def content_of(path: str) -> str | None:
+    """Return a digest of a file; ``None`` if it is not a regular one.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+    """
+    found = os.stat(path)
+    return _content(path, found, found.st_size <= WHOLE) if stat.S_ISREG(found.st_mode) else None
 
 
 def _content(path: str, found: os.stat_result, whole: bool) -> str:

@@ -20,6 +20,7 @@ from hpstage.training.code.hashing import hashed
 from hpstage.training.code.made import is_script
 from hpstage.training.code.owner import has_name, is_users_code
 from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.placing import CODE, from_code
 
 NOT_STATE = ("hp", "version", "data_version")
 """Attributes of a trainable that are recorded elsewhere: in the history of values, or separately in the identity."""
@@ -43,6 +44,7 @@ class Values:
     Attributes:
         nbytes: size of the digested tensors and arrays.
         sampled: whether only parts of some were digested.
+        folder: that of the user's code, if it is known. Paths in it count from there.
         undigested: classes of the objects that have no digest and count by their class.
     """
 
@@ -56,6 +58,7 @@ class Values:
     ) -> None:
         self.nbytes = 0
         self.sampled = False
+        self.folder = ""
         self.undigested: set[str] = set()
         self._refer = refer
         self._with_functions = with_functions
@@ -113,10 +116,8 @@ class Values:
         """Return a value as a string, like :meth:`content` or :meth:`exact`, whichever is running."""
         if isinstance(value, Enum):
             return f"{self._refer(type(value))}.{value.name}"
-        if isinstance(value, str | PurePath) and self._files is not None:
-            text = self._files.text(str(value))
-            if text is not None:
-                return text
+        if isinstance(value, str | PurePath) and (text := self._named_file(value)) is not None:
+            return text
         if isinstance(value, bytes) and len(value) > _LONG:
             return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
@@ -139,6 +140,14 @@ class Values:
                 self._open.discard(id(value))
             self._texts[known] = text
         return self._texts[known]
+
+    def _named_file(self, value: str | PurePath) -> str | None:
+        """Return the text of a path: by content for a file, if files count; relative for one below the user's code."""
+        text = self._files.text(str(value)) if self._files is not None else None
+        if text is not None and not text.startswith("folder "):
+            return text
+        place = from_code(value, self.folder)
+        return text if place is None else f"{type(value).__name__} {place}"
 
     def _composed(self, value: Any) -> str | None:
         if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users_code(type(value)):
@@ -165,7 +174,10 @@ class Values:
         if not kinds <= _PLAIN:
             return None
         listed = self._files.listed(values) if self._files is not None else None
-        return listed or f"{type(values).__name__} {len(values)} {hashed(repr(values))}"
+        return listed or f"{type(values).__name__} {len(values)} {hashed(self._placed(repr(values)))}"
+
+    def _placed(self, text: str) -> str:
+        return text.replace(f"'{self.folder}{os.sep}", f"'{CODE}{os.sep}") if self.folder else text
 
     def _array(self, value: Any) -> str | None:
         """Return a digest of all bytes of a tensor or array, or ``None`` for other objects."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.owner import is_users
 from hpstage.training.code.source import ABSENT
+from hpstage.training.identity.placing import folder_of
 from hpstage.training.identity.values import is_function
 from hpstage.training.identity.walk import COMPUTED, FIXED, Walk
 
@@ -68,6 +69,7 @@ def identify(obj: object) -> Identity:
     strict = version is None
     is_users.cache_clear()  # files may appear and disappear while a notebook is open
     walk = Walk(check=strict)
+    walk.values.folder = folder_of(obj)
     held: list[str] = []
     if is_function(obj):
         described = {"trainable": getattr(obj, "__qualname__", type(obj).__name__)}

@@ -20,6 +20,7 @@ from hpstage.plan.facts import (
     Fact,
     ForkedFrom,
     ForkVerified,
+    InputsRead,
     Kept,
     PlanCreated,
     RandomState,
@@ -90,6 +91,7 @@ class _Source:
             (self.proposed, 5),
             (self.ended, 4),
             (self.timed, 1),
+            (self.read, 1),
         ]
         makers, weights = zip(*kinds, strict=True)
         while True:
@@ -282,6 +284,10 @@ class _Source:
         state = self.choose.choice(["COMPLETE", "COMPLETE", "PRUNED", "FAIL"])
         feasible = self.choose.random() < 0.9
         return TrialEnded(study, trial, state, values if state != "FAIL" else None, 3, self.now, feasible)
+
+    def read(self) -> Fact:
+        name = self.choose.choice(["file data/x", "variable X"])
+        return InputsRead(ChainId("c"), WorkerId("w"), self.now, {name: self.choose.choice(["", "one", "one"])})
 
     def timed(self) -> Fact:
         return StepsTimed(((1, 0.5), (2, 0.75)), self.now)

@@ -154,6 +154,7 @@ KNOWN: dict[type, set[str]] = {
         ),
         *(
             "verified",
+            "inputs",
             "audited",
             "ended",
             "drivers",

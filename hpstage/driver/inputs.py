@@ -1,0 +1,76 @@
+"""What training reads besides what the workload's key covers: named once, and refused once its content is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hpstage.errors import StoreError
+from hpstage.executor import Executor
+from hpstage.plan.facts import InputsRead
+from hpstage.plan.messages import Report
+from hpstage.plan.plan import SearchPlan
+
+_NAMED = 5
+_KINDS = {"variable": "the environment variable ", "folder": "the folder ", "more": "more files than are compared"}
+_UNLESS = "If training does not depend on it, name it in `stateless`"
+
+
+def check_inputs(plan: SearchPlan, executor: Executor) -> None:
+    """Compare the inputs of a plan with what they are now where the executor trains.
+
+    Raises:
+        StoreError: one has changed since it was read.
+    """
+    changed = _changed(plan, executor.look_at(tuple(plan.inputs))) if plan.inputs else []
+    if changed:
+        raise StoreError(
+            f"training reads {_listed(changed)}, which changed since this store's results were trained. Restore it, or "
+            f"choose another store with store=. {_UNLESS}"
+        )
+
+
+def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
+    """Compare what workers have read with what was read before. Return warnings that name what is new.
+
+    Raises:
+        StoreError: the contents differ.
+    """
+    known, found = {*plan.inputs}, []
+    for report in reports:
+        if not isinstance(report, InputsRead):
+            continue
+        if changed := _changed(plan, report.inputs):
+            raise StoreError(
+                f"worker {report.worker} has read {_listed(changed)} with other content than training did before in "
+                f"this store. Give all workers the same, and let it be while a search runs; then choose another store "
+                f"with store=. {_UNLESS}"
+            )
+        # Not what does not exist: code often asks for files that may be there.
+        names = [name for name, digest in report.inputs.items() if digest and name not in known]
+        known.update(names)
+        if names:
+            found.append(_notice(names))
+    return found
+
+
+def _notice(names: list[str]) -> str:
+    return (
+        f"Training reads {_listed(names)}, of which the workload's key knows nothing: this store is refused once it "
+        f"changes. Hold a file's path, or the value of a variable, in an attribute of the trainable, so that its "
+        f"content counts, or state `data_version` and change it with the data. {_UNLESS}"
+    )
+
+
+def _changed(plan: SearchPlan, now: Mapping[str, str]) -> list[str]:
+    return [name for name, digest in now.items() if plan.inputs.get(name, digest) != digest]
+
+
+def _listed(names: list[str]) -> str:
+    shown = [_shown(name) for name in names[:_NAMED]]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(shown)}{more}"
+
+
+def _shown(name: str) -> str:
+    kind, _, text = name.partition(" ")
+    return f"{_KINDS.get(kind, '')}{text.removeprefix('<code>/')}"

@@ -1,0 +1,164 @@
+"""What training reads that is not part of the workload's key, by name and content.
+
+The key must be known before anything is trained. So these inputs are reported once they were read, recorded with the
+plan, and compared before a later call builds on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+from types import TracebackType
+from typing import Self
+from weakref import WeakKeyDictionary
+
+from hpstage.training.code.hashing import hashed
+from hpstage.training.identity.files import content_of
+from hpstage.training.identity.placing import CODE, folder_of, from_code
+from hpstage.training.identity.watching import Watch, modified, of_children
+
+ABSENT = ""
+"""The digest of what does not exist."""
+FILE, FOLDER, VARIABLE = "file ", "folder ", "variable "
+MORE = "more"
+"""The name of all files beyond those whose content is compared."""
+_HOME = "~"
+# Set for each worker, to its device.
+_WORKERS = frozenset(("CUDA_VISIBLE_DEVICES",))
+_MOST = 1000
+"""Number of files whose content is compared."""
+
+
+class Inputs:
+    """The inputs of one trainable: what its code reads while this is entered, unless a ``data_version`` is stated.
+
+    Attributes:
+        keyed: files whose content is part of the workload's key.
+    """
+
+    def __init__(self, trainable: object) -> None:
+        self._subject = getattr(trainable, "subject", trainable)
+        self._folder = folder_of(self._subject)
+        self._watch = None if getattr(self._subject, "data_version", None) is not None else Watch()
+        self._looked_at = 0  # number of the files read that were
+        self._known: set[str] = set()
+        self.keyed: set[str] = set()
+
+    def __enter__(self) -> Self:
+        if self._watch is not None:
+            self._watch.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.__exit__(kind, error, trace)
+
+    def take(self, watch: Watch, *, reads: bool) -> None:
+        """Add what was read elsewhere, or without ``reads`` only what was written."""
+        if self._watch is None:
+            return
+        self._watch.written |= watch.written
+        self._watch.exported |= watch.exported
+        if reads:
+            self._watch.read |= watch.read
+            self._watch.updated |= watch.updated
+            self._watch.folders |= watch.folders
+            self._watch.variables |= watch.variables
+
+    def news(self) -> dict[str, str]:
+        """Return digests, by name, of the inputs that were read for the first time since the last call."""
+        watch = self._watch
+        if watch is None:
+            return {}
+        of_children(watch)
+        found: dict[str, str] = {}
+        for name in self._names(watch):
+            if name in self._known:
+                continue
+            if len(self._known) >= _MOST:
+                name = MORE
+            if not self._is_stateless(name) and (digest := self._digest(name)) is not None:
+                found[name] = digest
+            self._known.add(name)
+        return found
+
+    def now(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the present digests of inputs, by name. Those that training does not depend on are left out."""
+        digests = {name: self._digest(name) for name in names if not self._is_stateless(name)}
+        return {name: digest for name, digest in digests.items() if digest is not None}
+
+    def _names(self, watch: Watch) -> Iterator[str]:
+        """Yield names of what was read and not written."""
+        for path in islice(watch.read, self._looked_at, None):
+            place = os.path.abspath(path)
+            is_written = _is_within(place, watch.written) or (
+                path in watch.updated and modified(path) != watch.read[path]
+            )
+            if place not in self.keyed and not is_written:
+                yield FILE + self._shown(path)
+        self._looked_at = len(watch.read)
+        for path in sorted(watch.folders):
+            place = os.path.abspath(path)
+            if not _is_within(place, watch.written) and not any(_is_within(each, {place}) for each in watch.written):
+                yield FOLDER + self._shown(path)
+        yield from (VARIABLE + name for name in sorted(watch.variables - watch.exported - _WORKERS))
+
+    def _shown(self, path: str) -> str:
+        """Return a path in words that mean the same in another checkout, and for another user."""
+        if not os.path.isabs(path):
+            return os.path.normpath(path)
+        home = os.path.expanduser(_HOME)
+        text = from_code(path, self._folder) or os.path.normpath(path)
+        return text.replace(home, _HOME, 1) if text.startswith(f"{home}{os.sep}") else text
+
+    def _place(self, shown: str) -> str:
+        if shown.startswith(CODE):
+            return shown.replace(CODE, self._folder, 1)
+        return os.path.expanduser(shown)
+
+    def _digest(self, name: str) -> str | None:
+        """Return the digest of an input; ``None`` for what has no content, such as a pipe."""
+        if name == MORE:
+            return MORE
+        if name.startswith(VARIABLE):
+            value = os.environ.get(name.removeprefix(VARIABLE))
+            return ABSENT if value is None else hashed(value)
+        try:
+            if name.startswith(FOLDER):
+                entries = os.listdir(self._place(name.removeprefix(FOLDER)))
+                return hashed("\n".join(sorted(entry for entry in entries if not entry.startswith((".", "__")))))
+            return content_of(self._place(name.removeprefix(FILE)))
+        except (OSError, ValueError):
+            return ABSENT
+
+    def _is_stateless(self, name: str) -> bool:
+        text = plain(name)
+        return not {text, os.path.basename(text)}.isdisjoint(getattr(self._subject, "stateless", ()))
+
+
+def plain(name: str) -> str:
+    """Return the name of an input as the user knows it."""
+    return name.partition(" ")[2].removeprefix(f"{CODE}/")
+
+
+def _is_within(place: str, folders: Container[str]) -> bool:
+    """Whether a path, or a folder above it, is one of these."""
+    while place not in folders:
+        place, below = os.path.dirname(place), place
+        if place == below:
+            return False
+    return True
+
+
+_all: WeakKeyDictionary[object, Inputs] = WeakKeyDictionary()
+
+
+def inputs_of(trainable: object) -> Inputs:
+    """Return the inputs of a trainable, the same ones for each call in a process."""
+    try:
+        return _all.setdefault(trainable, Inputs(trainable)) if trainable not in _all else _all[trainable]
+    except TypeError:
+        return Inputs(trainable)  # it has no room for a weak reference

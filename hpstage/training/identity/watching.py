@@ -1,0 +1,268 @@
+"""What the user's code reads outside of its process while it trains: files, folders and environment variables.
+
+Python notifies audit hooks of every file that it opens, by whatever function and with whatever name. A file that a C
+library opens by itself is not seen, nor is one whose existence alone is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from hpstage.training.code.owner import of_user
+
+_READ, _UPDATED, _LISTED, _WRITTEN = "read", "updated", "folders", "written"
+_VARIABLE, _EXPORTED = "variables", "exported"
+_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Packages that read source code, and what was compiled of it.
+_COMPILERS = frozenset(
+    (
+        "importlib",
+        "linecache",
+        "inspect",
+        "tokenize",
+        "zipimport",
+        "triton",
+        "torch._dynamo",
+        "torch._inductor",
+        "distributed",
+    )
+)
+# Parts of hpstage that read and write for themselves.
+_OURS = tuple(
+    f"hpstage.{name}" for name in ("checkpoints", "store", "cluster", "execution", "training.code", "training.identity")
+)
+_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
+_MOST = 100_000
+"""Number of files that are remembered. What is read beyond is likely to be samples of a data set."""
+
+
+class Watch:
+    """Records what the user's code reads while it is entered.
+
+    Attributes:
+        read: files, as they were named, with when they were last modified before they were read (0: absent).
+        folders: folders whose entries were listed.
+        updated: those of them that were opened for writing, too.
+        written: files and folders that were written or made.
+        variables: environment variables that the user's code has read.
+        exported: environment variables that were set.
+    """
+
+    def __init__(self) -> None:
+        self.read: dict[str, int] = {}
+        self.updated: set[str] = set()
+        self.folders: set[str] = set()
+        self.written: set[str] = set()
+        self.variables: set[str] = set()
+        self.exported: set[str] = set()
+        self._before: Watch | None = None
+        _install()
+
+    def __enter__(self) -> Self:
+        global _current, _last
+        self._before, _current = _current, self
+        _last = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _current
+        _current, self._before = self._before, None
+
+    def see(self, kind: str, path: str) -> None:
+        """Record what was done with a file, folder or variable."""
+        if kind in (_READ, _UPDATED) and len(self.read) < _MOST:
+            self.read[path] = modified(path)
+        if kind != _READ:
+            self._of(kind).add(path)
+
+    def knows(self, kind: str, path: str) -> bool:
+        return path in (self.read if kind == _READ else self._of(kind))
+
+    def _of(self, kind: str) -> set[str]:
+        found: set[str] = getattr(self, kind)
+        return found
+
+
+def modified(path: str) -> int:
+    """Return when a file was modified, in nanoseconds; 0 if there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+_current: Watch | None = None
+_last: Watch | None = None
+_children = -1
+"""A file to which forked processes write what they read. It outlives its name; -1 before the hook is installed."""
+_taken = 0  # bytes of it that were read
+_is_child = False
+
+
+@functools.cache
+def _install() -> None:
+    """Install the hook, once in a process: it cannot be removed."""
+    global _children
+    with tempfile.TemporaryFile("a+b") as file:
+        _children = os.dup(file.fileno())
+    os.register_at_fork(after_in_child=_forked)
+    environ: Any = os.environ
+    variables = _Variables(environ._data)
+    environ._data = variables
+    if os.supports_bytes_environ:
+        bytes_environ: Any = os.environb
+        bytes_environ._data = variables
+    sys.addaudithook(_hook)
+
+
+def _forked() -> None:
+    global _current, _is_child
+    _current, _is_child = _current or _last, True
+
+
+def of_children(watch: Watch) -> None:
+    """Add to a watch what processes that were forked meanwhile have read."""
+    global _taken
+    content = os.pread(_children, max(0, os.fstat(_children).st_size - _taken), _taken) if _children >= 0 else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    _taken += len(whole)
+    for line in whole.decode("utf-8", "surrogateescape").splitlines():
+        kind, _, path = line.partition("\t")
+        if not watch.knows(kind, path):
+            watch.see(kind, path)
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    # Called for every event of the process, such as id(): what follows is for few of them.
+    if _current is not None and event in _EVENTS:
+        _EVENTS[event](*args)
+
+
+def _opened(path: object, mode: object, flags: object) -> None:
+    how = flags if isinstance(flags, int) else os.O_RDONLY
+    _note(_WRITTEN if how & _WRITING else _UPDATED if how & os.O_RDWR else _READ, path)
+
+
+def _listed(path: object = None, *_: object) -> None:
+    _note(_LISTED, "." if path is None else path)
+
+
+def _moved(source: object, target: object, *_: object) -> None:
+    _note(_WRITTEN, target)
+
+
+def _made(path: object, *_: object) -> None:
+    _note(_WRITTEN, path)
+
+
+def _connected(database: object, *_: object) -> None:
+    text = _text(database)
+    if text is not None and text != ":memory:":
+        _note(_UPDATED, text.removeprefix("file:").partition("?")[0])
+
+
+_EVENTS: dict[str, Any] = {
+    "open": _opened,
+    "os.listdir": _listed,
+    "os.scandir": _listed,
+    "os.rename": _moved,
+    "os.mkdir": _made,
+    "sqlite3.connect": _connected,
+}
+
+
+def _text(path: object) -> str | None:
+    try:
+        return os.fsdecode(path)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None  # a file descriptor
+
+
+def _note(kind: str, path: object) -> None:
+    watch, text = _current, _text(path)
+    if watch is None or not text or watch.knows(kind, text):
+        return
+    if kind != _WRITTEN and (_is_systems(os.path.abspath(text)) or not _for_user(sys._getframe(3))):
+        return
+    _record(watch, kind, os.path.abspath(text) if kind == _WRITTEN else text)
+
+
+def _record(watch: Watch, kind: str, text: str) -> None:
+    """Record something, also for the process that trains, if this is one that it has forked."""
+    watch.see(kind, text)
+    if _is_child and "\n" not in text:
+        os.write(_children, f"{kind}\t{text}\n".encode("utf-8", "surrogateescape"))
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)} - {os.sep}
+    return tuple(f"{folder.rstrip(os.sep)}{os.sep}" for folder in folders) + _SYSTEM
+
+
+def _is_systems(path: str) -> bool:
+    return path.startswith(_libraries()) or f"{os.sep}site-packages{os.sep}" in path
+
+
+def _for_user(frame: FrameType | None) -> bool:
+    """Whether something is read for the user's code: by it, or by a library that it or hpstage calls to train."""
+    for name in _callers(frame):
+        if name.startswith("hpstage."):
+            return not name.startswith(_OURS)
+        if of_user(name):
+            return True
+        if not _FOR_OTHERS.isdisjoint((name.partition(".")[0], ".".join(name.split(".")[:2]))):
+            return False
+    return True
+
+
+def _by_user(frame: FrameType | None) -> bool:
+    """Whether the user's own code reads a variable. Libraries read their settings, which are theirs."""
+    return of_user(next((name for name in _callers(frame) if name not in ("os", "collections.abc")), None))
+
+
+def _callers(frame: FrameType | None) -> Iterator[str]:
+    """Yield the modules of the code that runs, innermost first."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if isinstance(name, str):  # code that is compiled from a text may have none
+            yield name
+        frame = frame.f_back
+
+
+_copied: Iterator[bytes] = iter(())
+"""Names of the variables that are copied, if all are."""
+
+
+class _Variables(dict[bytes, bytes]):
+    """The content of ``os.environ``. To copy all of it is not to read a variable."""
+
+    __slots__ = ()  # it may be reached by training, and what it has attached would be part of the state
+
+    def __iter__(self) -> Iterator[bytes]:
+        global _copied
+        _copied = iter(list(super().__iter__()))
+        return super().__iter__()
+
+    def __getitem__(self, name: bytes) -> bytes:
+        global _copied
+        if _current is not None and next(_copied, None) != name:
+            _copied = iter(())
+            text = os.fsdecode(name)
+            if text not in _current.variables and _by_user(sys._getframe(1)):
+                _record(_current, _VARIABLE, text)
+        return super().__getitem__(name)
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        if _current is not None:
+            _record(_current, _EXPORTED, os.fsdecode(name))
+        super().__setitem__(name, value)

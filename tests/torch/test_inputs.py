@@ -1,0 +1,502 @@
+"""What training reads and its key does not cover: named once, and refused once it is another."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+import hpstage
+from hpstage.errors import StoreError
+from tests.torch import reading
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+FOLDER = Path("data")
+NAME, KEY = "scale", "HPSTAGE_TEST_SCALE"
+DEFAULTS = argparse.Namespace(folder="data", suffix=".txt")
+
+
+class Tiny(hpstage.torch.TorchTrainable):
+    """Trains a number, and reads another somewhere."""
+
+    device = "cpu"
+
+    def model(self, hp: Any) -> Any:
+        return torch.nn.Linear(1, 1)
+
+    def optimizer(self, model: Any, hp: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=hp["lr"])
+
+    def dataset(self) -> Any:
+        return TensorDataset(torch.ones(8, 1))
+
+    def scale(self) -> float:
+        return 1.0
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return model(batch[0]).mean() * self.scale()
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        return {"loss": float(model(torch.ones(1, 1)))}
+
+
+def number(path: str | Path) -> float:
+    with open(path) as file:
+        return float(file.read())
+
+
+def by_default(path: str = "data/scale.txt") -> float:
+    return float(Path(path).read_text())
+
+
+def by_two_names(folder: str, name: str) -> float:
+    return float((Path(folder) / name).read_text())
+
+
+def from_database(path: str) -> float:
+    with sqlite3.connect(path) as database:
+        found = database.execute("select scale from scales").fetchone()
+    database.close()
+    return float(found[0])
+
+
+def from_pool(names: list[str]) -> float:
+    with ThreadPoolExecutor(1) as pool:
+        return next(pool.map(number, names))
+
+
+def mapped(path: str) -> float:
+    return float(np.memmap(path, dtype=np.float64)[0])
+
+
+def if_there(path: str) -> float:
+    try:
+        return number(path)
+    except FileNotFoundError:
+        return 1.0
+
+
+def by_descriptor(path: str) -> float:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return float(os.read(descriptor, 100))
+    finally:
+        os.close(descriptor)
+
+
+def executed(path: str) -> float:
+    names: dict[str, Any] = {}
+    exec(Path(path).read_text(), names)
+    return float(names["SCALE"])
+
+
+READ: dict[str, Callable[[], float]] = {
+    "a literal given to a helper": lambda: number("data/scale.txt"),
+    "a default argument": by_default,
+    "a path divided": lambda: number(Path("data") / "scale.txt"),
+    "two arguments divided": lambda: by_two_names("data", "scale.txt"),
+    "a global path divided": lambda: float((FOLDER / "scale.txt").read_text()),
+    "an f-string": lambda: number(f"data/{NAME}.txt"),
+    "joined globals": lambda: number(os.path.join(FOLDER, NAME + ".txt")),
+    "defaults of arguments": lambda: number(os.path.join(DEFAULTS.folder, NAME + DEFAULTS.suffix)),
+    "json": lambda: float(json.loads((FOLDER / "scale.json").read_bytes())["scale"]),
+    "numpy": lambda: float(np.load(FOLDER / "scale.npy")),
+    "numpy, all of a folder": lambda: sum(float(np.load(path)) for path in sorted(FOLDER.glob("*.npy"))),
+    "numpy from a text": lambda: float(np.loadtxt(FOLDER / "scale.txt")),
+    "numpy, mapped": lambda: mapped(f"data/{NAME}.raw"),
+    "torch": lambda: float(torch.load(FOLDER / "scale.pt")),
+    "torch, mapped": lambda: float(torch.load(f"data/{NAME}.pt", mmap=True)),
+    "pickle": lambda: float(pickle.loads((FOLDER / "scale.pkl").read_bytes())),  # noqa: S301
+    "a database": lambda: from_database(f"data/{NAME}.sqlite"),
+    "the first of a folder": lambda: number(sorted(glob.glob("data/*.txt"))[0]),
+    "how many there are": lambda: float(len(os.listdir("data/many"))),
+    "how many there are, by glob": lambda: float(len(list(FOLDER.joinpath("many").iterdir()))),
+    "a file descriptor": lambda: by_descriptor(f"data/{NAME}.txt"),
+    "another thread": lambda: from_pool([f"data/{NAME}.txt"]),
+    "a file that may be there": lambda: if_there(f"data/{NAME}_override.txt"),
+    "code that is executed": lambda: executed(f"data/{NAME}.py"),
+    "another module": lambda: reading.scale(),
+    "a variable": lambda: float(os.environ[KEY]),
+    "a variable by getenv": lambda: float(os.getenv(KEY, "1")),
+    "a variable by get": lambda: float(os.environ.get(KEY, "1")),
+    "a variable in bytes": lambda: float(os.environb[KEY.encode()]),
+    "a variable in another module": lambda: reading.variable(),
+    "whether there is a variable": lambda: float("HPSTAGE_TEST_OTHER" in os.environ),
+}
+
+
+def write(scale: float) -> None:
+    """Write the number in all the ways in which it is read."""
+    FOLDER.joinpath("many").mkdir(parents=True, exist_ok=True)
+    FOLDER.joinpath("scale.txt").write_text(str(scale))
+    FOLDER.joinpath("scale.json").write_text(json.dumps({"scale": scale}))
+    FOLDER.joinpath("scale.py").write_text(f"SCALE = {scale}")
+    np.save(FOLDER / "scale.npy", scale)
+    np.array([scale]).tofile(FOLDER / "scale.raw")
+    torch.save(torch.tensor(scale), FOLDER / "scale.pt")
+    FOLDER.joinpath("scale.pkl").write_bytes(pickle.dumps(scale))
+    FOLDER.joinpath("scale.sqlite").unlink(missing_ok=True)
+    with sqlite3.connect(FOLDER / "scale.sqlite") as database:
+        database.execute("create table scales (scale real)")
+        database.execute("insert into scales values (?)", (scale,))
+    database.close()
+    os.environ[KEY] = str(scale)
+    if scale != 1.0:
+        FOLDER.joinpath("scale_override.txt").write_text(str(scale))
+        FOLDER.joinpath("many", "one").touch()
+        os.environ["HPSTAGE_TEST_OTHER"] = "1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in (KEY, "HPSTAGE_TEST_OTHER"):
+        monkeypatch.setenv(name, "1")  # so that it is undone
+        monkeypatch.delenv(name)
+    write(1.0)
+    return tmp_path
+
+
+def search(trainable: object, store: str = "store", n_trials: int = 1, **arguments: Any) -> float:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    hpstage.optimize(
+        study,
+        trainable,
+        lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.1), "batch_size": 4},
+        metric="loss",
+        steps=2,
+        n_trials=n_trials,
+        store=store,
+        **{"executor": hpstage.InlineExecutor(), "verify": "off", **arguments},
+    )
+    return study.best_value
+
+
+def in_loss(read: Callable[[], float]) -> Tiny:
+    class InLoss(Tiny):
+        def scale(self) -> float:
+            return read()
+
+    return InLoss()
+
+
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
+def test_what_training_reads_is_in_its_key_or_refused_once_it_is_another(read: Any, folder: Path) -> None:
+    before = search(in_loss(read))
+    assert search(in_loss(read)) == before
+    write(2.0)
+    with pytest.raises(StoreError, match=r"scale|SCALE|OTHER|many|files|data"):
+        search(in_loss(read))
+
+
+class InDataset(Tiny):
+    def dataset(self) -> Any:
+        return TensorDataset(torch.full((8, 1), number(f"data/{NAME}.txt")))
+
+
+class Rows(Dataset[Any]):
+    """Its rows are made from a file when they are asked for, after the 64 that are looked at, too."""
+
+    def __init__(self, path: str) -> None:
+        self.folder, self.name = os.path.split(path)
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 3 == 2:
+            return (torch.full((1,), number(f"{self.folder}/{self.name}")),)
+        return (torch.ones(1),)
+
+
+class InRows(Tiny):
+    def dataset(self) -> Any:
+        return Rows(f"data/{NAME}.txt")
+
+
+class InProcesses(InRows):
+    num_workers = 1
+
+
+class InDatasetAndLoss(InDataset):
+    """The part of the file that only loss() reads is in no digest of the data."""
+
+    def dataset(self) -> Any:
+        json.loads(FOLDER.joinpath("scale.json").read_bytes())
+        return super(InDataset, self).dataset()
+
+    def scale(self) -> float:
+        return float(json.loads(FOLDER.joinpath("scale.json").read_bytes())["scale"])
+
+
+class InModel(Tiny):
+    def model(self, hp: Any) -> Any:
+        model = super().model(hp)
+        with torch.no_grad():
+            model.weight.fill_(number(f"data/{NAME}.txt"))
+        return model
+
+
+class InEvaluate(Tiny):
+    def evaluate(self, model: Any) -> dict[str, float]:
+        return {"loss": number(FOLDER / f"{NAME}.txt")}
+
+
+class InInit(Tiny):
+    def __init__(self) -> None:
+        self.factor = number(FOLDER / f"{NAME}.txt")
+
+    def scale(self) -> float:
+        return self.factor
+
+
+def in_a_loop(run: hpstage.Run) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=run.hp["lr"])
+    run.attach(model=model, optimizer=optimizer)
+    scale = number(f"data/{NAME}.txt")
+    for _ in run.steps():
+        optimizer.zero_grad()
+        (model(torch.ones(1, 1)).mean() * scale).backward()
+        optimizer.step()
+        if run.wants_report:
+            run.report(loss=scale)
+
+
+class Own:
+    """An object that defines its state itself."""
+
+    def setup(self, hp: Any) -> None:
+        self.value = number(f"data/{NAME}.txt")
+
+    def train(self, step: int, hp: Any) -> None:
+        self.value += hp["lr"]
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": self.value}
+
+    def state_dict(self) -> Any:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.value = state["value"]
+
+
+PLACES: dict[str, Callable[[], Any]] = {
+    "dataset()": InDataset,
+    "samples": InRows,
+    "samples, in other processes": InProcesses,
+    "dataset() and loss()": InDatasetAndLoss,
+    "model()": InModel,
+    "evaluate()": InEvaluate,
+    "__init__()": InInit,
+    "a function": lambda: in_a_loop,
+    "an object of five methods": Own,
+}
+
+
+@pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
+def test_what_any_part_of_training_reads_counts(make: Any, folder: Path) -> None:
+    before = search(make())
+    assert search(make()) == before
+    write(2.0)
+    with pytest.raises(StoreError):
+        search(make())
+
+
+def test_a_file_that_training_does_not_read_changes_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = search(Tiny())
+    write(2.0)
+    assert search(Tiny()) == before
+    assert "Training reads" not in caplog.text
+
+
+def test_what_is_read_is_named_once_with_the_remedy(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read = READ["an f-string"]
+    for n_trials in (1, 2, 3):
+        search(in_loss(read), n_trials=n_trials)
+    [warning] = [record.getMessage() for record in caplog.records if "Training reads" in record.getMessage()]
+    assert "Training reads data/scale.txt, of which the workload's key knows nothing" in warning
+    assert all(remedy in warning for remedy in ("an attribute", "`data_version`", "`stateless`"))
+
+
+def test_a_refused_store_names_the_input_and_is_taken_again_once_it_is_restored(folder: Path) -> None:
+    read = READ["an f-string"]
+    before = search(in_loss(read))
+    write(2.0)
+    with pytest.raises(StoreError, match=r"training reads data/scale\.txt, which changed"):
+        search(in_loss(read), n_trials=2)
+    write(1.0)
+    assert search(in_loss(read)) == before
+
+
+class Stated(Tiny):
+    data_version = "1"
+
+    def scale(self) -> float:
+        return READ["an f-string"]()
+
+
+class Ignored(Tiny):
+    stateless = ("scale.txt", KEY)
+
+    def scale(self) -> float:
+        return READ["an f-string"]() * READ["a variable"]()
+
+
+@pytest.mark.parametrize("make", [Stated, Ignored], ids=["a stated version", "stateless"])
+def test_what_the_user_answers_for_is_neither_named_nor_compared(
+    make: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = search(make())
+    write(2.0)
+    assert search(make()) == before
+    assert "Training reads" not in caplog.text
+
+
+class Writing(Tiny):
+    """Writes, and reads what it has written."""
+
+    def scale(self) -> float:
+        os.makedirs("made", exist_ok=True)
+        with open(f"made/{NAME}.txt", "a") as file:
+            file.write("1")
+        os.environ["HPSTAGE_TEST_OTHER"] = Path(f"made/{NAME}.txt").read_text()
+        with sqlite3.connect(f"made/{NAME}.sqlite") as database:
+            database.execute("create table if not exists results (scale real)")
+            database.execute("insert into results values (1)")
+        database.close()
+        return 1.0 + len(os.listdir("made")) + float("HPSTAGE_TEST_OTHER" in os.environ)
+
+
+def test_what_training_writes_is_no_input(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for n_trials in (1, 2):
+        search(Writing(), n_trials=n_trials)
+    assert "Training reads" not in caplog.text
+
+
+class Settings(Tiny):
+    """Code asks libraries and Python for much that is no input."""
+
+    def scale(self) -> float:
+        import calendar  # noqa: F401
+        import platform
+
+        environment = dict(os.environ)
+        environment.update(os.environ.copy())
+        os.path.expanduser("~")
+        platform.processor()
+        Path("/proc/self/stat").read_text()
+        return 1.0
+
+
+def test_libraries_and_the_system_are_no_inputs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = search(Settings())
+    os.environ["HPSTAGE_TEST_OTHER"] = "another"
+    assert search(Settings()) == before
+    assert "Training reads" not in caplog.text
+
+
+def test_workers_that_read_different_contents_end_the_search(folder: Path) -> None:
+    trainable = in_loss(READ["an f-string"])
+    search(trainable)
+
+    class Blind(hpstage.InlineExecutor):
+        """Its workers cannot be asked before they train."""
+
+        def look_at(self, inputs: Any) -> dict[str, str]:
+            return {}
+
+    write(2.0)
+    with pytest.raises(StoreError, match=r"worker inline has read data/scale\.txt with other content"):
+        search(trainable, n_trials=2, executor=Blind())
+
+
+@pytest.mark.ci
+def test_workers_report_what_they_have_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = search(InEvaluate(), executor=None)
+    assert "Training reads data/scale.txt" in caplog.text
+    assert search(InEvaluate(), executor=None) == before
+    write(2.0)
+    with pytest.raises(StoreError, match=r"training reads data/scale\.txt, which changed"):
+        search(InEvaluate(), executor=None)
+
+
+PROJECT = """
+import os
+from pathlib import Path
+import numpy as np, optuna, torch, hpstage
+from hpstage.training.identity.environment import describe
+from hpstage.training.trainables import as_trainable
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DATA = Path(__file__).resolve().parent / "data"
+FILES = [os.path.join(HERE, "data", f"{number}.txt") for number in range(300)]
+OF_ALL = {"there": __file__, "scale": HERE + "/data/scale.txt"}
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, root): self.root, self.x = root, torch.ones(8, 1)
+    def __len__(self): return 8
+    def __getitem__(self, index): return (self.x[index],)
+
+class T(hpstage.torch.TorchTrainable):
+    device = "cpu"
+    root = HERE
+    def __init__(self): self.folder = DATA
+    def model(self, hp): return torch.nn.Linear(1, 1)
+    def optimizer(self, m, hp): return torch.optim.SGD(m.parameters(), lr=.1)
+    def dataset(self): return Rows(Path(HERE))
+    def loss(self, m, b): return m(b[0]).mean() * float(open(os.path.join(HERE, "data", NAME + ".txt")).read())
+    def evaluate(self, m): return {"w": 0.0 * len(FILES) * len(OF_ALL) * len(str(self.folder) + self.root)}
+
+NAME = "scale"
+
+if __name__ == "__main__":
+    found = describe(as_trainable(T()))
+    print(sorted(found.identity.items()), found.described["data"], found.described.get("files"))
+    space = lambda trial: {"lr": 0.1, "batch_size": 4}
+    try:
+        hpstage.optimize(optuna.create_study(), T(), space, metric="w", steps=1, n_trials=1, store=os.environ["STORE"],
+                         executor=hpstage.InlineExecutor())
+        print("taken")
+    except hpstage.errors.StoreError as error:
+        print("refused:", error)
+"""
+
+
+@pytest.mark.ci
+def test_two_checkouts_of_equal_code_and_data_have_one_key_and_of_other_data_not(tmp_path: Path) -> None:
+    printed = {}
+    for name, scale in (("one", "1"), ("another", "1"), ("third", "2")):
+        data = tmp_path / name / "data"
+        data.mkdir(parents=True)
+        (data.parent / "proj.py").write_text(PROJECT)
+        (data / "scale.txt").write_text(scale)
+        done = subprocess.run(
+            [sys.executable, data.parent / "proj.py"],
+            env={**os.environ, "STORE": str(tmp_path / "store")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        printed[name] = done.stdout
+    assert "taken" in printed["one"]
+    assert printed["one"] == printed["another"]
+    assert "taken" not in printed["third"]
