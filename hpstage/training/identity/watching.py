@@ -20,18 +20,11 @@ from hpstage.training.code.owner import of_user
 _READ, _UPDATED, _LISTED, _WRITTEN = "read", "updated", "folders", "written"
 _VARIABLE, _EXPORTED = "variables", "exported"
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Packages that read source code, and what was compiled of it.
-_COMPILERS = frozenset(
+# Packages that read source code, and what was compiled of it; and Dask's, whose threads read for themselves.
+_FOR_OTHERS = frozenset(
     (
-        "importlib",
-        "linecache",
-        "inspect",
-        "tokenize",
-        "zipimport",
-        "triton",
-        "torch._dynamo",
-        "torch._inductor",
-        "distributed",
+        *("importlib", "linecache", "inspect", "tokenize", "zipimport", "torch._dynamo", "torch._inductor", "triton"),
+        *("distributed", "tornado"),
     )
 )
 # Parts of hpstage that read and write for themselves.
