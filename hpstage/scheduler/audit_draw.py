@@ -21,7 +21,7 @@ UNSEEN = 4.0
 """How many times as likely a state is drawn whose regime has not been audited."""
 _STOPPED = 4.0
 """How many times less likely one is drawn whose audit had to be stopped: it may be longer than workers are idle."""
-_WHOLE = 8
+WHOLE = 8
 """One audit of so many is of a whole trial."""
 
 
@@ -85,7 +85,7 @@ class AuditDraw:
     def next(self, *, only_unseen: bool = False) -> Drawn | None:
         """Take the next state; ``only_unseen``: of a regime that has not been audited. Amortised O(log states)."""
         self._count += 1
-        if not only_unseen and self._count % _WHOLE == 0:
+        if not only_unseen and self._count % WHOLE == 0:
             while self._trials:
                 drawn = heapq.heappop(self._trials)
                 if self._is_comparable(drawn):
