@@ -275,9 +275,10 @@ class _Comparison:
             if name in self._noisy:
                 continue
             self.metrics += 1
-            if name not in again or repr(again[name]) != repr(value):
-                self.apart = Apart(step, f"the metric {name}", repr(value), repr(again.get(name, "absent")))
-                return
+            now = repr(again.get(name, "absent"))
+            if now != repr(value) and now == repr(checked_metrics(self._trainable.evaluate()).get(name, "absent")):
+                self.apart = Apart(step, f"the metric {name}", repr(value), now)
+                return  # else it is never the same, such as a duration
 
 
 def problem_of(error: Exception, step: int, within: str) -> Problem:

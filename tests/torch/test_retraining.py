@@ -101,6 +101,25 @@ def test_what_an_earlier_trial_has_left_is_named_by_the_first_leaf(
     assert again.apart.before != again.apart.again
 
 
+class Timed(Small):
+    """A metric that is the time, and one that is another each time the process begins."""
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        return {**super().evaluate(model), "seconds": time.perf_counter(), "host": float(os.environ["HPSTAGE_TEST"])}
+
+
+def test_a_metric_that_is_never_the_same_is_not_compared_and_one_that_is_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPSTAGE_TEST", "1")
+    result = searched(Timed(), tmp_path, verify="off")
+    assert result.checkpoints is not None
+    assert retrain(as_trainable(Timed()), result.checkpoints, segment(result)).equal
+    monkeypatch.setenv("HPSTAGE_TEST", "2")
+    again = retrain(as_trainable(Timed()), result.checkpoints, segment(result))
+    assert again.apart is not None and again.apart.what == "the metric host"
+
+
 def test_a_state_that_is_gone_is_compared_by_its_digest_alone(tmp_path: Path) -> None:
     result = searched(Small(), tmp_path)
     elsewhere = FolderCheckpoints(tmp_path / "empty", "none")

@@ -1,0 +1,117 @@
+"""Idle workers of a Dask cluster audit while another one trains."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage.cluster import DaskExecutor
+from hpstage.errors import StateError
+from hpstage.plan.facts import Audited, StateDiffers
+from hpstage.plan.log import read_facts
+from hpstage.schedule import Scalar
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Counter, Gate
+
+
+class Inexact(Counter):
+    """Adds what another process does not."""
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        super().train(step, hp)
+        self.total += os.getpid()
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    """One trial is long, and held at the gate; the worker of the other one is idle meanwhile."""
+    return {"x": 1.0 + trial.number, "steps": 20 if trial.number == 0 else 4}
+
+
+def audits_in(journal: MemoryJournal) -> list[Audited]:
+    return [fact for fact in read_facts(journal) if isinstance(fact, Audited)]
+
+
+def search(trainable: Counter, gate: Gate, journal: MemoryJournal, **options: Any) -> hpstage.Result:
+    """Search, and hold the long trial until an audit has come to its end."""
+    gate.shut(16)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            if any(fact.outcome != "stopped" for fact in audits_in(journal)):
+                break
+        gate.open()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        return hpstage.optimize(
+            optuna.create_study(direction="maximize"),
+            trainable,
+            space,
+            metric="total",
+            steps=20,
+            n_trials=2,
+            executor=DaskExecutor(n_workers=2),
+            store=journal,
+            checkpoint_every=4,
+            **{"verify": "off", **options},
+        )
+    finally:
+        over.set()
+        watching.join()
+
+
+@pytest.mark.ci
+def test_an_idle_worker_audits_in_a_fresh_process_and_the_result_has_what_was_compared(tmp_path: Path) -> None:
+    gate, journal = Gate(tmp_path), MemoryJournal()
+    result = search(Counter(gate), gate, journal)
+    first, *_ = [fact for fact in audits_in(journal) if fact.outcome != "stopped"]
+    assert (first.of, first.outcome, first.compared) == ("segment", "equal", 1), first
+    assert first.step - first.start == 4
+    figures = result.audit.figures
+    assert figures.steps >= 4 and figures.differences == 0 and not figures.failed
+    assert figures.seconds >= first.seconds > 0
+    assert "0 differences" in result.audit.line
+    assert result.savings.audit_seconds == figures.seconds
+    assert result.savings.steps_trained == 24, "audits are the work of no trial"
+    assert ("audited", "% of the steps") in [
+        (name, text.partition(" ")[2].partition(" in ")[0]) for name, text in result.savings.rows()
+    ]
+
+
+@pytest.mark.ci
+def test_a_difference_ends_the_search_and_names_both_ways(tmp_path: Path) -> None:
+    gate, journal = Gate(tmp_path), MemoryJournal()
+    with pytest.raises(StateError, match=r"First trained from .* in a fresh process by an audit on worker tcp://"):
+        search(Inexact(gate), gate, journal)
+    [differs] = [fact for fact in read_facts(journal) if isinstance(fact, StateDiffers)]
+    assert differs.where is not None and "total" in differs.where
+    with pytest.raises(StateError, match="by an earlier call"):
+        search(Inexact(gate), gate, journal, verify="first-fork")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("audit", ["off", "winner"])
+def test_nothing_is_audited_on_idle_workers_unless_it_is_asked_for(audit: Any, tmp_path: Path) -> None:
+    gate, journal = Gate(tmp_path), MemoryJournal()
+    gate.open()
+    hpstage.optimize(
+        optuna.create_study(direction="maximize"),
+        Counter(gate),
+        space,
+        metric="total",
+        steps=20,
+        n_trials=2,
+        executor=DaskExecutor(n_workers=2),
+        store=journal,
+        audit=audit,
+    )
+    assert [fact for fact in audits_in(journal) if fact.of != "winner"] == []
