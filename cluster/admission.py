@@ -78,7 +78,8 @@ def explain(description: Description) -> str:
             f"there, or put the module on the workers' PYTHONPATH (client.upload_file sends a single file)"
             f"\n\n{problem.traceback}"
         )
-    return f"the trainable cannot be set up on worker {description.worker}: {problem.summary}\n\n{problem.traceback}"
+    text = f"the trainable cannot be set up on worker {description.worker}: {problem.summary}\n\n{problem.traceback}"
+    return text.rstrip()
 
 
 def refusal(description: Description, environment: Environment, loaded: Mapping[str, str] | None = None) -> str | None:

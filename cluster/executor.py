@@ -141,9 +141,11 @@ class DaskExecutor(Executor):
         self._place.fork_server = server
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
-        packed, adapted = pack(trainable), as_trainable(trainable)
+        adapted = as_trainable(trainable)
         self.widest = adapted.virtual_nodes if isinstance(adapted, Elastic) else 1
-        self._loaded = identify(adapted).loaded
+        identity = identify(adapted)
+        self._loaded = identity.loaded
+        packed = pack(trainable, identity.packages)
         try:
             return self._open(packed, checkpoints, getattr(trainable, "devices_per_stage", 1))
         except BaseException:

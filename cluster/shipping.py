@@ -1,20 +1,38 @@
-"""Packs a trainable for sending it to the workers, and explains failures."""
+"""Packs a trainable for sending it to the processes that train it, and explains failures.
+
+What this process has set for itself goes with it: those processes import the modules that it has imported, and the
+script, but not what the script does under ``if __name__ == "__main__":``.
+"""
 
 from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import Any
 
 import cloudpickle
 
 from hpstage.errors import UsageError
+from hpstage.training.code.patches import lacking, patches
+from hpstage.training.identity.settings import refuse_modes, settings_here, write_all
 
 
-def pack(trainable: object) -> bytes:
+def pack(trainable: object, libraries: Collection[str]) -> bytes:
     """Pickle the trainable with cloudpickle: definitions in its script are included, its imports are not.
+
+    A process that unpickles it has the settings of this one: of Python, NumPy, and the ``libraries`` that its code
+    names.
 
     Raises:
         UsageError: a part of it cannot be sent; names the attribute that holds it.
+        StateError: a mode of torch is open, which training does not see.
     """
+    refuse_modes()
     try:
-        packed: bytes = cloudpickle.dumps(trainable)
+        packed = _dumps(_Shipped(trainable, settings_here(libraries), patches()))
     except Exception as error:
         name = type(trainable).__name__ if not callable(trainable) else getattr(trainable, "__name__", "it")
         where = _culprit(trainable)
@@ -27,11 +45,65 @@ def pack(trainable: object) -> bytes:
     return packed
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickles modules of classes of their own, as in ``torch.backends``, by name, too."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is not ModuleType and issubclass(kind, ModuleType):
+            name = vars(obj).get("__name__")
+            if sys.modules.get(name) is obj:
+                return importlib.import_module, (name,)
+        return super().reducer_override(obj)
+
+
+def _dumps(value: object) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+class _Shipped:
+    """Pickles as what unpickling it gives: the trainable, in a process that is then set up for it."""
+
+    def __init__(self, trainable: object, settings: Mapping[str, Any], patched: Mapping[str, str]) -> None:
+        self._parts = trainable, settings, patched
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, self._parts
+
+
+def _unpacked(trainable: object, settings: Mapping[str, Any], patched: Mapping[str, str]) -> object:
+    """Return the trainable, once this process has the settings of the one that has packed it.
+
+    Raises:
+        UsageError: that cannot be; or libraries were altered there, and not here.
+    """
+    try:
+        write_all(settings)
+    except RuntimeError as error:
+        raise UsageError(f"the process that searches has a setting that this one cannot have: {error}") from error
+    missing = lacking(patched)
+    if missing:
+        names = ", ".join(place.replace(":", ".") for place in missing[:_NAMED])
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise UsageError(
+            f"{names}{more}: the process that searches has put your code there, and the one that trains has not, so "
+            f'that trials would train without it. Do it at module level, above `if __name__ == "__main__":` or in a '
+            f"module that your trainable's imports, or in model()"
+        )
+    return trainable
+
+
+_NAMED = 5
+"""Maximum number of places that are named."""
+
+
 def _culprit(thing: object) -> str | None:
     """Return the path to the innermost attribute that cannot be pickled."""
     for name, value in getattr(thing, "__dict__", {}).items():
         try:
-            cloudpickle.dumps(value)
+            _dumps(value)
         except Exception:
             inner = _culprit(value) if not isinstance(value, type) else None
             return f"{name}.{inner}" if inner else name

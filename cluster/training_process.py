@@ -53,7 +53,7 @@ from hpstage.cluster.messages import (
     framed,
 )
 from hpstage.cluster.script import import_script
-from hpstage.errors import CheckpointError, GangApart, GangLost
+from hpstage.errors import CheckpointError, GangApart, GangLost, UsageError
 from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
@@ -269,6 +269,8 @@ class _Training:
             import_script(request.script)
             self._trainable = as_trainable(pickle.loads(request.trainable))  # noqa: S301  # the user's own, by design
             environment = describe(self._trainable)
+        except UsageError as error:  # it tells what to do
+            return Loaded(problem=Problem(kind="trainable", summary=str(error), traceback=""))
         except (Exception, SystemExit) as error:
             return Loaded(
                 problem=Problem(

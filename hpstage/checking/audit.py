@@ -16,7 +16,7 @@ from hpstage.executor import Environment
 from hpstage.plan.log import differing
 from hpstage.text import count_of
 from hpstage.training.identity.described import candidates, described_by, is_open
-from hpstage.training.identity.workload import by_name, code_identity
+from hpstage.training.identity.workload import by_name, code_identity, packages
 
 _LOOK = 0.2
 """Seconds between two looks whether anybody still waits."""
@@ -46,7 +46,7 @@ def audit(
     Raises:
         UsageError: the trainable cannot be sent to another process.
     """
-    process = FreshProcess(Load(pack(trainable), script or {}), server=server)
+    process = FreshProcess(Load(pack(trainable, packages(trainable)), script or {}), server=server)
     try:
         environment = process.described()
         if environment is not None:

@@ -78,7 +78,7 @@ def check(
     if say is not None:
         say(_beginning(name, trials, forks, processes))
     found = _Found(say, answered=isinstance(trainer, Keyed))
-    packed = pack(trainable)
+    packed = pack(trainable, packages(trainer))
     with ExitStack() as closing:
         if children is None:
             children = closing.enter_context(Children(libraries_of(trainer)))

@@ -1,0 +1,108 @@
+"""What the user's code has put into libraries, in place of what was there or beside it, found where it stands."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from hpstage.training.code import bytecode
+from hpstage.training.code.owner import functions_in, is_users
+
+_WITHOUT_TRAINING = frozenset(("sys", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
+"""Packages where a process attaches what observes it, and those that run trainings."""
+_HOOKS = "_global_"
+"""Beginning of the names of dicts in which torch keeps the hooks of all modules, and of all optimizers."""
+
+
+def patches() -> dict[str, str]:
+    """Return by place, such as ``torch.nn.functional:relu``, a description of each function, class or object of the
+    user's in a module or class of a library. Equal code has equal descriptions in all processes."""
+    users, libraries = _modules()
+    found: dict[str, str] = {}
+    for name, module in libraries.items():
+        for value in [*vars(module).values()]:
+            if issubclass(type(value), type) and value.__module__ == name:
+                for member, inner in _users(users, vars(value)):
+                    found[f"{name}:{value.__qualname__}.{member}"] = _text(inner)
+        for attribute, value in _users(users, vars(module)):
+            found[f"{name}:{attribute}"] = _text(value)
+    return found
+
+
+def lacking(there: Mapping[str, str]) -> list[str]:
+    """Return the places of those patches of another process that are not, or are others, here. Libraries that are not
+    imported here are passed by."""
+    return [place for place, text in there.items() if _is_loaded(place) and _text(_standing(place)) != text]
+
+
+def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
+    """Return the names of the user's modules, and the libraries' modules by name."""
+    packages: dict[str, bool] = {}
+    users, libraries = set(), {}
+    for name, module in [*sys.modules.items()]:
+        package = name.partition(".")[0]
+        if package not in packages:
+            packages[package] = is_users(package)
+        if packages[package]:
+            if name == "__main__" or getattr(module, "__file__", None) is not None:  # else made by a compiler
+                users.add(name)
+        elif package not in _WITHOUT_TRAINING and issubclass(type(module), types.ModuleType):
+            libraries[name] = module
+    return frozenset(users), libraries
+
+
+def _users(users: frozenset[str], names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the names that stand for code or objects of the user's. Fast: there are hundreds of thousands of names."""
+    for name, value in [*names.items()]:
+        kind = type(value)
+        if kind is types.FunctionType:
+            if value.__globals__ is not names and value.__globals__.get("__name__") in users:
+                yield name, value
+        elif issubclass(kind, type):  # isinstance() would ask the object, which may be any
+            if value.__module__ in users:
+                yield name, value
+        elif kind in _WRAPPERS:
+            if any(part.__globals__.get("__name__") in users for part in _parts(value)):
+                yield name, value
+        elif kind.__module__ in users or (kind in (dict, OrderedDict) and name.startswith(_HOOKS) and _has_code(value)):
+            yield name, value
+
+
+_WRAPPERS = frozenset((staticmethod, classmethod, property, functools.partial))
+
+
+def _has_code(hooks: Mapping[Any, object]) -> bool:
+    return any(isinstance(hook, types.FunctionType) for hook in hooks.values())
+
+
+def _parts(wrapper: Any) -> Iterable[types.FunctionType]:
+    parts = (wrapper.func,) if isinstance(wrapper, functools.partial) else functions_in(wrapper)
+    return [part for part in parts if isinstance(part, types.FunctionType)]
+
+
+def _is_loaded(place: str) -> bool:
+    return place.partition(":")[0] in sys.modules
+
+
+def _standing(place: str) -> object:
+    module, _, path = place.partition(":")
+    found: Any = sys.modules[module]
+    for part in path.split("."):
+        found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, types.FunctionType):
+        return f"{value.__qualname__} {bytecode.digest(value.__code__)}"
+    if isinstance(value, type):
+        return value.__qualname__
+    if type(value) in _WRAPPERS:
+        return " ".join([type(value).__name__, *map(_text, _parts(value))])
+    if isinstance(value, dict):
+        return ", ".join(map(_text, value.values()))
+    return f"an object of {type(value).__qualname__}"

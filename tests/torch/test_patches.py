@@ -1,0 +1,147 @@
+"""A process that unpacks a trainable has the settings of the one that has packed it, and its patches, or refuses."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+
+import hpstage.torch
+from hpstage.cluster.shipping import pack
+from hpstage.errors import StateError, UsageError
+from hpstage.training.code.patches import lacking, patches
+from hpstage.training.identity import settings
+from tests.torch.trainables import Small
+
+LIBRARIES = ("torch",)
+unpack = cloudpickle.loads
+
+
+def mine(*given: Any) -> Any:
+    return given[0]
+
+
+class Mine(nn.Module):
+    pass
+
+
+class Callable_:
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+PATCHES: dict[str, tuple[Any, str, object]] = {
+    "torch.nn.functional.relu": (torch.nn.functional, "relu", mine),
+    "torch.nn.modules.linear.Linear.forward": (nn.Linear, "forward", mine),
+    "torch.nn.modules.linear.Linear.extra": (nn.Linear, "extra", property(mine)),
+    "torch.nn.modules.linear.Linear.made": (nn.Linear, "made", staticmethod(mine)),
+    "torch.nn.Dropout": (nn, "Dropout", Mine),
+    "torch.relu": (torch, "relu", functools.partial(mine, 1)),
+    "torch.tanh": (torch, "tanh", Callable_()),
+    "builtins.mine": (builtins, "mine", mine),
+    "json.dumps": (json, "dumps", mine),
+}
+
+
+@pytest.mark.parametrize("place", PATCHES)
+def test_a_patch_of_this_process_alone_is_refused_by_name_elsewhere(place: str) -> None:
+    owner, name, value = PATCHES[place]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, value, raising=False)
+        packed = pack(Small(), LIBRARIES)
+        assert type(unpack(packed)) is Small
+    with pytest.raises(
+        UsageError, match=rf"^{place}: the process that searches .* and the one that trains has not, .*"
+    ):
+        unpack(packed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, lambda *given: given[-1], raising=False)  # patched, too, but by other code
+        with pytest.raises(UsageError, match=f"^{place}: "):
+            unpack(packed)
+
+
+@pytest.mark.parametrize(
+    ("place", "register"),
+    [
+        ("torch.nn.modules.module._global_forward_hooks", register_module_forward_hook),
+        ("torch.optim.optimizer._global_optimizer_post_hooks", register_optimizer_step_post_hook),
+    ],
+)
+def test_hooks_of_all_modules_and_optimizers_are_patches(place: str, register: Callable[..., Any]) -> None:
+    handle = register(mine)
+    packed = pack(Small(), LIBRARIES)
+    unpack(packed)
+    handle.remove()
+    with pytest.raises(UsageError, match=f"^{place}: "):
+        unpack(packed)
+
+
+def test_what_libraries_do_to_each_other_and_what_trains_nothing_is_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = patches()
+    monkeypatch.setattr("sys.excepthook", mine)
+    monkeypatch.setattr("warnings.showwarning", mine)
+    monkeypatch.setattr(hpstage, "mine", mine, raising=False)
+    monkeypatch.setattr(nn.functional, "relu", torch.tanh)
+    assert patches() == before
+
+
+def test_patches_of_libraries_that_are_not_imported_where_trials_train_are_passed_by() -> None:
+    assert lacking({"not_imported:dumps": "mine", "json:dumps": "mine"}) == ["json:dumps"]
+
+
+def test_what_is_unpacked_has_the_settings_of_the_process_that_has_packed_it() -> None:
+    before = settings.read_all()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        torch.set_num_threads(2)
+        packed, without = pack(Small(), LIBRARIES), pack(Small(), ())
+        settings.write_all(before)
+        unpack(without)
+        assert settings.read_all() == before
+        unpack(packed)
+        assert torch.get_default_dtype() is torch.float64
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        assert torch.get_num_threads() == before["threads"]
+    finally:
+        settings.write_all(before)
+
+
+def test_a_setting_that_cannot_be_had_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(torch.float64)
+    packed = pack(Small(), LIBRARIES)
+    torch.set_default_dtype(torch.float32)
+
+    def fails(dtype: object) -> None:
+        raise RuntimeError("no such dtype")
+
+    known = settings._all(*settings._imported())
+    monkeypatch.setitem(known, "default dtype", (torch.get_default_dtype, fails))
+    with pytest.raises(UsageError, match=r"default dtype cannot be set to torch.float64: no such dtype"):
+        unpack(packed)
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_is_open_around_a_search_is_refused_by_name() -> None:
+    with Mode(), pytest.raises(StateError, match=r"test_patches\.Mode, a mode of torch, is open"):
+        pack(Small(), LIBRARIES)
+
+
+def test_code_that_names_a_part_of_torch_that_is_no_plain_module_can_be_sent() -> None:
+    names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
+    exec("def asked():\n    return torch.backends.mkldnn.matmul.fp32_precision", names)
+    assert unpack(pack(names["asked"], LIBRARIES))() == torch.backends.mkldnn.matmul.fp32_precision
