@@ -43,7 +43,6 @@ def has_name(thing: object) -> bool:
     return isinstance(thing, type) or isinstance(inspect.getattr_static(thing, "__qualname__", None), str)
 
 
-@functools.lru_cache(1024)
 def _answers_in_python(kind: type) -> bool:
     names = ("__getattr__", "__getattribute__")
     return any(isinstance(vars(base).get(name), types.FunctionType) for base in kind.__mro__ for name in names)
