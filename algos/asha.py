@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import check_whole
+from hpstage.algos.parameters import check_window, window_in
 from hpstage.algos.rungs import check_rungs, known, rung_steps
 from hpstage.errors import UsageError
 
@@ -53,15 +53,16 @@ class ASHA(Algorithm):
         min_steps: steps before the first decision.
         reduction_factor: the inverse of the share of trials that continue; at least 2.
         variant: whether trials outside the best pause or stop.
-        window: number of targets open at a time (the paper's workers); at least the number of workers, to keep
-            them busy. A larger window lets more stages merge, but bases decisions on less information.
+        window: number of targets open at a time (the paper's workers); by default 16, or twice the number of workers
+            at the start of the search where these are more than 8, to keep them busy. A larger window lets more stages
+            merge, but bases decisions on less information.
         tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
     min_steps: int = 1
     reduction_factor: int = 4
     variant: Literal["promotion", "stopping"] = "promotion"
-    window: int = 16
+    window: int | None = None
     tree_aware: bool = True
 
     @property
@@ -72,7 +73,7 @@ class ASHA(Algorithm):
         check_rungs(self.min_steps, self.reduction_factor, setting.steps)
         if self.variant not in ("promotion", "stopping"):
             raise UsageError(f"variant is {self.variant!r}; it must be 'promotion' or 'stopping'")
-        check_whole("window", self.window, least=1)
+        check_window(self.window)
 
     def rungs(self, steps: int) -> list[int]:
         """Return the steps at which trials are compared; the last is the end."""
@@ -80,10 +81,11 @@ class ASHA(Algorithm):
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         rungs, trials = self.rungs(setting.steps), known(trials, tree_aware=self.tree_aware)
+        window = window_in(setting, self.window)
         if self.variant == "stopping":
-            return _StoppingSearch(rungs, self.reduction_factor, self.window, trials, maximize=setting.maximize)
+            return _StoppingSearch(rungs, self.reduction_factor, window, trials, maximize=setting.maximize)
         return PromotionSearch(
-            [rungs], lambda index: 0, self.reduction_factor, self.window, trials, maximize=setting.maximize
+            [rungs], lambda index: 0, self.reduction_factor, window, trials, maximize=setting.maximize
         )
 
 

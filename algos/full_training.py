@@ -6,23 +6,23 @@ import sys
 from dataclasses import dataclass
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import check_whole
-
-# Trials open at a time with a sampler that learns: enough to keep several workers busy and to merge stages.
-_LEARNING_WINDOW = 16
+from hpstage.algos.parameters import check_window, window_in
 
 
 @dataclass(frozen=True)
 class FullTraining(Algorithm):
     """Trains every trial to the last step.
 
-    Synchronous: a trial is proposed when the one ``window`` places before it has been told, regardless of the number
-    of workers, so that one seed gives the same trials on any cluster.
+    Synchronous: a trial is proposed when the one ``window`` places before it has been told, whichever worker is faster,
+    so that one seed gives the same trials in every run.
 
     Args:
         window: number of trials open at a time. ``None``: all of them if the sampler ignores results (grid,
-            brute force, random, quasi-random), else 16. Where all trials are enqueued, give their number, or a
-            sampler that ignores results.
+            brute force, random, quasi-random), else 16, or twice the number of workers at the start of the search where
+            these are more than 8, to keep them busy. Then what a sampler that learns proposes differs between clusters
+            of different sizes; with a number, one seed gives the same trials on any cluster. The larger, the less a
+            sampler knows when it proposes. Where all trials are enqueued, give their number, or a sampler that ignores
+            results.
     """
 
     window: int | None = None
@@ -32,15 +32,11 @@ class FullTraining(Algorithm):
         return True
 
     def check(self, setting: Setting) -> None:
-        if self.window is not None:
-            check_whole("window", self.window, least=1)
+        check_window(self.window)
 
     def start(self, setting: Setting, trials: Trials) -> Search:
-        window = self.window
-        if window is None:
-            bounded = setting.n_trials is not None and not setting.adaptive
-            window = sys.maxsize if bounded else _LEARNING_WINDOW
-        return _FullTrainingSearch(setting.steps, window)
+        endless = self.window is None and setting.n_trials is not None and not setting.adaptive
+        return _FullTrainingSearch(setting.steps, sys.maxsize if endless else window_in(setting, self.window))
 
 
 class _FullTrainingSearch(Search):

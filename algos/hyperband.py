@@ -10,7 +10,7 @@ from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting, Trials
 from hpstage.algos.asha import PromotionSearch
-from hpstage.algos.parameters import check_whole
+from hpstage.algos.parameters import check_window, window_in
 from hpstage.algos.rungs import check_rungs, known, rung_steps
 from hpstage.algos.successive_halving import HalvingSearch
 from hpstage.errors import UsageError
@@ -66,15 +66,16 @@ class Hyperband(Algorithm):
         min_steps: steps before the first decision of the first bracket.
         reduction_factor: the inverse of the share of trials that continue; at least 2.
         variant: whether rungs wait until they are full.
-        window: number of targets that the asynchronous variant has open at a time in all brackets together; at least
-            the number of workers, to keep them busy. The synchronous variant has whole rungs open.
+        window: number of targets that the asynchronous variant has open at a time in all brackets together; by default
+            16, or twice the number of workers at the start of the search where these are more than 8, to keep them
+            busy. The synchronous variant has whole rungs open.
         tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
     min_steps: int = 1
     reduction_factor: int = 3
     variant: Literal["synchronous", "asynchronous"] = "synchronous"
-    window: int = 16
+    window: int | None = None
     tree_aware: bool = True
 
     @property
@@ -85,7 +86,7 @@ class Hyperband(Algorithm):
         check_rungs(self.min_steps, self.reduction_factor, setting.steps)
         if self.variant not in ("synchronous", "asynchronous"):
             raise UsageError(f"variant is {self.variant!r}; it must be 'synchronous' or 'asynchronous'")
-        check_whole("window", self.window, least=1)
+        check_window(self.window)
 
     def brackets(self, steps: int) -> list[Bracket]:
         """Return the brackets of one cycle, in the order in which they are filled."""
@@ -107,7 +108,7 @@ class Hyperband(Algorithm):
                 [bracket.rungs for bracket in deal.brackets],
                 deal.bracket_in_turn(),
                 self.reduction_factor,
-                self.window,
+                window_in(setting, self.window),
                 trials,
                 maximize=setting.maximize,
             )

@@ -60,13 +60,15 @@ class Setting:
     ``steps``: steps of the longest trials. A trial may be shorter: its targets beyond its end are answered at once, by
     its last value, and once trained to its end it is complete, even if finished as pruned. ``n_trials``: trials that
     the sampler will propose (``None``: unlimited). ``maximize``: whether larger values are better. ``adaptive``:
-    whether the sampler learns from results, so that later proposals are better informed.
+    whether the sampler learns from results, so that later proposals are better informed. ``workers``: their number when
+    the search starts.
     """
 
     steps: int
     n_trials: int | None
     maximize: bool
     adaptive: bool
+    workers: int = 1
 
 
 class Trials:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -148,6 +148,7 @@ def open_call(
         workers = as_executor(executor)
         closing.callback(workers.close)
         environment = workers.open(request.trainable, None)
+        request = replace(request, workers=max(1, workers.present or 1))
         check_costs(request.metrics, environment.described)
         interruption.started(workers.wake)
         for remark in environment.remarks:

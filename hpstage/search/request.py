@@ -63,6 +63,7 @@ class Request:
     verify: Verify
     audit: Auditing
     audit_budget: float
+    workers: int = 1  # how many there are, once they are open
 
     def __post_init__(self) -> None:
         if isinstance(self.trainable, type):
@@ -109,6 +110,7 @@ class Request:
             n_trials=self.n_trials,
             maximize=self.study.directions[0] == optuna.study.StudyDirection.MAXIMIZE,
             adaptive=not points_of(self.space) and not isinstance(samplers(self.study)[-1], BLIND),
+            workers=self.workers,
         )
 
     @property

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpstage.algorithm import Algorithm, Setting
+from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algos import (
     ASHA,
     FullTraining,
@@ -416,7 +416,7 @@ def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_was_t
         (ASHA(1, True), "reduction_factor is True"),
         (ASHA(variant="promote"), "variant is 'promote'; it must be 'promotion' or 'stopping'"),
         (ASHA(window=0), "window is 0; it must be a whole number, 1 or more"),
-        (ASHA(window=None), "window is None"),
+        (ASHA(window="16"), "window is '16'"),  # type: ignore[arg-type]
         (Hyperband(0), "min_steps is 0"),
         (Hyperband(10), "min_steps is 10, but a trial has 9 steps"),
         (Hyperband(1, 1), "reduction_factor is 1"),
@@ -435,3 +435,19 @@ def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_was_t
 def test_bad_parameters_are_named_with_a_remedy(algorithm, message):
     with pytest.raises(UsageError, match=message):
         algorithm.check(setting(8))
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 16), (8, 16), (9, 18), (32, 64)])
+@pytest.mark.parametrize(
+    "algorithm", [FullTraining(), ASHA(1, 3), ASHA(1, 3, variant="stopping"), Hyperband(1, 3, "asynchronous")], ids=repr
+)
+def test_by_default_as_many_are_open_as_keep_the_workers_busy(algorithm: Algorithm, workers: int, most: int) -> None:
+    given = replace(setting(200, adaptive=True), workers=workers)
+    assert algorithm.start(given, Trials()).room() == most
+    assert replace(algorithm, window=3).start(given, Trials()).room() == 3  # type: ignore[call-arg]
+
+
+def test_who_is_stopped_does_not_depend_on_the_number_of_workers() -> None:
+    for algorithm in (MedianStopping(), OptunaPruner()):
+        rooms = {algorithm.start(replace(setting(200), workers=workers), Trials()).room() for workers in (1, 9, 32)}
+        assert rooms == {16}
