@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -97,7 +98,8 @@ def forks_from(first: int) -> Callable[[optuna.Trial], dict[str, object]]:
 
 
 def milliseconds(values: list[float]) -> float:
-    return 1000 * statistics.median(values)
+    """Return the median; NaN where there was none: on a busy machine, states may have left the memory."""
+    return 1000 * statistics.median(values) if values else math.nan
 
 
 def once(stages: int, megabytes: float, few: int) -> dict[str, float]:
@@ -114,7 +116,7 @@ def once(stages: int, megabytes: float, few: int) -> dict[str, float]:
             _, reached = search(megabytes, forks_from(first), few + 1, 2, Path(root) / "forks")
             ends = [r for r in reached if r.step == 2 and r.source == source]
             found[f"fork_{source}_ms"] = milliseconds([r.load_seconds for r in ends])
-            gaps = [b.at - a.at - b.train_seconds - b.evaluate_seconds for a, b in pairwise(ends)]
+            gaps = [b.at - a.at - b.train_seconds - b.evaluate_seconds for a, b in pairwise(reached) if b in ends]
             found[f"fork_{source}_stage_ms"] = milliseconds(gaps)
             found["publish_ms"] = milliseconds([r.save_seconds for r in ends])
         found |= files(Path(root), megabytes, few)

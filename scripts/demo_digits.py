@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -213,6 +214,16 @@ def main() -> int:
         print(f"The demo that was finished makes way for a new one ({folder})", file=sys.stderr)
         shutil.rmtree(folder)
 
+    try:
+        return run(folder, options)
+    except KeyboardInterrupt:
+        again = shlex.join(["./scripts/demo", *sys.argv[1:]])
+        print(f"\nStopped. To resume from there, with nothing trained twice: {again}", file=sys.stderr)
+        return 130
+
+
+def run(folder: Path, options: argparse.Namespace) -> int:
+    """Run the demo, and with ``--wait`` leave its page open."""
     if not options.wait:
         return compare(folder, options, None)
     from distributed import Client

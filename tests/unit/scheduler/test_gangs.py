@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
-import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hpstage
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import ChainLost, ChainStarted, StateReached, WorkerId
@@ -211,53 +210,10 @@ def test_nothing_is_told_where_workers_trained_together_or_cannot():
         assert search.scheduler.no_gangs() is None
 
 
-def space(trial: optuna.Trial) -> dict[str, object]:
-    """Few lines at first, hundreds at last: three learning rates and two decays, then milestones, momentum, batches."""
-    rate = trial.suggest_categorical("rate", [0.1, 0.05, 0.02])
-    first = trial.suggest_categorical("first", [40, 60, 80])
-    second = trial.suggest_categorical("second", [100, 110, 120])
-    gamma = trial.suggest_categorical("gamma", [0.1, 0.2, 0.5])
-    batch = trial.suggest_categorical("batch", [128, 256, 512])
-    return {
-        "lr": s.multistep(rate, [first, second], gamma),
-        "batch": s.piecewise({0: 128, 100: batch}),
-        "momentum": s.piecewise({0: 0.7, 80: trial.suggest_categorical("momentum", [0.8, 0.9])}),
-        "decay": trial.suggest_categorical("decay", [1e-4, 5e-4]),
-    }
-
-
-class Untrained:
-    version = "1"
-
-
-def makespan(workers: int, kept: float, nodes: int = 16) -> float:
-    """Return the makespan of 400 trials as a multiple of work / workers, if each doubling of a gang keeps this part of
-    its workers' speed."""
-    executor = SimulatedExecutor(
-        workers,
-        virtual_nodes=nodes,
-        speedup=lambda width: width * kept ** math.log2(width),
-        step_seconds=32.0,
-        gather_seconds=2.0,
-        load_seconds=0.5,
-        save_seconds=0.5,
-    )
-    result = hpstage.optimize(
-        optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
-        Untrained(),
-        space,
-        metric="value",
-        steps=160,
-        n_trials=400,
-        executor=executor,
-        checkpoint_every=160,
-        store=hpstage.store.MemoryJournal(),
-    )
-    assert result.savings.steps_trained == result.savings.steps_unique
-    return executor.clock() * workers / (result.savings.steps_unique * 32.0)
-
-
 @pytest.mark.parametrize("workers", [pytest.param(8, marks=pytest.mark.slow), 40, 128])
-def test_a_narrow_trunk_leaves_no_worker_idle(workers):
+def test_a_narrow_trunk_leaves_no_worker_idle(workers, monkeypatch):
     """400 trials: with a tenth of the speed lost per doubling, at most 1.10 of work / workers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts"))
+    from bench_gang_makespan import makespan
+
     assert makespan(workers, 0.9) <= 1.10

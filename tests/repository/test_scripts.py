@@ -1,0 +1,97 @@
+"""Every script runs, at a tiny size: nobody but their readers would notice that one has stopped to."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
+
+TINY = {
+    "bench_algorithms": "--trials 9 --many 60 --repeats 1",
+    "bench_dashboard": "--rounds 1 --seconds 0.5 --stages 50",
+    "bench_elastic": "--models 32 --nodes 2 --steps 2 --repeats 1",
+    "bench_engine": "--models mlp --batches 4 --widths 1 2 --rounds 1 --seconds 0.01 --searches 0 --alone",
+    "bench_fused_search": "--steps 60 --batch 16 --rounds 1 --inline",
+    "bench_gang_makespan": "--kept 0.9 --workers 4 --trials 6",
+    "bench_loading": "--workers 2 --milliseconds 0.1 --steps 4 --repeats 1",
+    "bench_logs": "",
+    "bench_overhead": "--stages 4 --repeats 1 --megabytes 0.1",
+    "bench_papers": "--shapes BERT-Base,\\ grid --studies 1 --rehearsals 1",
+    "bench_peers": "--steps 60 --programs hpstage --algorithms full --rounds 1",
+    "bench_planner": "--part insert --sizes 60 --workers 4 --turns 20 --events 100 --trials 20",
+    "bench_profile": "--trials 30 --stages 4",
+    "bench_recovery": "--times 1",
+    "bench_sampler": "--seeds 1",
+    "bench_scaling": "",
+    "bench_simulation": "--trials 20 --workers 4 --stages 60",
+    "bench_start": "--rounds 1",
+    "bench_states": "--megabytes 0.1 --rounds 2",
+    "bench_status": "--stages 60",
+    "bench_store": "--events 60 --seconds 0.2 --replay 60 --stages 60",
+    "bench_studies": "--rounds 1",
+    "bench_tree_aware": "--seeds 1 --workers 1",
+    "bench_worker_speed": "--rounds 1",
+    "chaos": "--minutes 0.1",
+    "demo_digits": "--quiet",
+    "example_function": "",
+    "example_jax": "",
+    "example_keras": "",
+    "example_sklearn": "",
+    "gpu_check": "--small",
+    "pictures": "--help",
+    "record": "--help",
+}
+
+PARTS = {"engine_models", "fused_search", "gestures", "planner_load", "screenshots", "small_cnn"}
+"""What other scripts import."""
+
+
+def test_every_script_has_a_tiny_size() -> None:
+    assert TINY.keys() | PARTS == {path.stem for path in SCRIPTS.glob("*.py")}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", TINY)
+def test_a_script_runs(name: str, tmp_path: Path) -> None:
+    for needed in ("jax", "keras", "sklearn"):
+        if needed in name and importlib.util.find_spec(needed) is None:
+            pytest.skip(f"needs {needed}")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / f"{name}.py"), *shlex.split(TINY[name])],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_a_demo_that_is_stopped_says_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import demo_digits
+
+    def stopped(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_digits, "compare", stopped)
+    monkeypatch.setattr(sys, "argv", ["demo_digits.py", "--folder", str(tmp_path / "a demo"), "--quiet"])
+    assert demo_digits.main() == 130
+    assert f"./scripts/demo --folder '{tmp_path}/a demo' --quiet" in capsys.readouterr().err
+
+
+def test_readme_begins_with_the_two_commands_that_set_up_everything() -> None:
+    first_block = (ROOT / "README.md").read_text().split("```")[1]
+    commands = [line.partition("#")[0].strip() for line in first_block.strip().splitlines()]
+    assert commands == ["./scripts/demo", "./scripts/test"]
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands)
