@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +117,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
+    parser.add_argument("--trials", type=int, help="of each search, on 2 workers at most (default: its own)")
     parser.add_argument("--start-seconds", type=float, default=120.0, help="to start a worker")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     figures: dict[str, float] = {}
     for name in options.shape or SHAPES:
-        for figure, value in asdict(measure(SHAPES[name], options.start_seconds)).items():
+        shape = SHAPES[name] if options.trials is None else replace(SHAPES[name], n_trials=options.trials, peak=2)
+        for figure, value in asdict(measure(shape, options.start_seconds)).items():
             figures[f"{name}_{figure}"] = value
             print(f"{name + '_' + figure:<28} {value:>10.4g}", flush=True)
     if options.json is not None:

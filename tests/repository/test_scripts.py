@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ SCRIPTS = ROOT / "scripts"
 
 TINY = {
     "bench_algorithms": "--trials 9 --many 60 --repeats 1",
+    "bench_audit": "--audited 1 --seeds 1 --trials 3",
     "bench_dashboard": "--rounds 1 --seconds 0.5 --stages 50",
     "bench_elastic": "--models 32 --nodes 2 --steps 2 --repeats 1",
     "bench_engine": "--models mlp --batches 4 --widths 1 2 --rounds 1 --seconds 0.01 --searches 0 --alone",
@@ -24,13 +24,13 @@ TINY = {
     "bench_loading": "--workers 2 --milliseconds 0.1 --steps 4 --repeats 1",
     "bench_logs": "",
     "bench_overhead": "--stages 4 --repeats 1 --megabytes 0.1",
-    "bench_papers": "--shapes BERT-Base,\\ grid --studies 1 --rehearsals 1",
+    "bench_papers": "--trials 4 --studies --rehearsals 1",
     "bench_peers": "--steps 60 --programs hpstage --algorithms full --rounds 1",
     "bench_planner": "--part insert --sizes 60 --workers 4 --turns 20 --events 100 --trials 20",
     "bench_profile": "--trials 30 --stages 4",
     "bench_recovery": "--times 1",
     "bench_sampler": "--seeds 1",
-    "bench_scaling": "",
+    "bench_scaling": "--trials 4",
     "bench_simulation": "--trials 20 --workers 4 --stages 60",
     "bench_start": "--rounds 1",
     "bench_states": "--megabytes 0.1 --rounds 2",
@@ -50,7 +50,7 @@ TINY = {
     "record": "--help",
 }
 
-PARTS = {"engine_models", "fused_search", "gestures", "planner_load", "screenshots", "small_cnn"}
+PARTS = {"engine_models", "fused_search", "gestures", "planner_load", "planted_faults", "screenshots", "small_cnn"}
 """What other scripts import."""
 
 
@@ -65,7 +65,7 @@ def test_a_script_runs(name: str, tmp_path: Path) -> None:
         if needed in name and importlib.util.find_spec(needed) is None:
             pytest.skip(f"needs {needed}")
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / f"{name}.py"), *shlex.split(TINY[name])],
+        [sys.executable, str(SCRIPTS / f"{name}.py"), *TINY[name].split()],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
