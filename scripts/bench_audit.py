@@ -1,6 +1,6 @@
 """How likely an audit finds a fault that nothing else looks for: 12 planted faults, capture and verification off.
 
-    .venv/bin/python scripts/bench_audit.py [--json FILE] [--audited 12] [--seeds 50] [--trials 48] [--fault NAME]
+    .venv/bin/python scripts/bench_audit.py [--json FILE] [--audited 1 3 12] [--seeds 50] [--trials 48] [--fault NAME]
 
 For each fault (``scripts/planted_faults.py``), a search trains 48 trials in one process, as a worker does, with
 ``HPSTAGE_UNWATCHED`` set. Then every segment and every whole trial that could be audited is trained again, each in a
@@ -9,8 +9,9 @@ order is all that depends on the seed, so one search is audited with 50 seeds. T
 
 segments, show      what could be audited, and which part of it shows the fault
 trials, show        the same of whole trials
-computed            the probability that one of the first --audited shows it, from the weights of the draw
-seen                in how many of the seeds one did
+then, for each number of --audited:
+computed            the probability that one of the first so many shows it, from the weights of the draw
+seen                in which part of the seeds one did
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class Shown:
     segments: dict[tuple[NodeId, int], bool]
     trials: dict[tuple[NodeId, int], bool]
     orders: list[list[tuple[NodeId, int, bool]]]
+
+    def seen(self, order: Sequence[tuple[NodeId, int, bool]]) -> bool:
+        """Whether any of these audits shows the fault."""
+        return any((self.trials if whole else self.segments)[node, step] for node, step, whole in order)
 
 
 def in_fork(action: Callable[[], int]) -> int:
@@ -124,6 +129,8 @@ def measure(fault: type[Small], trials: int, seeds: int, count: int) -> Shown:
             sys.exit(f"the search with {fault.__name__} has failed")
         stored = hpstage.open(folder / "store")
         plan, checkpoints = stored.plan, stored.checkpoints
+        if plan.failures:
+            sys.exit(f"training {fault.__name__} has failed: {plan.failures[0].failure.summary}")
         every = AuditDraw(plan, "all")
         found: dict[tuple[NodeId, int, bool], bool] = {}
         for drawn in [*drain(every, len(every))]:
@@ -198,37 +205,31 @@ def missed(segments: dict[tuple[NodeId, int], bool], count: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--audited", type=int, default=12)
+    parser.add_argument("--audited", type=int, nargs="+", default=[1, 3, 12])
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--trials", type=int, default=48)
-    parser.add_argument("--fault", choices=sorted(FAULTS), action="append")
+    parser.add_argument("--fault", choices=[EXACT, *FAULTS], action="append")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
     preload()
     figures: dict[str, dict[str, float]] = {}
-    print(f"{'':<31} {'segments':>8} {'show':>5} {'trials':>7} {'show':>5} {'computed':>9} {'seen':>9}")
+    heads = "".join(f"{f'computed {count}':>12}{'seen':>6}" for count in options.audited)
+    print(f"{'':<31} {'segments':>8} {'show':>5} {'trials':>7} {'show':>5}{heads}")
     for name in options.fault or (EXACT, *FAULTS):
-        shown = measure(FAULTS.get(name, Small), options.trials, options.seeds, options.audited)
-        seen = sum(
-            any((shown.trials if whole else shown.segments)[node, step] for node, step, whole in order)
-            for order in shown.orders
-        )
-        figures[name] = {
+        shown = measure(FAULTS.get(name, Small), options.trials, options.seeds, max(options.audited))
+        one = figures[name] = {
             "segments": len(shown.segments),
             "segments_showing": sum(shown.segments.values()),
             "trials": len(shown.trials),
             "trials_showing": sum(shown.trials.values()),
-            "audited": options.audited,
-            "computed": computed(shown, options.audited),
-            "seen": seen / options.seeds,
         }
-        one = figures[name]
-        print(
-            f"{name:<31} {one['segments']:>8} {one['segments_showing']:>5} {one['trials']:>7} "
-            f"{one['trials_showing']:>5} {one['computed']:>9.3f} {seen:>3} of {options.seeds}",
-            flush=True,
-        )
+        for count in options.audited:
+            one[f"computed_{count}"] = computed(shown, count)
+            one[f"seen_{count}"] = sum(shown.seen(order[:count]) for order in shown.orders) / options.seeds
+        told = "".join(f"{one[f'computed_{count}']:>12.2f}{one[f'seen_{count}']:>6.2f}" for count in options.audited)
+        counts = f"{one['segments']:>8} {one['segments_showing']:>5} {one['trials']:>7} {one['trials_showing']:>5}"
+        print(f"{name:<31} {counts}{told}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps({"seeds": options.seeds, "faults": figures}, indent=2) + "\n")
     return 0

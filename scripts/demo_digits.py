@@ -22,7 +22,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import optuna
@@ -36,6 +36,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.terminal import columns
+from hpstage.plan.messages import Auditing
 from hpstage.text import folded
 
 if TYPE_CHECKING:  # Dask is imported by functions, since `hpstage plan` needs none
@@ -122,7 +123,9 @@ def open_study(folder: Path) -> optuna.Study:
     )
 
 
-def search(folder: Path, executor: DaskExecutor, *, sharing: bool, tree_aware: bool, quiet: bool) -> hpstage.Result:
+def search(
+    folder: Path, executor: DaskExecutor, *, sharing: bool, tree_aware: bool, quiet: bool, audit: Auditing
+) -> hpstage.Result:
     study = open_study(folder)
     if sum(trial.state.is_finished() for trial in study.trials) >= N_TRIALS:
         # Killed after its end, before its figures were written: another call would add trials to it.
@@ -140,6 +143,7 @@ def search(folder: Path, executor: DaskExecutor, *, sharing: bool, tree_aware: b
         store=folder,
         show_progress_bar=not quiet,
         sharing=sharing,
+        audit=audit,
     )
 
 
@@ -165,7 +169,9 @@ def phase(folder: Path, options: argparse.Namespace, client: Client | None, *, s
     from hpstage.cluster import DaskExecutor
 
     executor = DaskExecutor(client) if client is not None else DaskExecutor(n_workers=options.workers)
-    result = search(place, executor, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
+    result = search(
+        place, executor, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet, audit=options.audit
+    )
     wall = time.perf_counter() - began
     best = result.best_trial
     figures: dict[str, Any] = {
@@ -174,6 +180,7 @@ def phase(folder: Path, options: argparse.Namespace, client: Client | None, *, s
         "best_value": best.value,
         "best_trial": best.number,
         "best_params": best.params,
+        "audit": str(result.audit),
         "table": str(result.savings),
         "report": str(result.write_report(place / "report")),
         "states": states(result),
@@ -205,6 +212,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--folder", type=Path, default=Path(".hpstage/demo"), help="default: .hpstage/demo")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
+    parser.add_argument(
+        "--audit", choices=get_args(Auditing), default="idle", help="what is trained again to compare (default: idle)"
+    )
     parser.add_argument("--wait", action="store_true", help="keep the dashboard's page open at the end, until Ctrl-C")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args()

@@ -7,8 +7,9 @@ the exponential distribution, at a rate that is its weight (Efraimidis and Spira
 
 from __future__ import annotations
 
+import hashlib
 import heapq
-import random
+import math
 from dataclasses import dataclass
 
 from hpstage.plan.facts import NodeId, StateRef, TrialId, to_metrics
@@ -54,7 +55,7 @@ class AuditDraw:
 
     def __init__(self, plan: SearchPlan, seed: str, numerics: str = "") -> None:
         self._plan = plan
-        self._seed = seed
+        self._seed = hashlib.blake2b(seed.encode(), digest_size=16).digest()
         self._numerics = numerics
         self._segments: list[Drawn] = []
         self._trials: list[Drawn] = []
@@ -71,7 +72,7 @@ class AuditDraw:
 
     def add(self, state: State) -> None:
         """Add a state that is kept for the first time: the segment that ends with it can be audited."""
-        wait = self._wait(state.node, state.step) / (state.step * UNSEEN)
+        wait = self._wait(state) / (state.step * UNSEEN)
         heapq.heappush(self._segments, Drawn(self._time + wait, state.node.id, state.step, whole=False))
 
     def add_trial(self, trial: TrialId) -> None:
@@ -79,7 +80,7 @@ class AuditDraw:
         planned = self._plan.trials.get(trial)
         state = None if planned is None else self._plan.result_of(planned)
         if state is not None:
-            wait = self._wait(state.node, state.step)
+            wait = self._wait(state)
             heapq.heappush(self._trials, Drawn(wait, state.node.id, state.step, whole=True))
 
     def next(self, *, only_unseen: bool = False) -> Drawn | None:
@@ -115,7 +116,7 @@ class AuditDraw:
         """Return a state whose audit had to be stopped; others come first now."""
         if not (drawn.seen or drawn.whole):
             self._seen.pop(self._plan.nodes[drawn.node].regime, None)
-        wait = self._wait(self._plan.nodes[drawn.node], drawn.step) * _STOPPED
+        wait = self._wait(self._plan.nodes[drawn.node].states[drawn.step]) * _STOPPED
         if drawn.whole:
             drawn.time += wait
         else:
@@ -167,9 +168,11 @@ class AuditDraw:
         state, ended = self._plan.nodes[drawn.node].state(drawn.step), self._plan.endings.ended.get(drawn.node)
         return state is not None and state.digest is not None and (ended is None or ended.step > drawn.step)
 
-    def _wait(self, node: Node, step: int) -> float:
+    def _wait(self, state: State) -> float:
         """Return for how long a state of weight 1 waits from now on."""
-        return random.Random(f"{self._seed}/{self._plan.key(node, step)}/{self._count}").expovariate(1.0)
+        key = self._plan.key(state.node, state.step) if state.kept is None else state.kept.key
+        drawn = hashlib.blake2b(f"{key}/{self._count}".encode(), digest_size=8, key=self._seed).digest()
+        return -math.log((int.from_bytes(drawn, "big") + 1) / (1 << 64))
 
 
 def _kept_before(node: Node, step: int) -> State | None:
