@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from hpstage.checkpoints.state_tree import differing, digest, flatten, summary
 from hpstage.checkpoints.store import CheckpointStore
@@ -17,7 +18,7 @@ from hpstage.execution.outcomes import outcome_of
 from hpstage.plan.facts import Metrics, StateKey, to_numbers
 from hpstage.plan.messages import Stage
 from hpstage.schedule import Scalar, varies
-from hpstage.trainable import Trainable
+from hpstage.trainable import Elastic, Trainable
 from hpstage.training.adapter import checked_metrics, noisy_of
 from hpstage.training.capture.portrait import state_texts, values_text
 from hpstage.training.capture.unwatched import unwatched
@@ -169,6 +170,8 @@ class Loop:
 def retrain(trainable: Trainable, checkpoints: CheckpointStore, segment: Segment) -> Retrained:
     """Train a segment again in this process, from its state or from nothing, up to the first difference."""
     began = time.perf_counter()
+    if isinstance(trainable, Elastic) and trainable.virtual_nodes > 1:
+        segment = replace(segment, captured=True)  # its virtual nodes are told apart by what is surveyed
     with ExitStack() as closing:
         if not segment.captured:
             closing.enter_context(unwatched())
