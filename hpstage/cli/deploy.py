@@ -15,9 +15,7 @@ from hpstage.text import clean, table
 
 
 def deploy(
-    name: Annotated[
-        str | None, typer.Argument(help="The file to print.", show_default="list those there are")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="The file to print.", show_default="list those there are")] = None,
 ) -> None:
     """Print a file that runs hpstage on a cluster, for you to fit to yours: Compose, Kubernetes, Slurm, Grafana.
 

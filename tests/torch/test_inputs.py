@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import optuna
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset, TensorDataset
 
 import hpstage
@@ -76,6 +78,20 @@ def from_database(path: str) -> float:
     return float(found[0])
 
 
+def from_table() -> float:
+    with h5py.File("data/scale.h5") as table:
+        return float(table["scale"][()])
+
+
+HELD: list[Any] = []
+
+
+def held(path: str) -> float:
+    if not HELD:
+        HELD.append(torch.from_file(path, shared=False, size=1, dtype=torch.float64))
+    return float(HELD[0][0])
+
+
 def from_pool(names: list[str]) -> float:
     with ThreadPoolExecutor(1) as pool:
         return next(pool.map(number, names))
@@ -123,6 +139,9 @@ READ: dict[str, Callable[[], float]] = {
     "torch": lambda: float(torch.load(FOLDER / "scale.pt")),
     "torch, mapped": lambda: float(torch.load(f"data/{NAME}.pt", mmap=True)),
     "pickle": lambda: float(pickle.loads((FOLDER / "scale.pkl").read_bytes())),  # noqa: S301
+    "tensors read in C": lambda: float(load_file("data/scale.safetensors")["scale"]),
+    "a table read in C": from_table,
+    "a mapped file held in C": lambda: held(f"data/{NAME}.raw"),
     "a database": lambda: from_database(f"data/{NAME}.sqlite"),
     "the first of a folder": lambda: number(sorted(glob.glob("data/*.txt"))[0]),
     "how many there are": lambda: float(len(os.listdir("data/many"))),
@@ -151,6 +170,9 @@ def write(scale: float) -> None:
     np.array([scale]).tofile(FOLDER / "scale.raw")
     torch.save(torch.tensor(scale), FOLDER / "scale.pt")
     FOLDER.joinpath("scale.pkl").write_bytes(pickle.dumps(scale))
+    save_file({"scale": torch.tensor(scale)}, FOLDER / "scale.safetensors")
+    with h5py.File(FOLDER / "scale.h5", "w") as table:
+        table["scale"] = scale
     FOLDER.joinpath("scale.sqlite").unlink(missing_ok=True)
     with sqlite3.connect(FOLDER / "scale.sqlite") as database:
         database.execute("create table scales (scale real)")
@@ -357,7 +379,7 @@ class Ignored(Tiny):
     stateless = ("scale.txt", KEY)
 
     def scale(self) -> float:
-        return READ["an f-string"]() * READ["a variable"]()
+        return number(f"data/{NAME}.txt") * float(os.environ[KEY])
 
 
 @pytest.mark.parametrize("make", [Stated, Ignored], ids=["a stated version", "stateless"])
@@ -378,6 +400,8 @@ class Writing(Tiny):
         with open(f"made/{NAME}.txt", "a") as file:
             file.write("1")
         os.environ["HPSTAGE_TEST_OTHER"] = Path(f"made/{NAME}.txt").read_text()
+        torch.save({"scale": 1.0}, f"made/{NAME}.pt")
+        torch.load(f"made/{NAME}.pt")
         with sqlite3.connect(f"made/{NAME}.sqlite") as database:
             database.execute("create table if not exists results (scale real)")
             database.execute("insert into results values (1)")

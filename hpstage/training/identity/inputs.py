@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import content_of
 from hpstage.training.identity.placing import CODE, folder_of, from_code
-from hpstage.training.identity.watching import Watch, modified, of_children
+from hpstage.training.identity.watching import Watch, held_open, modified, of_children
 
 ABSENT = ""
 """The digest of what does not exist."""
@@ -26,6 +26,8 @@ MORE = "more"
 _HOME = "~"
 # Set for each worker, to its device.
 _WORKERS = frozenset(("CUDA_VISIBLE_DEVICES",))
+_LOOKS = 3
+"""Number of times that is looked for files held open: they are from the start on, or not for long."""
 _MOST = 1000
 """Number of files whose content is compared."""
 
@@ -42,6 +44,7 @@ class Inputs:
         self._folder = folder_of(self._subject)
         self._watch = None if getattr(self._subject, "data_version", None) is not None else Watch()
         self._looked_at = 0  # number of the files read that were
+        self._looks, self._held = _LOOKS, held_open()
         self._known: set[str] = set()
         self.keyed: set[str] = set()
 
@@ -67,6 +70,7 @@ class Inputs:
             self._watch.updated |= watch.updated
             self._watch.folders |= watch.folders
             self._watch.variables |= watch.variables
+            self._watch.others |= watch.others
 
     def news(self) -> dict[str, str]:
         """Return digests, by name, of the inputs that were read for the first time since the last call."""
@@ -92,17 +96,20 @@ class Inputs:
 
     def _names(self, watch: Watch) -> Iterator[str]:
         """Yield names of what was read and not written."""
-        for path in islice(watch.read, self._looked_at, None):
-            place = os.path.abspath(path)
-            is_written = _is_within(place, watch.written) or (
-                path in watch.updated and modified(path) != watch.read[path]
-            )
-            if place not in self.keyed and not is_written:
+        held = set[str]()
+        if self._looks:
+            self._looks -= 1
+            held = held_open() - self._held - watch.others - {os.path.realpath(path) for path in watch.read}
+        for path in (*islice(watch.read, self._looked_at, None), *sorted(held)):
+            place, at = os.path.abspath(path), modified(path)
+            is_changed = at >= watch.began or (path in watch.updated and at != watch.read[path])
+            if place not in self.keyed and not is_changed and not _is_within(place, watch.written):
                 yield FILE + self._shown(path)
         self._looked_at = len(watch.read)
         for path in sorted(watch.folders):
             place = os.path.abspath(path)
-            if not _is_within(place, watch.written) and not any(_is_within(each, {place}) for each in watch.written):
+            is_changed = modified(path) >= watch.began or any(_is_within(each, {place}) for each in watch.written)
+            if not is_changed and not _is_within(place, watch.written):
                 yield FOLDER + self._shown(path)
         yield from (VARIABLE + name for name in sorted(watch.variables - watch.exported - _WORKERS))
 

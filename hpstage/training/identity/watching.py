@@ -6,17 +6,21 @@ library opens by itself is not seen, nor is one whose existence alone is asked f
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from hpstage.training.code.owner import of_user
 
+_DESCRIPTORS = "/proc/self/fd"
 _READ, _UPDATED, _LISTED, _WRITTEN = "read", "updated", "folders", "written"
 _VARIABLE, _EXPORTED = "variables", "exported"
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -46,6 +50,8 @@ class Watch:
         written: files and folders that were written or made.
         variables: environment variables that the user's code has read.
         exported: environment variables that were set.
+        others: files that were opened, but not for the user's code.
+        began: when it began, as modification times are given.
     """
 
     def __init__(self) -> None:
@@ -55,6 +61,8 @@ class Watch:
         self.written: set[str] = set()
         self.variables: set[str] = set()
         self.exported: set[str] = set()
+        self.others: set[str] = set()
+        self.began = time.time_ns()
         self._before: Watch | None = None
         _install()
 
@@ -134,6 +142,26 @@ def of_children(watch: Watch) -> None:
             watch.see(kind, path)
 
 
+def held_open() -> set[str]:
+    """Return the files that this process holds open for reading, or has mapped into memory, whoever opened them.
+
+    They show what a C library has opened by itself. Empty where the system does not tell.
+    """
+    found = set()
+    try:
+        for descriptor in os.listdir(_DESCRIPTORS):
+            with suppress(OSError):
+                if fcntl.fcntl(int(descriptor), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                    found.add(os.readlink(f"{_DESCRIPTORS}/{descriptor}"))
+        with open("/proc/self/maps") as maps:
+            # Address, permissions, offset, device, inode and path. Code is mapped as executable.
+            mapped = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+        found |= {line[5] for line in mapped if len(line) == 6 and "x" not in line[1] and ".so" not in line[5]}
+    except OSError:
+        return set()
+    return {path for path in found if path.startswith("/") and not _is_systems(path) and os.path.isfile(path)}
+
+
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     # Called for every event of the process, such as id(): what follows is for few of them.
     if _current is not None and event in _EVENTS:
@@ -184,9 +212,11 @@ def _note(kind: str, path: object) -> None:
     watch, text = _current, _text(path)
     if watch is None or not text or watch.knows(kind, text):
         return
-    if kind != _WRITTEN and (_is_systems(os.path.abspath(text)) or not _for_user(sys._getframe(3))):
+    place = os.path.abspath(text)
+    if kind != _WRITTEN and (_is_systems(place) or not _for_user(sys._getframe(3))):
+        watch.others.add(place)
         return
-    _record(watch, kind, os.path.abspath(text) if kind == _WRITTEN else text)
+    _record(watch, kind, place if kind == _WRITTEN else text)
 
 
 def _record(watch: Watch, kind: str, text: str) -> None:
