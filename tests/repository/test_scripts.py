@@ -30,7 +30,7 @@ TINY = {
     "bench_profile": "--trials 30 --stages 4",
     "bench_recovery": "--times 1",
     "bench_sampler": "--seeds 1",
-    "bench_scaling": "--trials 4",
+    "bench_scaling": "--shape grid --trials 4",
     "bench_simulation": "--trials 20 --workers 4 --stages 60",
     "bench_start": "--rounds 1",
     "bench_states": "--megabytes 0.1 --rounds 2",
