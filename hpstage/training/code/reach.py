@@ -6,12 +6,15 @@ no harm, since only those that change in training matter.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import re
 import sys
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from operator import is_
 from typing import Any
 
@@ -321,6 +324,10 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
     for name in names:
         things += [sys.modules[path] for path in (name, *(f"{owner}.{name}" for owner in names)) if path in sys.modules]
     stored = {*attributes_stored_in(function.__code__)}
+    read = names | {*texts_in(function.__code__)} if names & _BY_TEXT else names
+    for name in names - function.__globals__.keys():
+        if _is_put_there(vars(builtins).get(name)):
+            _global(name, vars(builtins), found, todo)
     seen: set[int] = set()
     while things:
         thing: Any = things.pop()
@@ -337,8 +344,11 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
         elif isinstance(thing, type):
             todo.append(thing)
         own = vars(thing)
-        for name in stored:
-            if own.get(name) is not None and not isinstance(own[name], _PLAIN):
+        for name in stored | (read & own.keys()):
+            value = own.get(name)
+            if _is_put_there(value) and not (thing is sys and name in _OF_IMPORTS):
+                todo.append(value)
+            elif name not in stored or not (value is None or isinstance(value, _PLAIN)):
                 continue  # a module, or an object of the library's
             # Nothing is asked of a module: torch.classes makes up what it does not have.
             is_module = isinstance(thing, types.ModuleType)
@@ -347,6 +357,18 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
                 found[id(own), name] = _once(own, Slot(path, own, name))
             elif thing.__flags__ & HEAP:
                 found[id(thing), name] = _once(thing, LibraryAttribute(path, thing, name))
+
+
+def _is_put_there(value: object) -> bool:
+    """Return whether a name of a library's stands for what code can change without setting it: data, or the user's."""
+    kind = type(value)
+    values = [getattr(sys.modules.get(library), name, None) for library, name in _VALUES]
+    return kind in _DATA or is_users_code(value) or is_users_code(kind) or kind in values
+
+
+_DATA = frozenset((list, dict, set, bytearray, Counter, OrderedDict, defaultdict, deque))
+_VALUES = (("torch", "Tensor"), ("torch.nn", "Parameter"), ("numpy", "ndarray"))
+_OF_IMPORTS = frozenset(("modules", "path", "meta_path", "path_hooks", "path_importer_cache"))
 
 
 def _by_text(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
@@ -359,7 +381,12 @@ def _by_text(function: types.FunctionType, found: dict[tuple[int, str], Namespac
         elif of_user(text.partition(".")[0]):
             todo.append(imports.load(text))
     if "modules" in names and "sys" in names:
-        todo += [sys.modules[text] for text in texts_in(code) if text in sys.modules and text != "__main__"]
+        for text in texts_in(code):
+            if text in sys.modules and text != "__main__":
+                todo.append(sys.modules[text])
+            elif text.isidentifier() and find_spec(text) is None:  # one that code would make by hand
+                slot = Slot(f"sys:.modules[{text!r}]", sys.modules, text)
+                found[id(sys.modules), text] = _once(sys.modules, slot)
 
 
 @functools.cache
@@ -381,7 +408,9 @@ def _may_be_given(value: object) -> bool:
     return isinstance(value, types.ModuleType | types.FunctionType | type)
 
 
-_PLAIN = (bool, int, float, str, bytes, types.FunctionType)
+_PLAIN = (bool, int, float, str, bytes, types.FunctionType, types.BuiltinFunctionType)
+_BY_TEXT = frozenset(("getattr", "setattr", "delattr", "vars", "__dict__"))
+"""What takes the name of an attribute as a string."""
 
 
 def _content(cell: types.CellType) -> object:
@@ -401,7 +430,7 @@ def stored_in(code: types.CodeType) -> tuple[str, ...]:
 def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
     """Return names of attributes that a code object, or one nested in it, sets, including by ``setattr``."""
     texts: tuple[str, ...] = ()
-    if not {"setattr", "delattr"}.isdisjoint(names_in(code)):
+    if not {"setattr", "delattr", "vars", "__dict__"}.isdisjoint(names_in(code)):
         texts = tuple(text for text in texts_in(code) if text.isidentifier())
     return _arguments(code, "STORE_ATTR") + texts
 

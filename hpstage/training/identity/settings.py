@@ -23,7 +23,11 @@ _UNREADABLE = object()
 
 def read_all() -> dict[str, Any]:
     """Return the settings that can be read now: of two that decide the same, one may be unreadable."""
-    asked = ((name, _asked(ask)) for name, (ask, _) in _all(*_imported()).items())
+    return _read(_all(*_imported()))
+
+
+def _read(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    asked = ((name, _asked(ask)) for name, (ask, _) in settings.items())
     return {name: value for name, value in asked if value is not _UNREADABLE}
 
 
@@ -46,8 +50,8 @@ def write_all(settings: Mapping[str, Any]) -> None:
 def settings_here(libraries: Collection[str]) -> dict[str, Any]:
     """Return the settings that decide bits, as they are here: Python's, NumPy's, and those of ``libraries``, among
     ``torch`` and ``jax``, as far as they are imported."""
-    names = _all(*(name for name in _imported() if name in ("numpy", *libraries))).keys() - _OF_PLACE
-    return {name: value for name, value in read_all().items() if name in names}
+    settings = _all(*(name for name in _imported() if name in ("numpy", *libraries)))
+    return _read({name: setting for name, setting in settings.items() if name not in _OF_PLACE})
 
 
 def described(libraries: Collection[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from tests.torch.oddities import (
     code,
     containers,
     files,
+    foreign,
     hooks,
     instances,
     libraries,
