@@ -19,6 +19,7 @@ from hpstage.scheduler.widths import measured_speeds
 from hpstage.search.call import Call
 from hpstage.search.results.result import Result
 from hpstage.search.session import Session
+from hpstage.search.winner import audit_winner
 from hpstage.store.opening import address_of
 from hpstage.text import clean
 
@@ -37,6 +38,8 @@ def run(call: Call) -> Result:
                 with call.ledger.optimize_loop():
                     session.run()
                 if driver.plan.searches[session.name].ended:
+                    if call.request.audit == "winner":
+                        audit_winner(call, driver, session)
                     call.interruption.completed()
                 call.eviction.settle(driver.log)
                 call.interruption.check()

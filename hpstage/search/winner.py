@@ -1,0 +1,92 @@
+"""``audit="winner"``: the best trial is trained again alone before ``optimize`` returns, and compared."""
+
+from __future__ import annotations
+
+import logging
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from hpstage.checking.audit import audit, told
+from hpstage.cluster.script import this_script
+from hpstage.driver.driver import Driver
+from hpstage.errors import StateError
+from hpstage.execution.inline import InlineExecutor
+from hpstage.execution.segments import whole
+from hpstage.plan.facts import Audited, PlanCreated, StateDiffers, TrialId, WorkerId
+from hpstage.plan.log import read_header
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.search.call import Call
+from hpstage.search.session import Session
+
+logger = logging.getLogger("hpstage")
+
+_HERE = WorkerId("driver")
+
+
+def audit_winner(call: Call, driver: Driver, session: Session) -> None:
+    """Train the best trial again alone, in a fresh process of this host; the result is in study and store already.
+
+    That it cannot be trained alone (its data are gone, this host is not like the workers) is a warning.
+
+    Raises:
+        StateError: it differs.
+    """
+    planned = _winner(call, driver, session)
+    if planned is None:
+        logger.warning("audit='winner': no trial of this search has a result, so that nothing is trained again")
+        return
+    header: PlanCreated = read_header(driver.log.journal)
+    segment = whole(planned)
+    found = audit(
+        call.request.trainable,
+        segment,
+        call.places.checkpoints,
+        header.described,
+        header.loaded,
+        script={} if isinstance(call.executor, InlineExecutor) else this_script(),
+        waiting=lambda: not call.interruption.asked,
+    )
+    text = told(segment, found, planned.id)
+    at, node = call.executor.clock(), planned.node_at(segment.stop).id
+    outcome = "differs" if found.apart is not None else "equal" if found.problem is None else "failed"
+    audited = Audited(
+        of="winner",
+        worker=_HERE,
+        node=node,
+        start=0,
+        step=segment.stop,
+        at=at,
+        seconds=found.seconds,
+        outcome=outcome,
+        compared=found.states,
+        waited=found.seconds,
+        message="" if found.problem is None else found.problem.text,
+    )
+    if found.apart is None:
+        driver.log.write([audited])
+        logger.log(logging.INFO if found.equal else logging.WARNING, "audit='winner': %s", text)
+        return
+    apart = found.apart
+    ways = "as a part of the search", "alone, from nothing, in a fresh process, to audit it"
+    differs = StateDiffers(planned.node_at(apart.step).id, apart.step, _HERE, at, apart.what, ways)
+    driver.log.write([audited, differs])
+    raise StateError(f"{text}. The result is safe in study and store, but do not build on it")
+
+
+def _winner(call: Call, driver: Driver, session: Session) -> PlannedTrial | None:
+    """Return the study's best trial as planned; with several objectives, the first of those that no other dominates."""
+    study = call.request.study
+    best = study.best_trials if len(study.directions) > 1 else _best_of_one(study)
+    for trial in best:
+        planned = driver.plan.trials.get(TrialId(f"{session.name}/{trial.number}"))
+        if planned is not None and planned.answered:
+            return planned
+    return None
+
+
+def _best_of_one(study: optuna.Study) -> list[FrozenTrial]:
+    try:
+        return [study.best_trial]
+    except ValueError:  # there is no completed trial
+        return []
