@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from distributed import Worker
 
-from hpstage.cluster.lifetime import die_with
+from hpstage.execution.lifetime import die_with
 
 _KEEPING = 8.0
 """Seconds for keeping states, which with those below are within what the supervisor grants."""

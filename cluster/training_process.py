@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 import numpy as np  # noqa: F401
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
-from hpstage.cluster.lifetime import die_with
 from hpstage.cluster.messages import (
     SIZE,
     Amend,
@@ -57,6 +56,7 @@ from hpstage.errors import CheckpointError, GangApart, GangLost, UsageError
 from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
+from hpstage.execution.lifetime import die_with
 from hpstage.execution.retraining import retrain
 from hpstage.execution.runner import measured
 from hpstage.execution.shared_device import see_room, sharers

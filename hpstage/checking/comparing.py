@@ -30,11 +30,12 @@ class Apart:
     others: tuple[str, ...]
 
 
-def first_apart(straight: Record, other: Record, *, variables: bool = True, answered: bool = False) -> Apart | None:
+def first_apart(straight: Record, other: Record, *, reports: bool = True, answered: bool = False) -> Apart | None:
     """Return the first difference of ``other``, a run of the same trial, from training straight through.
 
     Args:
-        variables: whether to compare local variables as well. Not possible if reports were wanted at other steps.
+        reports: whether reports were wanted after the same steps. If not, local variables may differ, which hold what
+            was measured, and generators, which measuring draws from, and which are keyed before the next step.
         answered: see :func:`hpstage.training.capture.portrait.differences`.
     """
     if straight.workload and other.workload:
@@ -45,7 +46,7 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True, answ
     at_once = _at_once(straight.snapshots.get(other.fork, {}), other.loaded)
     for step in sorted(straight.snapshots.keys() & other.snapshots.keys()):
         found = sorted(
-            _told(straight.snapshots[step], other.snapshots[step], variables, answered and other.fork > 0),
+            _told(straight.snapshots[step], other.snapshots[step], reports, answered and other.fork > 0),
             key=lambda difference: (difference[0] not in at_once, _rank(difference[0])),
         )
         if found:
@@ -66,9 +67,9 @@ def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
     return {path for path, _, _ in differences(straight, loaded) if not path.startswith((STATE, GENERATOR))}
 
 
-def _told(straight: Snapshot, other: Snapshot, variables: bool, answered: bool) -> Iterator[Difference]:
+def _told(straight: Snapshot, other: Snapshot, reports: bool, answered: bool) -> Iterator[Difference]:
     for difference in differences(straight, other, answered=answered):
-        if variables or not difference[0].startswith(LOCAL):
+        if reports or not difference[0].startswith((LOCAL, GENERATOR)):
             yield difference
 
 

@@ -145,7 +145,7 @@ class _Found:
         if self.straight.problem is not None:
             return None
         for record in self._of(way):
-            apart = first_apart(self.straight, record, variables=way != ways.EVALUATED, answered=self._answered)
+            apart = first_apart(self.straight, record, reports=way != ways.EVALUATED, answered=self._answered)
             if apart is not None:
                 return record, apart
         return None

@@ -110,6 +110,8 @@ class ChainRunner:
         finally:
             release_streams()
             flight.saves.close()
+            if flight.verification is not None:
+                flight.verification.close()
             gang.dismiss(self._trainable, chain, None)  # if it was closed before its end
 
     def follow(self, chain: Chain, address: str, rank: int) -> None:
@@ -188,7 +190,7 @@ class ChainRunner:
                 yield from flight.saves.give(*reached)
                 flight.start_clock()
             at_end = boundary is not None and (flight.step == course.end or not (course.boundaries or control.called))
-            if flight.verification is not None or self._verifier.has_news(flight, boundary):
+            if self._verifier.is_due(flight, boundary, at_end=at_end):
                 # After the boundary, so that nothing is lost if the process dies here.
                 self._settle_saves(flight)
                 stood_at = self._stands_at
@@ -259,7 +261,9 @@ class ChainRunner:
         """Report that the user's code ended training in the current step, with the last state if there is a new one."""
         self._settle()
         flight.stop_clock()
-        flight.verification = None
+        if flight.verification is not None:
+            flight.verification.close()
+            flight.verification = None
         step, outcome = flight.step, outcome_of(error)
         assert outcome is not None
         begun, source = flight.kept, flight.parent

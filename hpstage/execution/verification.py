@@ -5,12 +5,17 @@ The comparison covers all that training can reach, not only weights, to find a h
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+
+import msgspec
 
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
+from hpstage.execution.fork import Fork, obstacle
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
@@ -18,16 +23,43 @@ from hpstage.training.capture.portrait import LOCAL, Difference, differences, fi
 from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
 
+logger = logging.getLogger("hpstage")
+
 _STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
 """Number of steps before the fork, if there are enough: by then optimizers have their state."""
 _STEPS, _SLOW = 2, 10.0
 """Number of steps trained twice; only one if it takes longer than this many seconds."""
+_BRIEF = 2.0
+"""Seconds for which training waits: for steps that take no time, to learn at once that something is wrong."""
+_PATIENCE, _TIMES = 60.0, 2.0
+"""Seconds after which a fork that has not answered hangs, and how many times as long as it had beside training."""
+
+
+class Outcome(msgspec.Struct):
+    """What comparing has found: ``over`` unless the steps beyond the end of training could not be trained.
+
+    ``difference``: the first one. ``by_measuring``: it is one between steps with and without a report. ``pickle``: the
+    path in the state of a pickle whose bytes differ, if nothing else does. ``refusal``: why no state can be taken or
+    loaded, or no step trained from it, if so; the reason applies to every trial.
+    """
+
+    over: bool = True
+    difference: Difference | None = None
+    by_measuring: bool = False
+    pickle: str | None = None
+    refusal: str | None = None
+
+
+_decode = msgspec.msgpack.Decoder(Outcome).decode
 
 
 class ForkVerification:
-    """Follows training and repeats some of its steps once; must be notified of each trained step.
+    """Follows training, and has some of its steps repeated once; must be notified of each trained step.
+
+    They are repeated in a fork of this process, so that what is verified is not touched, while training goes on. Where
+    there can be no such fork, they are repeated here, and what was there is put back.
 
     Args:
         trainable: the trainable, at step ``begun``.
@@ -61,40 +93,39 @@ class ForkVerification:
         """Whether the user defines what the state is."""
         self.seconds = 0.0
         self.steps = 0
-        self.difference: Difference | None = None
-        self.by_measuring = False
-        """Whether the difference is between steps with and without a report."""
-        self.pickle: str | None = None
-        """Path in the state of a pickle whose bytes differ, if nothing else does."""
-        self.refusal: str | None = None
-        """Why no state can be taken, if so; the reason applies to every trial."""
-        self.over = False
+        self.outcome = Outcome(over=False)
+        self._comparing: Fork | None = None
         self._told = begun - 1
         self._changed: frozenset[str] = frozenset()
         self._state: object = None
         self._at_fork: dict[str, str] = {}
         self._trained: list[tuple[int, dict[str, Scalar], bool]] = []
+        self._straight: dict[str, str] = {}
+        self._pickles: dict[str, bytes] = {}
+        self._compared_by: Callable[[], Outcome] = self._compared
+        self.in_place = False
+        """Whether it was compared here."""
         self._began = time.perf_counter()
         if self.fork == begun:
-            self._fork()
+            self._take()
 
     def after(self, step: int, hp: Mapping[str, Scalar], report: bool, *, last: bool = False) -> None:
         """Record that ``step`` was trained under ``hp``, with or without a ``report``. No step follows the ``last``.
 
         Raises:
-            StateError: a state cannot be loaded.
+            StateError: a state cannot be captured.
         """
-        if step <= self._told or step + 1 < self.fork or self.over:
+        if step <= self._told or step + 1 < self.fork or self.over or self._comparing is not None:
             return
         self._told = step
         began = time.perf_counter()
         if step + 1 == self.fork:
-            self._fork()
+            self._take()
         else:
             self._trained.append((step, dict(hp), report))
             if last or len(self._trained) == self._steps or began - self._began > _SLOW:
-                self._compare()
-                self.over = True
+                self._see_straight()
+                self._begin(self._compared)
         self.seconds += time.perf_counter() - began
         self._began = time.perf_counter()
 
@@ -104,24 +135,59 @@ class ForkVerification:
         if self.over:
             return
         began = time.perf_counter()
-        steps = range(self.fork, self.fork + self._steps)
-        try:
-            for step in steps:
-                self._train(step, hp, False)
-        except Exception:
-            self.seconds += time.perf_counter() - began
-            return
-        self._trained = [(step, dict(hp), False) for step in steps]
-        self._compare()
-        self.over = True
+        self._trained = [(step, dict(hp), False) for step in range(self.fork, self.fork + self._steps)]
+        in_a_thread = hasattr(self._trainable, "in_a_thread")  # which no fork has
+        self._begin(self._trained_beyond, in_place=in_a_thread)
+        self.collect(self.fork)
         self.seconds += time.perf_counter() - began
+
+    @property
+    def over(self) -> bool:
+        return self.outcome.over
+
+    def is_pending(self) -> bool:
+        """Whether a fork still compares. Does not block."""
+        if self._comparing is None:
+            return False
+        try:
+            return self._comparing.wait() is None
+        except ChildProcessError:
+            return False
+
+    def collect(self, step: int) -> None:
+        """Wait for the fork that compares, if there is one, and take over what it has found.
+
+        Args:
+            step: how far training has come meanwhile.
+        """
+        fork, began = self._comparing, time.perf_counter()
+        if fork is None:
+            return
+        answer = None
+        with suppress(ChildProcessError):
+            answer = fork.wait(_PATIENCE + _TIMES * (began - self._begun))
+        fork.close(kill=True)
+        self._comparing = None
+        if answer is not None:
+            self._take_over(_decode(answer))
+        else:  # code of the user's, or of a library, depends on a thread or a process that forks lack
+            logger.info("a fork of this process could not verify a fork of training, which is now verified in place")
+            self._compare_in_place(moved_on=step > self.fork + self.steps)
+        self.seconds += time.perf_counter() - began
+
+    def close(self) -> None:
+        """End what is under way."""
+        if self._comparing is not None:
+            self._comparing.close(kill=True)
+            self._comparing = None
 
     @property
     def told(self) -> str | None:
         """The result with its remedy; ``None`` if the fork is exact."""
-        return self.refusal if self.difference is None else _explained(self, self.difference)
+        found = self.outcome
+        return found.refusal if found.difference is None else _explained(found, found.difference, self)
 
-    def _fork(self) -> None:
+    def _take(self) -> None:
         """Take the state that a fork would start from."""
         try:
             self._state = reread(self._trainable.state_dict())
@@ -129,52 +195,96 @@ class ForkVerification:
             if hasattr(self._trainable, "unverified"):
                 self._changed = self._trainable.unverified()
         except StateError as error:
-            self.refusal, self.over = str(error), True
+            self.outcome = Outcome(refusal=str(error))
 
-    def _compare(self) -> None:
-        straight = portrait_of(self._trainable)
-        metrics = _metrics(self._trainable) if self.answered else {}
-        pickles = dict(pickles_in(self._trainable.state_dict()))
-        close = getattr(self._trainable, "close", None)
-        if close is not None:
-            close()  # as a fresh process would
+    def _begin(self, compared: Callable[[], Outcome], *, in_place: bool = False) -> None:
+        """Have it compared in a fork, or here."""
         self.steps = len(self._trained)
-        self._load()
-        loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
+        self._compared_by = compared
+        why = "its function runs in a thread of its own" if in_place else obstacle()
+        if not why:
+            try:
+                self._comparing = Fork(lambda: msgspec.msgpack.encode(compared()))
+                self._begun = time.perf_counter()
+                with suppress(ChildProcessError):
+                    self._comparing.wait(_BRIEF)
+            except OSError as error:
+                why = str(error)
+        if why:
+            logger.debug("a fork of training is verified in this process: %s", why)
+            self._compare_in_place()
+
+    def _compare_in_place(self, *, moved_on: bool = False) -> None:
+        present = reread(self._trainable.state_dict()) if moved_on else None
+        self._take_over(self._compared_by())
+        self.in_place = True
+        if present is not None:
+            self._trainable.setup(self._initial)
+            self._trainable.load_state_dict(present)
+
+    def _take_over(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._state = None
+        if outcome.over and outcome.difference is None and hasattr(self._trainable, "verified"):
+            self._trainable.verified(self._changed)
+
+    def _trained_beyond(self) -> Outcome:
         try:
             for step, hp, report in self._trained:
                 self._train(step, hp, report)
-        except StateError:
-            raise
+        except Exception:
+            return Outcome(over=False)
+        self._see_straight()
+        return self._compared()
+
+    def _see_straight(self) -> None:
+        """Take what training straight through has led to: not in a fork, which lacks the threads of functions."""
+        self._straight = portrait_of(self._trainable)
+        self._pickles = dict(pickles_in(self._trainable.state_dict()))
+
+    def _compared(self) -> Outcome:
+        """Train the steps again from the state, and compare."""
+        straight, pickles = self._straight, self._pickles
+        metrics = _metrics(self._trainable) if self.answered else {}
+        close = getattr(self._trainable, "close", None)
+        if close is not None:
+            close()  # as a fresh process would
+        try:
+            self._load()
+            loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         except Exception as error:
-            self.refusal = (
-                f"step {step}, which was trained before, cannot be trained once more from a kept state, as it would "
-                f"be if a worker were lost: {type(error).__name__}: {error}. Let a step leave nothing behind that the "
-                f"same step cannot start from, or state it in state_dict()"
+            return Outcome(refusal=_refusal("the kept state cannot be loaded", error))
+        try:
+            for step, hp, report in self._trained:
+                self._train(step, hp, report)
+        except Exception as error:
+            return Outcome(
+                refusal=_refusal(
+                    f"step {step}, which was trained before, cannot be trained once more from a kept state, as it "
+                    f"would be if a worker were lost",
+                    error,
+                )
             )
-            return
-        forked = portrait_of(self._trainable)
         find = partial(
             first_difference,
             straight,
-            forked,
+            portrait_of(self._trainable),
             suspected={path.removesuffix(MADE) for path in self._changed},
             from_the_start=loaded,
         )
-        self.difference = find(answered=self.answered)
-        unset = None if self.difference is not None else find()
+        difference = find(answered=self.answered)
+        unset = None if difference is not None else find()
         if unset is not None and not _measures_alike(self._trainable, metrics):
-            self.difference = unset
-        if self.difference is not None and self.difference[0] == _STATE and pickles:
+            difference = unset
+        found = Outcome(difference=difference)
+        if difference is not None and difference[0] == _STATE and pickles:
             now = dict(pickles_in(self._trainable.state_dict()))
-            self.pickle = next((path for path, content in pickles.items() if now.get(path) != content), None)
-        if self.difference is None and hasattr(self._trainable, "announce"):
-            self._compare_measuring(straight)
-        if self.difference is None and hasattr(self._trainable, "verified"):
-            self._trainable.verified(self._changed)
-        self._state = None
+            found.pickle = next((path for path, content in pickles.items() if now.get(path) != content), None)
+        if difference is None and hasattr(self._trainable, "announce"):
+            self._compare_measuring(found)
+        return found
 
-    def _compare_measuring(self, straight: dict[str, str]) -> None:
+    def _compare_measuring(self, found: Outcome) -> None:
         """Compare with and without a report: code may measure on request, at other steps in a tree than in a trial
         alone."""
         self._load()
@@ -182,12 +292,23 @@ class ForkVerification:
         self._train(step, hp, not report)
         for step, hp, report in others:
             self._train(step, hp, report)
-        self.difference = first_difference(_but_locals(straight), _but_locals(portrait_of(self._trainable)))
-        self.by_measuring = self.difference is not None
+        now = portrait_of(self._trainable)
+        found.difference = first_difference(_but_locals(self._straight), _but_locals(now))
+        found.by_measuring = found.difference is not None
 
     def _load(self) -> None:
         self._trainable.setup(self._initial)
         self._trainable.load_state_dict(reread(self._state))
+
+
+def _refusal(what: str, error: Exception) -> str:
+    """Describe an error where there should be none; hpstage's own is told as it is."""
+    if isinstance(error, StateError):
+        return str(error)
+    return (
+        f"{what}: {type(error).__name__}: {error}. Let a step leave nothing behind that the same step cannot start "
+        f"from, and let load_state_dict() take over what state_dict() gives"
+    )
 
 
 def _metrics(trainable: Trainable) -> dict[str, str]:
@@ -218,12 +339,12 @@ def portrait_of(trainable: Trainable) -> dict[str, str]:
     return {**told, _STATE: digest(trainable.state_dict())}
 
 
-def _explained(verification: ForkVerification, difference: Difference) -> str:
+def _explained(found: Outcome, difference: Difference, verification: ForkVerification) -> str:
     """Describe a difference and its remedy."""
     steps = verification.steps
-    if verification.pickle is not None:
+    if found.pickle is not None:
         return (
-            f"{verification.pickle} is pickled, and its bytes after {steps} more steps from a kept state are not those "
+            f"{found.pickle} is pickled, and its bytes after {steps} more steps from a kept state are not those "
             f"of training straight through, though all else that training can reach is the same: {REMEDY}"
         )
     path, straight, forked = shown(difference[0]), *difference[1:]
@@ -232,7 +353,7 @@ def _explained(verification: ForkVerification, difference: Difference) -> str:
         if verification.answered
         else "keep it on the trainable or attach it"
     )
-    if verification.by_measuring:
+    if found.by_measuring:
         return (
             f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "
             f"for a report and did not before, or does not and did. What is done only where run.wants_report is true "

@@ -44,7 +44,13 @@ class Verifier:
         )
         return flight.verification
 
-    def has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
+    def is_due(self, flight: Flight, boundary: Boundary | None, *, at_end: bool) -> bool:
+        """Whether :meth:`verify` has something to do where the chain stands."""
+        if flight.verification is not None:
+            return at_end or not flight.verification.is_pending()
+        return self._has_news(flight, boundary)
+
+    def _has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
         """Whether, at a boundary, something outside the state may have changed that did not change when verified."""
         if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
             return False
@@ -61,7 +67,8 @@ class Verifier:
     ) -> tuple[ForkVerified | None, bool]:
         """Start or continue verifying a fork. Return the result once it is complete, and whether the trainable was
         trained past the chain's end for it."""
-        moved, verification = False, flight.verification
+        verification = flight.verification
+        beyond = at_end
         if verification is None:
             self._left -= 1
             if not self._left:
@@ -72,14 +79,14 @@ class Verifier:
                     min(self._unverified()) if self._unverified is not None else "",
                 )
             verification = self.begin(flight, at_once=True)
-            if at_end:
-                moved = True
-                verification.beyond(values)
         else:
             verification.after(flight.step - 1, values, flight.announced, last=at_end)
-            if at_end and flight.step == verification.fork:
-                moved = True
-                verification.beyond(values)  # a chain of one step
+            beyond &= flight.step == verification.fork  # a chain of one step
+        if beyond:
+            verification.beyond(values)
+        if at_end or not verification.is_pending():
+            verification.collect(flight.step)
+        moved = beyond and verification.in_place
         if not (verification.over or at_end):
             return None, moved
         flight.load_seconds += verification.seconds

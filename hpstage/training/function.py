@@ -48,6 +48,9 @@ class FunctionTrainable(Adapter):
     are always requested.
     """
 
+    in_a_thread = True
+    """Its code runs in a thread of its own, which no fork of the process has."""
+
     def __init__(self, function: Callable[[Run], object]) -> None:
         self.subject: object = function
         self._function = function

@@ -29,7 +29,7 @@ from tests.torch.test_measure import Costly, Silent
 from tests.torch.test_pickles import Plainly
 from tests.torch.test_pickles import space as of_estimators
 from tests.torch.test_references_to_itself import Table
-from tests.torch.trainables import CASES, Small
+from tests.torch.trainables import CASES, Small, network, samples, sgd
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +116,29 @@ def test_an_object_that_keeps_its_state_itself_raises_no_alarm(check: Callable[.
 
 def test_what_is_bound_to_the_trainable_itself_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
     report = check(Table())
+    assert report.ok, str(report)
+
+
+def drawing_to_measure(run: Run) -> None:
+    """Measures on batches drawn at random, as nanoGPT does: generators are keyed before the next step."""
+    x, y = samples()
+    model = network()
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    for _ in run.steps():
+        batch = torch.randint(len(x), (8,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        if run.wants_report:
+            drawn = torch.randint(len(x), (8,))
+            model.eval()
+            run.report(loss=torch.nn.functional.cross_entropy(model(x[drawn]), y[drawn]).item())
+            model.train()
+
+
+def test_measuring_that_draws_numbers_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
+    report = check(drawing_to_measure, steps=3, n_forks=1)
     assert report.ok, str(report)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 import hpstage
 from hpstage import schedule as s
 from hpstage.errors import StateError, UsageError
+from hpstage.execution import verification
+from hpstage.execution.fork import Fork, obstacle
 from hpstage.plan.facts import ForkVerified, StateReached
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
@@ -268,6 +272,119 @@ def test_verifying_changes_no_result() -> None:
     assert [t.values for t in search(Small(), verify="all").study.trials] == [
         t.values for t in search(Small(), verify="off").study.trials
     ]
+
+
+class Forgetful:
+    """Its state lacks what load_state_dict() reads."""
+
+    def setup(self, hp: Any) -> None:
+        self.weight = 1.0
+
+    def train(self, step: int, hp: Any) -> None:
+        self.weight *= 1 - hp["lr"]
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": self.weight}
+
+    def state_dict(self) -> object:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weight = state["weight"]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+def test_a_state_that_cannot_be_loaded_is_refused_however_short_trials_are(steps: int) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    with pytest.raises(StateError, match=r"the kept state cannot be loaded: KeyError: 'weight'"):
+        hpstage.optimize(
+            study,
+            Forgetful(),
+            lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)},
+            metric="loss",
+            steps=steps,
+            n_trials=2,
+            executor=hpstage.InlineExecutor(),
+            store=MemoryJournal(),
+        )
+
+
+TICKETS = "HPSTAGE_TEST_TICKETS"
+
+
+class Ticketed(Forgetful):
+    """Draws a ticket in each step, from what is in no state and nowhere else that is looked at."""
+
+    version = data_version = "1"
+
+    def train(self, step: int, hp: Any) -> None:
+        super().train(step, hp)
+        self.ticket = int(os.environ[TICKETS])
+        os.environ[TICKETS] = str(self.ticket + 1)
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": self.weight}
+
+    def state_dict(self) -> object:
+        return {"weight": self.weight, "ticket": self.ticket}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weight, self.ticket = state["weight"], state["ticket"]
+
+
+@pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
+def test_verifying_leaves_what_it_verifies_as_it_was_even_what_no_state_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TICKETS, "0")
+    search(Ticketed(), verify="off")
+    assert os.environ[TICKETS] == str(2 * STEPS - 3)  # of two trials that share three steps
+    monkeypatch.setenv(TICKETS, "0")
+    with pytest.raises(StateError, match=r"the state|ticket"):  # a fork would draw other tickets
+        search(Ticketed())
+    assert os.environ[TICKETS] == "3"  # up to the end of what was verified
+
+
+@pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
+def test_a_position_in_a_file_is_not_moved_by_verifying(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_text("".join(f"{number:08d}\n" for number in range(10_000)))
+    with (tmp_path / "numbers").open(buffering=1) as file:
+        file.readline()
+        at = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+        fork = Fork(lambda: b"%d" % len(file.read()))
+        assert int(fork.wait(60) or b"0") == 9 * 9_999
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == at
+        fork.close()
+
+
+@pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
+def test_a_fork_that_dies_is_an_error_and_one_that_hangs_can_be_killed() -> None:
+    dies = Fork(lambda: os._exit(3))
+    with pytest.raises(ChildProcessError, match="status 3"):
+        dies.wait(60)
+    hangs = Fork(lambda: [time.sleep(3600), b""][1])
+    assert hangs.wait(0.0) is None
+    hangs.close(kill=True)
+    with pytest.raises(ChildProcessError):
+        hangs.wait(60)
+
+
+class Threaded(Small):
+    """Has another thread add up, which no fork of the process has; verified in place for that."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return _POOL.submit(super().loss, model, batch).result()
+
+
+_POOL = ThreadPoolExecutor(1)
+
+
+def test_training_that_needs_a_thread_is_verified_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_PATIENCE", 0.5)
+    monkeypatch.setattr(verification, "_BRIEF", 0.1)
+    journal = MemoryJournal()
+    alone = [trial.values for trial in search(Threaded(), verify="off").study.trials]
+    assert [trial.values for trial in search(Threaded(), journal).study.trials] == alone
+    (fact,) = [fact for fact in read_facts(journal) if isinstance(fact, ForkVerified)]
+    assert fact.difference is None
 
 
 def test_an_unknown_way_to_verify_is_refused() -> None:

@@ -1,0 +1,127 @@
+"""Work in a fork of this process: a copy of all that it holds, which the work may change, and which is then gone."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import stat
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hpstage.execution.lifetime import die_with
+
+_NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+
+
+def obstacle() -> str:
+    """Return why this process cannot be forked so that training goes on in the fork, or an empty string."""
+    if sys.platform != "linux":
+        return "only Linux has forks that are safe for this"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "it uses a GPU, which no fork of it can"
+    jax: Any = sys.modules.get("jax._src.xla_bridge")
+    if jax is not None and getattr(jax, "_backends", None):
+        return "it computes with JAX, whose threads no fork has"
+    if "tensorflow" in sys.modules:
+        return "it has TensorFlow, whose threads no fork has"
+    if "torch._inductor.async_compile" in sys.modules:
+        return "it compiles in other processes, which a fork would share"
+    if multiprocessing.active_children():
+        return "it has processes of its own, which a fork would share"
+    return ""
+
+
+class Fork:
+    """A fork that works while this process goes on. It ends with the thread that has made it.
+
+    Args:
+        work: returns what is to be known here.
+
+    Raises:
+        OSError: the system allows no more processes.
+    """
+
+    def __init__(self, work: Callable[[], bytes]) -> None:
+        self._channel, theirs = os.pipe()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the user's own
+                stream.flush()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are threads: of what they do, the fork needs nothing
+            self._pid = os.fork()
+        if self._pid == 0:
+            status = 1
+            try:
+                _become_separate(parent, theirs)
+                answer = memoryview(work())
+                while answer:
+                    answer = answer[os.write(theirs, answer) :]
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(theirs)
+        os.set_blocking(self._channel, False)
+        self._answer = bytearray()
+        self._status: int | None = None
+
+    def wait(self, timeout: float = 0.0) -> bytes | None:
+        """Return the answer, ``None`` if there is none within ``timeout`` seconds.
+
+        Raises:
+            ChildProcessError: the fork has ended without one.
+        """
+        deadline = time.monotonic() + timeout
+        while self._status is None:
+            if not select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            part = os.read(self._channel, 1 << 16)
+            self._answer += part
+            if not part:
+                self.close()
+        if self._status != 0:
+            raise ChildProcessError(f"a fork has ended with status {self._status}")
+        return bytes(self._answer)
+
+    def close(self, *, kill: bool = False) -> None:
+        """Wait for its end, or kill it. Idempotent."""
+        if self._status is not None:
+            return
+        if kill:
+            os.kill(self._pid, signal.SIGKILL)
+        os.close(self._channel)
+        try:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        except ChildProcessError:  # the user's code has waited for it
+            self._status = 0
+
+
+def _become_separate(parent: int, channel: int) -> None:
+    """Share neither the end of the other process, nor its signals, output and positions in files."""
+    die_with(parent)
+    gc.disable()  # what the other process has, such as connections, is not to be closed here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+    for file in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if file > 2 and file != channel and stat.S_ISREG(os.fstat(file).st_mode):
+                flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~_NOT_KEPT
+                own = os.open(f"/proc/self/fd/{file}", flags)
+                os.lseek(own, os.lseek(file, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(own, file, inheritable=os.get_inheritable(file))
+                os.close(own)
