@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from hpstage.executor import Executor
+    from hpstage.plan.messages import Auditing
     from hpstage.search.results.result import Result
 
 
@@ -65,6 +66,9 @@ def run(
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Keep each state whose step is a multiple of this.")
     ] = None,
+    audit: Annotated[
+        str, typer.Option(help="What is trained again to see whether it is the same: idle, winner or off.")
+    ] = "idle",
     scheduler: Annotated[str | None, typer.Option(help="Dask's: tcp://head:8786; by default a local cluster.")] = None,
     n_workers: Annotated[
         int | None, typer.Option(help="Of the local cluster; by default one per GPU, else per core.")
@@ -146,6 +150,7 @@ def run(
                 evaluate_every=evaluate_every,
                 checkpoint_every=checkpoint_every,
                 checkpoint_budget=checkpoint_budget,
+                audit=cast("Auditing", audit),
             )
         except KeyboardInterrupt:
             typer.echo(

@@ -274,7 +274,10 @@ class Driver:
         deadline = clock() + seconds
         self._act(audits.rest(clock(), seconds))
         while waiting() and (left := deadline - clock()) > 0:
-            self._act(self.scheduler.audit(clock(), left))
+            begun = self.scheduler.audit(clock(), left)
+            if begun:
+                logger.info("Idle workers audit what was trained, for at most %.0f s", left)
+            self._act(begun)
             if not audits.running:
                 break
             self._take(self._executor.wait(min(left, _REST)))

@@ -65,11 +65,9 @@ class SimulatedExecutor(Executor):
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
         step_times: what a step of several chains on one worker takes, relative to one; by default as long as one after
             the other.
-        audit_seconds: time until an audit trains.
+        audit_seconds: time until an audit trains; by default, none can be begun.
         inexact: keys of states that are another each time they are trained.
     """
-
-    can_audit = True
 
     def __init__(
         self,
@@ -86,7 +84,7 @@ class SimulatedExecutor(Executor):
         state_bytes: int = 0,
         kept: set[StateKey] | None = None,
         step_times: StepTimes = ALONE,
-        audit_seconds: float = 0.0,
+        audit_seconds: float | None = None,
         inexact: Container[StateKey] = (),
     ) -> None:
         self.cluster = workers if isinstance(workers, SimulatedCluster) else SimulatedCluster(workers)
@@ -103,6 +101,7 @@ class SimulatedExecutor(Executor):
         self.kept: set[StateKey] = set() if kept is None else kept
         self._flights: dict[ChainId, SimulatedChain] = {}
         self._on: dict[WorkerId, SimulatedChain] = {}  # by each of its workers
+        self.can_audit = audit_seconds is not None
         self._audit_seconds = audit_seconds
         self._inexact = inexact
         self._audits: dict[WorkerId, tuple[Audit, float]] = {}  # by their workers, with the times at which they began
@@ -207,6 +206,9 @@ class SimulatedExecutor(Executor):
         self._aim(flight, extra=-left_over)
 
     def audit(self, worker: WorkerId, audit: Audit) -> None:
+        if self._audit_seconds is None:
+            super().audit(worker, audit)
+            return
         if self.cluster.busy(names_of(worker, self.lanes)) or worker in self._audits:
             raise InternalError(f"{audit.id} was begun on {worker}, which is not idle")
         self._audits[worker] = audit, self.clock()

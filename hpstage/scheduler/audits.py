@@ -61,6 +61,11 @@ class Audits:
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there may be anything to audit that was not begun."""
+        return not self._nothing_left and self._failures < _FAILURES
+
     def look(self, idle: Iterable[Worker], now: float, seconds: float | None = None) -> list[StartAudit]:
         """Start audits on workers that have been idle for a while. O(idle workers).
 
@@ -76,7 +81,7 @@ class Audits:
                 self._drop(host)  # a chain has ended there since: the report of its end was lost
         found: list[StartAudit] = []
         for host, since in self._idle_since.items():
-            if self._nothing_left or self._failures >= _FAILURES:
+            if not self.wanted:
                 break
             if host in self._on or (seconds is None and now - since < GRACE):
                 continue
@@ -110,7 +115,7 @@ class Audits:
 
     def due_at(self) -> float | None:
         """Return when the next idle worker has been idle for long enough; ``None`` if none will audit."""
-        if self._nothing_left or self._failures >= _FAILURES or not self.draw:
+        if not self.wanted or not self.draw:
             return None
         waiting = [since for host, since in self._idle_since.items() if host not in self._on]
         return min(waiting) + GRACE if waiting else None

@@ -469,7 +469,7 @@ class Scheduler:
         """
         if self.audits is None or self.draining or self._tree.ready:
             return []
-        return self.audits.look(self.workers.idle(now), now, seconds)
+        return self.audits.look(self.workers.idle(now) if self.audits.wanted else [], now, seconds)
 
     def end_audits(self) -> list[StopAudit]:
         """End all audits at once."""

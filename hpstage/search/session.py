@@ -201,7 +201,11 @@ class Session:
         seconds = self._audit_budget * used / workers  # all of them wait
         if self._deadline is not None:
             seconds = min(seconds, self._deadline - time.monotonic())
-        self._driver.audit_rest(seconds, lambda: not self._interruption.asked)
+        self._driver.audit_rest(seconds, self._waits_for_audits)
+
+    def _waits_for_audits(self) -> bool:
+        self._on_change(self)
+        return not self._interruption.asked
 
     def _raise_uncaught(self) -> None:
         """Raise :class:`TrainingError` if a trial has failed and the search is not to go on regardless."""

@@ -27,4 +27,4 @@ class TestSimulatedExecutor(ExecutorContract):
 
     @pytest.fixture
     def make_executor(self) -> Callable[[], Executor]:
-        return lambda: SimulatedExecutor(self.n_workers)
+        return lambda: SimulatedExecutor(self.n_workers, audit_seconds=0.0)

@@ -24,7 +24,7 @@ class Recording(SimulatedExecutor):
     """Notes what is started and audited, in order."""
 
     def __init__(self, workers: int, **options: object) -> None:
-        super().__init__(workers, **options)  # type: ignore[arg-type]
+        super().__init__(workers, **{"audit_seconds": 0.0, **options})  # type: ignore[arg-type]
         self.started: list[tuple[float, WorkerId]] = []
         self.audited: list[tuple[float, WorkerId, Audit]] = []
         self.ended: list[tuple[float, AuditId]] = []
@@ -164,8 +164,7 @@ def test_a_difference_ends_the_search_and_later_calls_and_both_ways_are_named() 
 
 
 def test_an_executor_that_cannot_audit_is_asked_for_nothing() -> None:
-    executor = Recording(2)
-    executor.can_audit = False
+    executor = Recording(2, audit_seconds=None)
     search = Search(executor, audit=executor.can_audit, checkpoint_every=4)
     search.run(lopsided(), [40, 8])
     assert not executor.audited

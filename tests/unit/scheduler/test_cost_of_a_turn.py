@@ -16,7 +16,7 @@ from tests.unit.searches import Search, trial
 
 def calls_per_report(workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,), **options: object) -> float:
     """The calls for each stage that is trained, once all workers are busy, and as long as more trials wait."""
-    executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4)
+    executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4, audit_seconds=0.0)
     search = Search(executor, **options)
     search.driver.add(trials)
     for one in trials:
