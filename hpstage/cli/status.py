@@ -16,6 +16,7 @@ import typer
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
+from hpstage.plan.audits import audited
 from hpstage.plan.facts import DriverId
 from hpstage.plan.messages import host_of
 from hpstage.report.account import Account, new_account
@@ -60,8 +61,8 @@ class ChainStatus(msgspec.Struct, frozen=True):
 
 class PlanStatus(msgspec.Struct, frozen=True):
     """The whole plan. Seconds are those of workers; those used count also what was wasted, those paid also idle time.
-    ``nodes``: those along which something was asked. ``audited``: one line on what was trained again, empty if nothing
-    was; its seconds are used by no trial."""
+    ``nodes``: those along which something was asked. ``audits``: those that came to an end. Their seconds are used by
+    no trial."""
 
     workload: str
     records: int
@@ -78,10 +79,12 @@ class PlanStatus(msgspec.Struct, frozen=True):
     seconds_saved: float
     failures: int
     differences: int
-    seconds_audited: float
-    audited: str
     checkpoints: int
     checkpoint_bytes: int
+    audits: int = 0
+    steps_audited: int = 0
+    seconds_audited: float = 0.0
+    audit_differences: int = 0
 
 
 class CauseStatus(msgspec.Struct, frozen=True):
@@ -200,8 +203,10 @@ def status_of(account: Account, journal: Journal) -> Status:
             seconds_saved=alone - used,
             failures=len(account.failures()),
             differences=len(plan.differences),
+            audits=len(account.audits.found),
+            steps_audited=account.audits.steps,
             seconds_audited=account.audits.seconds,
-            audited=account.audits.line(plan),
+            audit_differences=account.audits.differences,
             checkpoints=len(plan.kept),
             checkpoint_bytes=plan.kept_bytes,
         ),
@@ -245,8 +250,9 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
-    if plan.audited:
-        rows.insert(-1, ("audited", plan.audited))
+    if plan.seconds_audited:
+        share = plan.steps_audited / plan.steps_trained if plan.steps_trained else 0.0
+        rows.insert(-1, ("audited", audited(share, plan.audit_differences, plan.seconds_audited)))
     if plan.failures:
         rows += [("failed stages", f"{plan.failures:,}"), *(("", _caused(cause)) for cause in found.causes[:_CAUSES])]
         if len(found.causes) > _CAUSES:
