@@ -13,7 +13,7 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import StateError
 from hpstage.execution.inline import InlineExecutor
 from hpstage.execution.segments import whole
-from hpstage.plan.facts import Audited, PlanCreated, StateDiffers, TrialId, WorkerId
+from hpstage.plan.facts import Audited, AuditOutcome, PlanCreated, StateDiffers, TrialId, WorkerId
 from hpstage.plan.log import read_header
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.search.call import Call
@@ -49,7 +49,7 @@ def audit_winner(call: Call, driver: Driver, session: Session) -> None:
     )
     text = told(segment, found, planned.id)
     at, node = call.executor.clock(), planned.node_at(segment.stop).id
-    outcome = "differs" if found.apart is not None else "equal" if found.problem is None else "failed"
+    outcome: AuditOutcome = "differs" if found.apart is not None else "equal" if found.problem is None else "failed"
     audited = Audited(
         of="winner",
         worker=_HERE,
