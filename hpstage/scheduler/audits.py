@@ -16,6 +16,8 @@ GRACE = 0.25
 """Seconds for which a worker is idle before it audits: after most chains the next one follows at once."""
 _BEGINNING = 1.5
 """Seconds until a process trains, before any was measured."""
+_TRIES = 64
+"""States that are looked at for one whose audit is short enough."""
 _FAILURES = 3
 """Audits that fail one after the other until no more are tried."""
 
@@ -46,7 +48,8 @@ class Audits:
         self._started = 0
         self._running: dict[AuditId, RunningAudit] = {}
         self._on: dict[WorkerId, AuditId] = {}
-        self._ending: set[AuditId] = set()  # those that were told to end
+        self._ending: set[AuditId] = set()  # those that were told to end; below, those of them for a chain
+        self._displaced: set[AuditId] = set()
         self._idle_since: dict[WorkerId, float] = {}
         self._nothing_left = False  # until a further state is kept
         self._failures = 0  # in a row
@@ -77,29 +80,37 @@ class Audits:
         hosts = [worker.id for worker in idle if worker.id == worker.host and not worker.beside]
         self._idle_since = {host: self._idle_since.get(host, now) for host in hosts}
         for host in hosts:
-            if self._on.get(host) in self._ending:
-                self._drop(host)  # a chain has ended there since: the report of its end was lost
+            if self._on.get(host) in self._displaced:
+                self._drop(host)  # the chain has ended, so the report of this one's end was lost
         found: list[StartAudit] = []
         for host, since in self._idle_since.items():
             if not self.wanted:
                 break
             if host in self._on or (seconds is None and now - since < GRACE):
                 continue
-            drawn = self.draw.next(only_unseen=seconds is not None)
-            if drawn is None:
+            begun = self._next(seconds)
+            if begun is None:
                 self._nothing_left = True
                 break
-            audit = self.draw.audit(drawn, AuditId(f"audit-{self._driver}-{self._started + 1}"))
-            estimated = self.draw.seconds(audit)
-            if seconds is not None and estimated + self._beginning > seconds:
-                self.draw.put_back(drawn)
-                self._nothing_left = True
-                break
+            drawn, audit, estimated = begun
             self._started += 1
             self._running[audit.id] = RunningAudit(audit, drawn, host, now, estimated)
             self._on[host] = audit.id
             found.append(StartAudit(host, audit))
         return found
+
+    def _next(self, seconds: float | None) -> tuple[Drawn, Audit, float] | None:
+        """Draw what is audited next, and estimate the seconds of its steps; see :meth:`look`."""
+        for _ in range(_TRIES):
+            drawn = self.draw.next(only_unseen=seconds is not None)
+            if drawn is None:
+                return None
+            audit = self.draw.audit(drawn, AuditId(f"audit-{self._driver}-{self._started + 1}"))
+            estimated = self.draw.seconds(audit)
+            if seconds is None or estimated + self._beginning <= seconds:
+                return drawn, audit, estimated
+            self.draw.put_back(drawn)
+        return None
 
     def rest(self, now: float, seconds: float) -> list[StopAudit]:
         """Note that the search has nothing left to train. End what workers need not wait for: what cannot be expected
@@ -123,7 +134,9 @@ class Audits:
     def make_way(self, workers: Iterable[WorkerId]) -> list[StopAudit]:
         """End the audits on these workers."""
         hosts = dict.fromkeys(map(host_of, workers)) if self._on else {}
-        return self._end(self._on[host] for host in hosts if host in self._on)
+        displaced = [self._on[host] for host in hosts if host in self._on]
+        self._displaced.update(displaced)
+        return self._end(displaced)
 
     def stop_all(self) -> list[StopAudit]:
         return self._end(self._running)
@@ -161,7 +174,7 @@ class Audits:
         """Process the end of a running audit. Return messages for the user."""
         its = self._running.pop(report.audit)
         del self._on[its.worker]
-        self._ending.discard(report.audit)
+        self._forget(report.audit)
         if report.outcome == "stopped":
             self.draw.put_back(its.drawn)
             self._nothing_left = False
@@ -189,5 +202,9 @@ class Audits:
     def _drop(self, worker: WorkerId) -> None:
         id = self._on.pop(worker, None)
         if id is not None:
-            self._ending.discard(id)
+            self._forget(id)
             self.draw.put_back(self._running.pop(id).drawn)
+
+    def _forget(self, id: AuditId) -> None:
+        self._ending.discard(id)
+        self._displaced.discard(id)

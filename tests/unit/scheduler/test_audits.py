@@ -194,6 +194,34 @@ def test_what_would_take_longer_than_the_budget_is_not_begun() -> None:
     assert not executor.audited
 
 
+def test_among_what_is_too_long_there_may_be_something_short() -> None:
+    executor = Recording(1)
+    search = Search(executor, audit=True, checkpoint_every=30)
+    trials = [trial(i, {"a": s.piecewise({0: 2, 30: 3, 32: 4 + i})}, 62) for i in range(2)]
+    search.run(trials, [62, 62])
+    assert not executor.audited
+    search.driver.audit_rest(4.0, lambda: True)
+    assert [audit.stages[-1].stop - audit.start for _, _, audit in executor.audited] == [2]
+
+
+def test_what_is_ended_is_gone_before_its_worker_audits_again() -> None:
+    executor = Recording(2, audit_seconds=1000.0)
+    search = Search(executor, audit=True, checkpoint_every=4)
+    trials = lopsided()
+    search.driver.add(trials)
+    for one in trials:
+        search.driver.ask(one.trial, one.steps)
+    while not executor.audited:
+        search.driver.wait()
+    audits = search.scheduler.audits
+    assert audits is not None
+    [ended] = audits.stop_all()
+    assert search.scheduler.audit(executor.clock() + 10.0) == []
+    executor.stop_audit(ended.audit)
+    search.driver.wait(0.0)
+    assert [fact.outcome for fact in audits_of(search)] == ["stopped"]
+
+
 def test_an_audit_that_takes_longer_than_expected_is_ended_with_the_budget() -> None:
     class Waiting(Recording):
         def wait(self, timeout: float | None) -> list[Report]:
