@@ -52,6 +52,7 @@ class Trainer:
         except Exception as error:
             record.problem = self._problem(error, loop.trained or run.fork)
         record.seconds = time.perf_counter() - began
+        record.beside_eager = getattr(self._trainable, "beside_eager", "")
         return record
 
     def _train(self, run: Run, record: Record, loop: Loop) -> None:

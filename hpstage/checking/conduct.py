@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from hpstage.checking import ways
 from hpstage.checking.causes import Style, cause_of
@@ -34,6 +35,7 @@ def check(
     steps: int | None = None,
     n_forks: int = 3,
     seed: int = 0,
+    numerics: str | None = None,
     say: Say | None = None,
     children: Children | None = None,
 ) -> CheckReport:
@@ -58,6 +60,7 @@ def check(
             near. About ten times as many are trained in all.
         n_forks: number of random steps at which to fork.
         seed: seed for choosing trials and forks.
+        numerics: the step backend to check a :class:`hpstage.torch.TorchTrainable` with; ``None``: its own.
         say: called with lines that report progress.
         children: the processes, to be shared by several checks; by default, each check starts its own.
 
@@ -65,6 +68,9 @@ def check(
         UsageError: nothing can be checked, since the space or the trainable is invalid.
     """
     began = time.perf_counter()
+    if numerics is not None:
+        with _trained_by(trainable, numerics):
+            return check(trainable, space, steps=steps, n_forks=n_forks, seed=seed, say=say, children=children)
     if type(n_forks) is not int or n_forks < 1:
         raise UsageError(f"n_forks is {n_forks!r}; give a whole number above zero")
     trainer = as_trainable(trainable)
@@ -100,7 +106,23 @@ def check(
         ways=tuple(found.way(name, trials.steps) for name in (ways.STRAIGHT, *ways.WAYS)),
         differences=tuple(found.findings(style, hashes, suspects(subject))),
         seconds=time.perf_counter() - began,
+        beside_eager=found.straight.beside_eager,
     )
+
+
+@contextmanager
+def _trained_by(trainable: object, numerics: str) -> Iterator[None]:
+    """Set the step backend of the user's object meanwhile."""
+    subject: Any = getattr(trainable, "subject", trainable)
+    before = vars(subject).copy()
+    subject.numerics = numerics
+    try:
+        yield
+    finally:
+        if "numerics" in before:
+            subject.numerics = before["numerics"]
+        else:
+            del subject.numerics
 
 
 def libraries_of(trainable: object) -> list[str]:

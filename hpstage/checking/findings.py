@@ -100,6 +100,7 @@ class CheckReport:
         ways: all comparisons.
         differences: findings of the ways that are not equal; the likely cause of the others comes first.
         seconds: duration of the check.
+        beside_eager: how the first steps of another numerics class than ``"eager"`` compare with eager ones.
     """
 
     subject: str
@@ -110,6 +111,7 @@ class CheckReport:
     ways: tuple[Way, ...]
     differences: tuple[Finding, ...]
     seconds: float
+    beside_eager: str = ""
 
     @property
     def ok(self) -> bool:
@@ -126,6 +128,7 @@ class CheckReport:
     def as_text(self, width: int | None = None) -> str:
         """Return the report as a terminal of ``width`` columns shows it."""
         lines = [table([way.cells() for way in self.ways], left=2, width=width)]
+        lines += ["", self.beside_eager] if self.beside_eager else []
         trained = sum(way.steps for way in self.ways)
         end = f"{trained:,} steps trained in {self.seconds:.0f} s"
         if self.ok:

@@ -25,6 +25,9 @@ def check(
     ] = None,
     forks: Annotated[int, typer.Option(help="At how many random steps forks are made.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the trial that is drawn from the space, and of the forks.")] = 0,
+    numerics: Annotated[
+        str | None, typer.Option(help="Step backend of a TorchTrainable: eager, compiled, stacked, graphed.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
@@ -38,6 +41,9 @@ def check(
     another in every process (the clock, hashes and addresses, entropy, threads, unseeded data) and what counts for the
     whole process (numbers of threads, torch's settings). What hpstage captures by itself is exact, and raises no alarm.
 
+    With another step backend than eager, it shows how its first steps compare with eager ones: they agree but for
+    rounding, or they are refused by name.
+
     It takes some ten times as many steps as --steps, and five processes, of which three are started anew.
 
     Exit status: 0 if it is exact, 1 if something differs, is refused or fails, 2 if it could not be checked.
@@ -46,6 +52,7 @@ def check(
 
     \b
     hpstage check search.py:Digits search.py:space
+    hpstage check search.py:Digits search.py:space --numerics compiled
     hpstage check package.module:trainable package.module:space --steps 4 --json check.json
     """
     from hpstage.checking import check as perform
@@ -55,7 +62,7 @@ def check(
         subject = trainable_named(trainable)
         send_along(trainable)
         say = None if quiet else _say
-        report = perform(subject, function, steps=steps, n_forks=forks, seed=seed, say=say)
+        report = perform(subject, function, steps=steps, n_forks=forks, seed=seed, numerics=numerics, say=say)
         if json_file is not None:
             _write(json_file, json.dumps(report.as_dict(), indent=2) + "\n")
     except UsageError as error:

@@ -208,6 +208,12 @@ class TorchLoop(Adapter):
         self._data().go_to(state.get("stream"))
         self._data().settle()
 
+    @property
+    def beside_eager(self) -> str:
+        """How the first steps compared with eager ones, in a sentence; empty if they are eager."""
+        backend = self._steps_by()
+        return self._meaning.summary(backend.numerics, departs=backend.departs) if self._numerics != "eager" else ""
+
     def portrait(self) -> dict[str, str]:
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         self._drop_gradients(self._ready())

@@ -22,6 +22,7 @@ from hpstage.cli.app import app
 from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.errors import UsageError
 from hpstage.training.run import Run
+from tests.torch.backends.slips import Clamps
 from tests.torch.faults import EXACT, NAMED, Own, in_the_environment
 from tests.torch.patterns import PATTERNS
 from tests.torch.test_endings import stopping
@@ -218,6 +219,32 @@ def test_a_process_that_dies_is_told(check: Callable[..., hpstage.CheckReport]) 
 
     report = check(dying)
     assert "the process ended with exit status 7, and had printed: about to die" in one_line(report)
+
+
+def test_another_step_backend_is_compared_with_eager_steps(check: Callable[..., hpstage.CheckReport]) -> None:
+    subject = Small()
+    report = check(subject, numerics="stacked", steps=3)
+    assert report.ok, report
+    assert "stacked-v3: 2 steps compared with eager ones; the largest difference is" in str(report)
+    assert subject.numerics == "eager" and "numerics" not in vars(subject)
+    assert "compared with eager" not in str(check(Small(), steps=3))
+
+
+def test_a_slip_of_another_step_backend_is_named(children: Children) -> None:
+    report = hpstage.check(
+        Clamps(), lambda trial: {"lr": 0.05}, steps=3, n_forks=1, numerics="stacked", children=children
+    )
+    assert not report.ok
+    assert re.search(
+        r"'stacked' does not train Clamps as its code says: .* model\.\S+ is \S+, and \S+ by", one_line(report)
+    )
+
+
+def test_a_function_has_no_step_backend_to_check(check: Callable[..., hpstage.CheckReport]) -> None:
+    with pytest.raises(
+        UsageError, match=r"numerics = 'compiled', which only a hpstage\.torch\.TorchTrainable can have"
+    ):
+        check(in_the_environment, numerics="compiled")
 
 
 def test_what_cannot_be_checked_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +13,10 @@ from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:
     from hpstage.torch.trainable import TorchTrainable
+
+
+PASSING = (OSError, MemoryError, ImportError, EOFError, subprocess.SubprocessError, torch.OutOfMemoryError)
+"""Errors that tell of the host at that moment and not of the code, which may be compiled or recorded after all."""
 
 
 class NotDeparting(BaseException):

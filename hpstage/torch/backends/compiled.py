@@ -19,7 +19,7 @@ from torch import Tensor
 from hpstage.errors import CompilerFailed, TrainingError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends import formulas
-from hpstage.torch.backends.backend import NotDeparting, StepBackend
+from hpstage.torch.backends.backend import PASSING, NotDeparting, StepBackend
 from hpstage.torch.backends.logged import LoggedInTensors, traced
 from hpstage.torch.backends.numbers import keep_numbers
 from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
@@ -197,17 +197,17 @@ class CompiledBackend(StepBackend):
         finally:
             vars(user).pop("loss", None)
 
-    def _attempt(self, function: Callable[..., Any], *args: Any) -> tuple[bool, Any]:
+    def _attempt(self, function: Callable[..., Any], model: torch.nn.Module, *args: Any) -> tuple[bool, Any]:
         """Call a function compiled; return whether that was possible, and what it returned."""
         user = self.subject
         present = user.hp
-        object.__setattr__(user, "hp", self._in_tensors(present))
+        object.__setattr__(user, "hp", self._in_tensors(present, model))
         self._names = ()
         traced()
         try:
             with _settings(), warnings.catch_warnings(), recording(self._logged):
                 warnings.simplefilter("ignore")
-                result = self._function(function)(user, *args)
+                result = self._function(function)(user, model, *args)
             for name, value in self._logged.take(self._names):
                 log(name, value)
             return True, result
@@ -264,13 +264,15 @@ class CompiledBackend(StepBackend):
         made: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
         return made
 
-    def _in_tensors(self, hp: Mapping[str, Scalar]) -> dict[str, Any]:
+    def _in_tensors(self, hp: Mapping[str, Scalar], model: torch.nn.Module) -> dict[str, Any]:
         values: dict[str, Any] = dict(hp)
+        double = any(param.dtype == torch.float64 for param in model.parameters())
+        dtype = torch.float64 if double else torch.float32
         for name, value in values.items():
             if isinstance(value, float):
                 tensor = self._values.get(name)
-                if tensor is None:
-                    self._values[name] = tensor = torch.zeros((), device=self.device)
+                if tensor is None or tensor.dtype != dtype:
+                    self._values[name] = tensor = torch.zeros((), dtype=dtype, device=self.device)
                 values[name] = tensor.fill_(value)
         return values
 
@@ -319,12 +321,8 @@ def _is_of_code(error: BaseException) -> bool:
     something was missing while it looked: room, a file, another process."""
     from torch._dynamo import exc
 
-    verdicts = (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.ObservedException)
-    is_verdict = isinstance(error, verdicts) or "side effects happened" in str(error)
-    return is_verdict and not isinstance(_origin(error), _PASSING)
-
-
-_PASSING = (OSError, MemoryError, ImportError, EOFError, subprocess.SubprocessError, torch.OutOfMemoryError)
+    is_verdict = isinstance(error, exc.TorchDynamoException) and not isinstance(error, exc.BackendCompilerFailed)
+    return is_verdict and not isinstance(_origin(error), PASSING)
 
 
 def _origin(error: BaseException) -> BaseException:
@@ -338,7 +336,7 @@ def _failed(who: str, error: Exception) -> Exception:
     origin = _origin(error)
     told = str(origin).strip().partition("\n")[0]
     what = f"{type(origin).__name__}: {told}" if told else type(origin).__name__
-    if isinstance(origin, _PASSING):
+    if isinstance(origin, PASSING):
         return CompilerFailed(
             f"compiling a step of {who} has failed: {what}. It is not trained without, which would give other bits "
             f"under the same key. Make room, or remove the folder of TORCHINDUCTOR_CACHE_DIR if a file in it is broken"

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from hpstage.errors import StateError
 from hpstage.schedule import Scalar
+from hpstage.text import count_of
 from hpstage.torch.backends.backend import NotDeparting, StepBackend
 from hpstage.torch.backends.rounding import OtherwiseRounded
 from hpstage.torch.backends.stacked.signature import shape_key
@@ -73,6 +74,7 @@ class Meaning:
     def __init__(self, who: str) -> None:
         self._who = who
         self._left: dict[object, tuple[int, int]] = {}  # steps to compare and tries, by the kind of step
+        self._refused = False
         self.compared = 0
         """Number of steps compared."""
         self.closeness = 0.0
@@ -82,6 +84,19 @@ class Meaning:
         """Return whether this step is to be compared: one of the first with batches of these shapes and these values
         of hyper-parameters that are no fractions."""
         return all(self._left.get(_kind(hp, batch), (STEPS, _TRIES)))
+
+    def summary(self, numerics: str, *, departs: bool) -> str:
+        """Return a sentence on what was compared."""
+        if not departs:
+            return f"{numerics}: this code cannot be recorded, and is trained by update() itself."
+        if self._refused:
+            return ""
+        if not self.compared:
+            return f"{numerics}: no step could be compared with an eager one."
+        return (
+            f"{numerics}: {count_of(self.compared, 'step')} compared with eager ones; the largest difference is "
+            f"{self.closeness:.1%} of what rounding is allowed."
+        )
 
     def compare(
         self,
@@ -119,9 +134,13 @@ class Meaning:
 
         def rounded(seed: int | None, values: Mapping[str, Scalar] = hp) -> None:
             """Take an eager step with other last bits; code may fail where a value has another one."""
-            with contextlib.suppress(Exception), nullcontext() if seed is None else OtherwiseRounded(seed):
-                changed, _ = after(lambda given: of.update(given, values))
-                apart.allow(changed, most=_SHARE if seed is None else math.inf)
+
+            def step(batch: Any) -> Any:
+                with nullcontext() if seed is None else OtherwiseRounded(seed):
+                    return of.update(batch, values)
+
+            with contextlib.suppress(Exception):
+                apart.allow(after(step)[0], most=_SHARE if seed is None else math.inf)
 
         with _unheard():
             try:
@@ -153,10 +172,11 @@ class Meaning:
                 backend.load(known)
         if not apart.rounded:
             return  # code that fails where a value has another last bit
+        if apart.differs:
+            self._refused = True
+            raise StateError(self._told(apart, numerics))
         self.compared += 1
         self.closeness = max(self.closeness, apart.closeness)
-        if apart.differs:
-            raise StateError(self._told(apart, numerics))
         if apart.moved:
             self._left[kind] = steps - 1, tries
 

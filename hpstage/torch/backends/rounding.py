@@ -45,7 +45,7 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         last = torch.finfo(tensor.dtype).eps
         up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
         whole = (tensor == tensor.round()) & (tensor.abs() < 1 / last)
-        tensor.copy_(torch.where(whole, tensor, tensor * torch.where(up, 1 + last, 1 - last).to(tensor.dtype)))
+        tensor.mul_(torch.where(up, 1 + last, 1 - last).to(tensor.dtype).masked_fill_(whole, 1.0))
 
 
 def _is_rounded(value: Any) -> bool:

@@ -14,13 +14,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
 
 import hpstage
+from hpstage.errors import CompilerFailed, TrainingError
+from hpstage.plan.facts import ChainLost
+from hpstage.plan.log import read_facts
+from hpstage.store import MemoryJournal
 from hpstage.torch.backends import formulas
+from hpstage.torch.backends.compiled import CompiledBackend
 from hpstage.training.logs import Recorder, recording
 from tests.torch.backends.forking import by, compiled_of, forks_exactly
 from tests.torch.backends.odd_programs import Tiny
-from tests.torch.trainables import Averaged, Small, adam, advance, fresh, outcome
+from tests.torch.backends.searches import search
+from tests.torch.trainables import Averaged, Small, adam, advance, fresh, hp_at, outcome
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 
@@ -223,3 +230,65 @@ def test_compiled_code_logs_what_the_code_does(make: type[Logging]) -> None:
     for step in range(6):
         silent.train(step, changing(step))
     assert metrics(compiled) == metrics(silent)
+
+
+# --- what fails while compiling ---------------------------------------------------------------------------
+
+PASSING = [
+    OSError(28, "No space left on device"),
+    MemoryError(),
+    ImportError("/tmp/torchinductor/main.so: file too short"),
+    subprocess.CalledProcessError(-9, "g++"),
+    EOFError("Ran out of input"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("make", [Tiny, Own])
+def test_a_passing_failure_of_the_compiler_is_no_verdict_on_the_code(
+    make: type[Tiny], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To train on without compiling would give other bits under the same key."""
+
+    def fails(self: CompiledBackend, graph: Any, inputs: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as short_of_room:
+        short_of_room.setattr(CompiledBackend, "lower", fails)
+        trainable = fresh(by("compiled", make)())
+        with pytest.raises(
+            CompilerFailed, match=f"compiling a step of {make.__name__} has failed: {type(error).__name__}"
+        ):
+            trainable.train(0, hp_at(0))
+    monkeypatch.setattr(
+        CompiledBackend, "lower", lambda self, graph, inputs: lookup_backend("aot_eager")(graph, inputs)
+    )
+    trainable.setup(hp_at(0))
+    trainable.train(0, hp_at(0))
+    assert compiled_of(trainable).compiled and compiled_of(trainable).state() is None
+
+
+def test_another_failure_of_the_compiler_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: CompiledBackend, graph: Any, inputs: Any) -> Any:
+        raise NotImplementedError("no such kernel")
+
+    monkeypatch.setattr(CompiledBackend, "lower", fails)
+    with pytest.raises(TrainingError, match=r"torch cannot compile Tiny: NotImplementedError.*numerics = 'eager'"):
+        fresh(by("compiled", Tiny)()).train(0, hp_at(0))
+
+
+def test_a_chain_whose_compiler_fails_is_trained_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+
+    def fails_at_first(self: CompiledBackend, graph: Any, inputs: Any) -> Any:
+        calls.append(None)
+        if len(calls) <= 2:
+            raise OSError(28, "No space left on device")
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    monkeypatch.setattr(CompiledBackend, "lower", fails_at_first)
+    journal = MemoryJournal()
+    result = search("compiled", journal)
+    assert all(trial.value is not None for trial in result.study.trials)
+    outcomes = [fact.outcome for fact in read_facts(journal) if isinstance(fact, ChainLost)]
+    assert outcomes.count("lost") == 1 and outcomes[0] == "lost"

@@ -239,3 +239,26 @@ class Factorizing(Tiny):
 def test_a_value_dependent_error_that_the_user_catches_is_refused() -> None:
     with pytest.raises(UsageError, match="catches an error of torch's, _LinAlgError"):
         alone(Factorizing, 0)
+
+
+class Reading(Tiny):
+    """Reads a file that is not there for a moment."""
+
+    there = True
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if not Reading.there:
+            raise OSError(116, "Stale file handle")
+        return super().loss(model, batch)
+
+
+def test_a_passing_failure_while_recording_is_no_verdict_on_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainable: Any = fresh(by("stacked", Reading)(), hp_of(0, 0))
+    monkeypatch.setattr(Reading, "there", False)
+    with pytest.raises(OSError, match="Stale file handle"):
+        trainable.train(0, hp_of(0, 0))
+    trainable.close()
+    monkeypatch.setattr(Reading, "there", True)
+    trainable.setup(hp_of(0, 0))
+    trainable.train(0, hp_of(0, 0))
+    assert trainable.is_stacked

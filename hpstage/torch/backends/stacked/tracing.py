@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.backend import PASSING
 from hpstage.torch.backends.stacked.cleaning import clean, lift_constants
 from hpstage.torch.backends.stacked.images import substitute
 from hpstage.torch.backends.stacked.one_step import OneStep
@@ -139,7 +140,7 @@ def trace(
 def _recorded(one: OneStep) -> GraphModule:
     try:
         return make_fx(one, decomposition_table=_IN_PLACE)(one.state, one.values, one.tensors, one.left)
-    except (NotStackable, MemoryError, torch.OutOfMemoryError):  # how much memory there is depends on others
+    except (NotStackable, *PASSING):
         raise
     except Exception as error:
         raise NeedsPython(f"{one.who} needs Python at each step{one.read.blamed()}: {first_line(error)}") from error
@@ -149,7 +150,7 @@ def _compared(made: Trace, one: OneStep, stream: Tensor) -> bool:
     """Compare, as :func:`compared` does. An error for other values tells nothing of those that others have."""
     try:
         return compared(made, one, stream)
-    except (NotStackable, MemoryError, torch.OutOfMemoryError):
+    except (NotStackable, *PASSING):
         raise
     except Exception as error:
         raise NotStackable(f"{one.who} fails with other values{one.read.blamed()}: {first_line(error)}") from error
