@@ -101,7 +101,7 @@ class CompiledBackend(StepBackend):
         self._is_first = False
         self._hopeless: set[tuple[tuple[str, Scalar], ...]] = set()
         self._reasons: set[str] = set()
-        self._runs = False
+        self._runs = self._lowers = False
         self._logged = LoggedInTensors(device)
         self._names: tuple[str, ...] = ()  # that the code has logged that ran last
 
@@ -202,7 +202,7 @@ class CompiledBackend(StepBackend):
         user = self.subject
         present = user.hp
         object.__setattr__(user, "hp", self._in_tensors(present, model))
-        self._names = ()
+        self._names, self._lowers = (), False
         traced()
         try:
             with _settings(), warnings.catch_warnings(), recording(self._logged):
@@ -217,7 +217,7 @@ class CompiledBackend(StepBackend):
             if self._runs:
                 self._runs = False
                 raise  # the compiled code has failed, not compiling it
-            if not _is_of_code(error):
+            if self._lowers or not _is_verdict(error):
                 raise _failed(type(user).__name__, error) from error
             self._as_it_is = True
             if self._is_first:
@@ -245,7 +245,9 @@ class CompiledBackend(StepBackend):
             )
         keep_numbers(graph.graph, self._values.values())
         recorded = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # to lower a graph may change it
+        self._lowers = True
         made = self.lower(graph, inputs)  # torch may interrupt it, and begin again with fewer constants
+        self._lowers = False
         self.compiled += 1
         names = traced()
 
@@ -316,13 +318,10 @@ def _compiler() -> str:
     return told.partition("\n")[0].strip()
 
 
-def _is_of_code(error: BaseException) -> bool:
-    """Return whether an error is torch's verdict on the code, which it gives everywhere and always, and not that
-    something was missing while it looked: room, a file, another process."""
-    from torch._dynamo import exc
-
-    is_verdict = isinstance(error, exc.TorchDynamoException) and not isinstance(error, exc.BackendCompilerFailed)
-    return is_verdict and not isinstance(_origin(error), PASSING)
+def _is_verdict(error: BaseException) -> bool:
+    """Return whether an error of tracing is torch's verdict on the code, which it gives everywhere and always, and not
+    that something was missing meanwhile: room, a file, another process. Without a compiled frame the code was run."""
+    return "no compiled frames" not in str(error) and not isinstance(_origin(error), PASSING)
 
 
 def _origin(error: BaseException) -> BaseException:
