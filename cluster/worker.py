@@ -52,7 +52,7 @@ from hpstage.execution.flight import Gathering
 from hpstage.execution.gang import GATHER_SECONDS
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import ChainEnded
+from hpstage.plan.messages import AuditId, ChainEnded
 
 logger = logging.getLogger("hpstage")
 
@@ -113,6 +113,8 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         # The future was released: the driver has closed, or is dead. Dask would let the task continue.
         if start == "executing" and finish in ("cancelled", "released") and self.site is not None:
             self.site.abandon(key)
+        elif finish == "executing" and self.site is not None:
+            self.site.make_way()  # whoever's task it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,18 +396,23 @@ class Site:
                     self._trainer.send(order)
                 continue
             if isinstance(order, BeginAudit):
-                self._auditing.begin(order, refused=self._turn().lock.locked() or self._leaving or self._closed)
+                busy = self._turn().lock.locked() or bool(self._worker.state.executing)
+                self._auditing.begin(order, refused=busy or self._leaving or self._closed)
                 continue
             if isinstance(order, EndAudit):
-                end = asyncio.create_task(self._auditing.end(order.audit))
-                self._ends.add(end)
-                end.add_done_callback(self._ends.discard)
+                self.make_way(order.audit)
                 continue
             chain = order.amendment.chain if isinstance(order, Amend) else order.chain
             if chain in self._running and self._trainer is not None:
                 self._trainer.send(order)
             else:
                 self._early[chain].append(order)
+
+    def make_way(self, audit: AuditId | None = None) -> None:
+        """End the audit of this run, or only the one that is named."""
+        end = asyncio.create_task(self._auditing.end(audit))
+        self._ends.add(end)
+        end.add_done_callback(self._ends.discard)
 
     def abandon(self, key: str) -> None:
         if not key.startswith(self._name):

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from distributed import Client
 
 import hpstage
+from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import StateError
 from hpstage.plan.facts import Audited, StateDiffers
 from hpstage.plan.log import open_existing_plan, read_facts
+from hpstage.plan.messages import Audit, AuditId, Goal
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
+from hpstage.testing.chains import NODE, key, stage, until, workers
+from hpstage.testing.executor import ENDLESS, audits_ended
 from hpstage.testing.toys import Counter, Gate
 
 
@@ -114,3 +120,26 @@ def test_nothing_is_audited_on_idle_workers_unless_it_is_asked_for(audit: Any, t
         audit=audit,
     )
     assert [fact for fact in audits_in(journal) if fact.of != "winner"] == []
+
+
+def run_while(file: Path) -> None:
+    while file.exists():
+        time.sleep(0.01)
+
+
+def test_an_audit_makes_way_for_any_task_on_its_worker(client: Client, tmp_path: Path) -> None:
+    executor = DaskExecutor(client)
+    executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
+    try:
+        worker, *_ = workers(executor, 2)
+        goal = Goal(NODE, ENDLESS, key(ENDLESS), "0" * 32)
+        executor.audit(worker, Audit(AuditId("a"), None, {"x": 1.0}, (stage(0, ENDLESS),), (goal,)))
+        running = tmp_path / "running"
+        running.touch()
+        other = client.submit(run_while, running, workers=[worker], allow_other_workers=False, pure=False)
+        [end] = audits_ended(until(executor, lambda heard: bool(audits_ended(heard))))
+        assert (end.audit, end.outcome) == ("a", "stopped")
+        running.unlink()
+        other.result()
+    finally:
+        executor.close()
