@@ -67,6 +67,6 @@ def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials
 
 
 def test_what_is_audited_costs_a_turn_about_the_same_however_many_trials_wait() -> None:
-    with_audits = calls_per_report(8, tree(4096), audit=True)
-    assert with_audits < 1.5 * calls_per_report(8, tree(1024), audit=True)
-    assert with_audits < 1.2 * calls_per_report(8, tree(4096))
+    with_audits = calls_per_report(8, tree(1024), audit=True)
+    assert with_audits < 1.5 * calls_per_report(8, tree(256), audit=True)
+    assert with_audits < 1.2 * calls_per_report(8, tree(1024))
