@@ -66,6 +66,7 @@ def check(make: Callable[[], Small]) -> None:
         if step + 1 == FORK:
             state = reread(trainable.state_dict())
             trainable.evaluate()
+    verification.collect(STEPS)
     assert verification.over
     assert verification.told is None
     assert outcome(trainable) == expected

@@ -152,6 +152,7 @@ def test_an_optimizer_goes_on_exactly(kind: type[torch.optim.Optimizer], argumen
         verification.after(step, hp_at(step), False)
         if step + 1 == fork:
             state = reread(trainable.state_dict())
+    verification.collect(STEPS)
     assert verification.over
     assert verification.told is None
     assert outcome(trainable) == expected
