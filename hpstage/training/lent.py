@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hpstage.errors import UsageError
-from hpstage.training.capture.kind import own_of, write_own
+from hpstage.training.code.attributes import own_of, write_own
 
 _T = TypeVar("_T")
 _TAKEN: dict[int, Lent] = {}

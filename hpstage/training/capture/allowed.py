@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.training.capture import pure
-from hpstage.training.capture.kind import RUNNERS, has_own_memory, numpy, torch
+from hpstage.training.capture.kind import RUNNERS, numpy, torch
 from hpstage.training.capture.survey import Survey
+from hpstage.training.code.attributes import has_own_memory
 from hpstage.training.code.owner import is_users_code
 
 RANDOM: dict[str, Callable[[], Any]] = {

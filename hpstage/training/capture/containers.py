@@ -16,14 +16,12 @@ from hpstage.training.capture.kind import (
     Child,
     Kind,
     attribute_children,
-    dict_of,
     is_atom,
-    own_of,
     same_items,
     same_mapping,
     same_value,
-    write_own,
 )
+from hpstage.training.code.attributes import dict_of, own_of, write_own
 
 BULK = 1 << 16
 """Limit on the number of nested containers. A larger container of only plain values is tracked by a checksum: a change

@@ -17,13 +17,14 @@ from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, me
 from hpstage.training.capture.atoms import is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
 from hpstage.training.capture.encoding import BUILTINS, CONTAINERS, Plain, is_answered
-from hpstage.training.capture.kind import numpy, torch, write_own
+from hpstage.training.capture.kind import numpy, torch
 from hpstage.training.capture.kinds import VALUES
 from hpstage.training.capture.memory import Rebuilt
 from hpstage.training.capture.on_disk import opened_file, opened_map
 from hpstage.training.capture.survey import Survey
 from hpstage.training.capture.told import RandomSource
 from hpstage.training.capture.values import duplicate, fill, is_tensor, move
+from hpstage.training.code.attributes import write_own
 from hpstage.training.code.reach import MISSING
 
 

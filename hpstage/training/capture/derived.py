@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.capture.kind import dict_of, torch
+from hpstage.training.capture.kind import torch
+from hpstage.training.code.attributes import dict_of
 
 # --- weights
 

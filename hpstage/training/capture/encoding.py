@@ -22,12 +22,13 @@ from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, me
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
-from hpstage.training.capture.kind import is_atom, numpy, own_of, torch
+from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.memory import Places
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.told import RandomSource, stands_only
 from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
+from hpstage.training.code.attributes import own_of
 from hpstage.training.code.reach import MISSING
 
 Plain = Any

@@ -47,21 +47,11 @@ from hpstage.training.capture.instances import (
     Slot,
     TupleWithAttributes,
 )
-from hpstage.training.capture.kind import (
-    RUNNERS,
-    Kind,
-    Opaque,
-    by_type,
-    has_dict,
-    has_own_memory,
-    is_atomic,
-    numpy,
-    slots_of,
-    torch,
-)
+from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.settings import OfProcess, Settings
 from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
 from hpstage.training.capture.values import Accumulator, Values, is_read_only
+from hpstage.training.code.attributes import by_type, has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules
 from hpstage.training.code.owner import is_users_code, module_of
 from hpstage.training.code.reach import ClassAttributes, LibraryNames

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.capture.kind import LEADS_NOWHERE, Kind, dict_of, is_atom, torch
+from hpstage.training.capture.kind import LEADS_NOWHERE, Kind, is_atom, torch
 from hpstage.training.capture.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
 from hpstage.training.capture.told import CACHED, Cache
 from hpstage.training.capture.values import Marked
+from hpstage.training.code.attributes import dict_of
 from hpstage.training.code.owner import is_users_code, module_of, of_user
 from hpstage.training.code.reach import OF_CODE, ClassAttributes, Slot, reached_from
 

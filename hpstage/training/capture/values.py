@@ -11,17 +11,8 @@ from typing import Any
 import xxhash
 
 from hpstage.checkpoints import leaves
-from hpstage.training.capture.kind import (
-    Child,
-    Kind,
-    attribute_children,
-    dict_of,
-    numpy,
-    own_of,
-    same_mapping,
-    torch,
-    write_own,
-)
+from hpstage.training.capture.kind import Child, Kind, attribute_children, numpy, same_mapping, torch
+from hpstage.training.code.attributes import dict_of, own_of, write_own
 
 _COPIED = 16 << 20
 """Bytes up to which a copy of an array is kept, from which it can be restored."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import importlib.util
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +16,15 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hpstage.training.code.hashing import hashed
+from hpstage.training.code.owner import is_users_code, module_of
 
 # Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _CONSTANTS = frozenset(dis.hasconst)
+_LOCAL = frozenset((*dis.haslocal, *dis.hasfree))
+_BY_NAME = frozenset(("locals", "vars", "dir", "eval", "exec", "f_locals", "_getframe", "currentframe"))
+"""Names by which code may ask for the names of its variables."""
 # What the compiler records in classes and modules for readers: line numbers, and strings in hash-table order.
 _NOTES = frozenset(("__doc__", "__firstlineno__", "__static_attributes__"))
 # Kinds of arguments and of function; not whether it has a docstring, nor what was imported from __future__.
@@ -35,9 +41,15 @@ _FOR_INNER_CODE = frozenset(("MAKE_CELL", "LOAD_CLOSURE"))
 
 
 @functools.lru_cache(_REMEMBERED)
-def digest(code: CodeType) -> str:
-    """Return a digest that is equal for code that performs the same operations on the same names."""
-    return hashed(_text(code))
+def digest(code: CodeType, free: tuple[str, ...] | None = None) -> str:
+    """Return a digest that is equal for code that performs the same operations on the same names.
+
+    Local variables count in the order in which they are met, not by their names, unless code may ask for these.
+
+    Args:
+        free: what stands for the names of its free variables, in their order.
+    """
+    return hashed(_text(code, free or code.co_freevars))
 
 
 def inner(code: CodeType) -> Iterator[CodeType]:
@@ -48,8 +60,9 @@ def inner(code: CodeType) -> Iterator[CodeType]:
             yield from inner(constant)
 
 
-def _text(code: CodeType) -> str:
+def _text(code: CodeType, free: tuple[str, ...]) -> str:
     instructions = instructions_of(code)
+    local = _Locals(code, free)
     starts = [instruction.offset for instruction in instructions]
 
     def place(offset: int) -> int:
@@ -59,7 +72,9 @@ def _text(code: CodeType) -> str:
     for instruction in instructions:
         argument: object
         if instruction.opcode in _CONSTANTS:
-            argument = _constant_text(instruction.argval)
+            argument = _constant_text(instruction.argval, local)
+        elif instruction.opcode in _LOCAL:
+            argument = local.named(instruction.argval)
         elif instruction.opcode in _JUMPS:
             argument = place(instruction.argval)
         else:
@@ -69,14 +84,12 @@ def _text(code: CodeType) -> str:
         (place(entry.start), place(entry.end), place(entry.target), entry.depth, entry.lasti)
         for entry in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
     }
-    arguments = code.co_argcount + code.co_kwonlyargcount
-    arguments += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args and **kwargs
     return repr(
         (
             code.co_name,
             code.co_flags & _FLAGS,
-            (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_varnames[:arguments]),
-            (code.co_cellvars, code.co_freevars),
+            (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, _arguments(code)),
+            (local.named(code.co_cellvars), free),
             operations,
             sorted(handler for handler in handlers if handler[0] < handler[1]),
         )
@@ -96,13 +109,34 @@ def instructions_of(code: CodeType) -> Sequence[Instruction]:
     return found
 
 
-def _constant_text(constant: object) -> str:
+class _Locals:
+    """What stands for the names of local variables in a digest: numbers, but for arguments, which callers may name."""
+
+    def __init__(self, code: CodeType, free: tuple[str, ...]) -> None:
+        self._known = dict(zip(code.co_freevars, free, strict=True)) | {name: name for name in _arguments(code)}
+        if not _BY_NAME.isdisjoint(name for part in inner(code) for name in part.co_names):
+            self._known |= {name: name for name in (*code.co_varnames, *code.co_cellvars)}
+
+    def named(self, names: Any) -> Any:
+        """Return what stands for a name, or for each of a tuple of them. A new one gets the next number."""
+        if isinstance(names, tuple):
+            return tuple(map(self.named, names))
+        return self._known.setdefault(names, f"#{len(self._known)}") if isinstance(names, str) else names
+
+
+def _arguments(code: CodeType) -> tuple[str, ...]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args and **kwargs
+    return code.co_varnames[:count]
+
+
+def _constant_text(constant: object, local: _Locals) -> str:
     if isinstance(constant, CodeType):
-        return f"code {digest(constant)}"
+        return f"code {digest(constant, local.named(constant.co_freevars))}"
     if isinstance(constant, frozenset):
-        return f"frozenset({sorted(map(_constant_text, constant))})"
+        return f"frozenset({sorted(_constant_text(item, local) for item in constant)})"
     if isinstance(constant, tuple):
-        return f"({', '.join(map(_constant_text, constant))})"
+        return f"({', '.join(_constant_text(item, local) for item in constant)})"
     return repr(constant)
 
 
@@ -192,6 +226,8 @@ def _collect(
         module = ""
         if instruction.opname in FROM_GLOBALS and name in names:
             content, module = names[name], names.get("__name__", "")
+        elif instruction.opname in FROM_GLOBALS and _is_put(content := vars(builtins).get(name)):
+            pass
         elif instruction.opname in FROM_LOCALS and name in bound:
             content = bound[name]
         elif instruction.opname in _FROM_CELLS and name in cells:
@@ -208,15 +244,61 @@ def _collect(
 
 
 def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callable[[str], bool]) -> Named:
-    """Follow modules to the member that the code reads."""
+    """Follow modules to the member that the code reads. Of libraries, only what was put there from outside counts."""
+    counts = named
     for following in instructions:
-        module, member = named.content, following.argval
-        if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(module, ModuleType):
+        owner, member = named.content, following.argval
+        if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(owner, ModuleType | type):
             break
-        if not is_open(module.__name__) or member not in vars(module):  # the whole module
+        if isinstance(owner, ModuleType) and is_open(owner.__name__):
+            if member not in vars(owner):  # the whole module
+                break
+            named = counts = Named(f"{named.path}.{member}", vars(owner)[member], owner.__name__, member)
+        elif is_users_code(owner) or member not in vars(owner):
             break
-        named = Named(f"{named.path}.{member}", vars(module)[member], module.__name__, member)
-    return named
+        else:
+            named = Named(f"{named.path}.{member}", vars(owner)[member])
+            if type(named.content) in _PUT and not _is_of_the_library(owner, member):
+                counts = named
+    return counts
+
+
+_PUT = frozenset((bool, int, float, complex, str, bytes))
+_OF_SYS = frozenset(
+    (
+        *("abiflags", "api_version", "byteorder", "copyright", "dont_write_bytecode", "executable", "float_repr_style"),
+        *("hexversion", "maxsize", "maxunicode", "platform", "platlibdir", "version", "winver", "pycache_prefix"),
+        *("prefix", "base_prefix", "exec_prefix", "base_exec_prefix"),
+        *("_base_executable", "_framework", "_git", "_home", "_stdlib_dir", "last_value", "ps1", "ps2"),
+    )
+)
+"""The plain values in ``sys`` that are Python's own."""
+
+
+def _is_put(content: object) -> bool:
+    """Return whether a built-in name was put there from outside: Python has no plain values among them."""
+    return type(content) in _PUT or is_users_code(content)
+
+
+def _is_of_the_library(owner: ModuleType | type, member: str) -> bool:
+    """Return whether a library's own code names a plain value of its module or class, so that its version tells it."""
+    module = owner if isinstance(owner, ModuleType) else sys.modules.get(module_of(owner))
+    names = written_in(module) if module is not None else frozenset()
+    return member in names or (member.startswith("__") and member.endswith("__"))
+
+
+@functools.lru_cache(_REMEMBERED)
+def written_in(module: ModuleType) -> frozenset[str]:
+    """Return the names in a library's module, as cached by Python; all of them if it is not written in Python."""
+    spec = module.__spec__
+    get_code = getattr(getattr(spec, "loader", None), "get_code", None)
+    try:
+        code = get_code(spec.name) if get_code is not None and spec is not None else None
+    except (ImportError, OSError):
+        code = None
+    if code is None:
+        return _OF_SYS if module is sys else frozenset(vars(module))
+    return frozenset(name for part in inner(code) for name in part.co_names)
 
 
 def _imports(

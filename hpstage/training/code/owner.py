@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import types
@@ -67,15 +68,25 @@ def is_users(module: str) -> bool:
     if spec is None:
         return False
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    file = Path(places[0] or "").resolve() if places else Path()
-    installed = {"site-packages", "dist-packages"} & set(file.parts)
-    return bool(places) and not installed and not any(file.is_relative_to(library) for library in _LIBRARIES)
+    if not places or not places[0] or _INSTALLED.search(places[0]):
+        return False
+    file = Path(places[0]).resolve()
+    return not _INSTALLED.search(str(file)) and not any(file.is_relative_to(library) for library in _LIBRARIES)
+
+
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def came_by_value(module: str) -> bool:
     """Return whether code of this module was sent by value, as a script's is to a worker: no such module exists."""
     package = module.partition(".")[0]
+    if package.startswith(_OF_NAMED_TUPLES):
+        return False
     return package not in sys.modules and importlib.util.find_spec(package) is None
+
+
+_OF_NAMED_TUPLES = "namedtuple_"
+"""How Python names the module of the constructor that it makes for a named tuple."""
 
 
 @functools.cache
@@ -94,7 +105,7 @@ def is_users_code(value: object) -> bool:
     if isinstance(value, type):
         known = _CLASSES.get(id(value))
         if known is None or known[0] is not value:
-            known = _CLASSES[id(value)] = value, of_user(module_of(value)) or _is_users_class(value)
+            known = _CLASSES[id(value)] = value, _is_users_class(value)
         return known[1]
     return False
 
@@ -110,14 +121,24 @@ def _is_users_function(function: types.FunctionType) -> bool:
 
 
 def _is_users_class(cls: type) -> bool:
-    """Return whether a class whose module is a library's was made by a call (of ``type``, ``make_dataclass``, ...) from
+    """Return whether a class is of a module of the user's, or was made by a call (of ``type``, ``make_dataclass``) from
     the user's parts: its module is then that of the code in which ``type`` was called, which lacks it."""
-    if not cls.__flags__ & HEAP or _is_found(cls):
-        return False
-    if any(map(is_users_code, cls.__bases__)):
+    if is_users(module_of(cls)):
         return True
-    functions = [part for member in vars(cls).values() for part in (member, *functions_in(member))]
-    return any(map(is_users_code, functions)) or ("<locals>" not in cls.__qualname__ and cls.__bases__ == (object,))
+    members = list(vars(cls).values())
+    if not cls.__flags__ & HEAP or any(isinstance(member, _OF_C) for member in members) or _is_found(cls):
+        return False
+    if came_by_value(module_of(cls)) or any(map(is_users_code, cls.__bases__)):
+        return True
+    parts = [part for member in members for part in (member, *functions_in(member))]
+    if any(map(is_users_code, parts)):
+        return True
+    names = [part.__code__.co_qualname for part in parts if isinstance(part, types.FunctionType)]
+    written = "<locals>" in cls.__qualname__ or any(name.startswith(f"{cls.__qualname__}.") for name in names)
+    return not written and cls.__bases__ == (object,)
+
+
+_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType)
 
 
 def _is_found(code: types.FunctionType | type) -> bool:

@@ -18,19 +18,22 @@ _HOOKS = "_global_"
 """Beginning of the names of dicts in which torch keeps the hooks of all modules, and of all optimizers."""
 
 
-def patches() -> dict[str, str]:
-    """Return by place, such as ``torch.nn.functional:relu``, a description of each function, class or object of the
-    user's in a module or class of a library. Equal code has equal descriptions in all processes."""
+def standing() -> Iterator[tuple[str, Any]]:
+    """Yield the place, such as ``torch.nn.functional:relu``, and the value of each function, class or object of the
+    user's in a module or class of a library. It trains whether or not other code of the user's names it."""
     users, libraries = _modules()
-    found: dict[str, str] = {}
     for name, module in libraries.items():
         for value in [*vars(module).values()]:
             if issubclass(type(value), type) and value.__module__ == name:
                 for member, inner in _users(users, vars(value)):
-                    found[f"{name}:{value.__qualname__}.{member}"] = _text(inner)
+                    yield f"{name}:{value.__qualname__}.{member}", inner
         for attribute, value in _users(users, vars(module)):
-            found[f"{name}:{attribute}"] = _text(value)
-    return found
+            yield f"{name}:{attribute}", value
+
+
+def patches() -> dict[str, str]:
+    """Return a description of each by its place. Equal code has equal descriptions in all processes."""
+    return {place: _text(value) for place, value in standing()}
 
 
 def lacking(there: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,7 @@ from hpstage.executor import Environment
 from hpstage.text import size
 from hpstage.trainable import Trainable
 from hpstage.training.code.owner import is_users_code
+from hpstage.training.code.patches import standing
 from hpstage.training.identity import settings, threads
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.inputs import Inputs, inputs_of
@@ -32,7 +33,8 @@ def describe(trainable: Trainable) -> Environment:
 
 
 def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment:
-    before = identify(trainable)
+    patched = list(standing())
+    before = identify(trainable, patched)
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
@@ -51,7 +53,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
     if hasattr(trainable, "describe_data"):
         described["data"] = trainable.describe_data()
     # Creating the data set may have set globals; in a process that has trained before, it already has.
-    after = identify(trainable) if hasattr(trainable, "see_data") else before
+    after = identify(trainable, patched) if hasattr(trainable, "see_data") else before
     contents = None
     if hasattr(trainable, "see_data") and "data version" not in after.described:
         contents = trainable.see_data()

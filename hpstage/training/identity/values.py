@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
@@ -16,6 +18,7 @@ from typing import Any
 import xxhash
 
 from hpstage.errors import StateError, UsageError
+from hpstage.training.code.attributes import own_of
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.made import is_script
 from hpstage.training.code.owner import has_name, is_users_code
@@ -29,6 +32,7 @@ _MAPPED = 512 << 20
 """Bytes up to which a memory-mapped array counts by all of its content."""
 _BLOCKS, _BLOCK = 256, 64 << 10
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_OF_ENUM = frozenset(("_value_", "_name_", "_sort_order_", "__objclass__"))
 Refer = Callable[[object], str]
 
 
@@ -84,7 +88,7 @@ class Values:
             UsageError: ``strict`` is set, and an attribute has no digest.
         """
         found = []
-        ignored = {*NOT_STATE, *without_keys(type(obj))}
+        ignored = {*NOT_STATE, *without_keys(type(obj)), *getattr(obj, "stateless", ())}
         for name, value in sorted(getattr(obj, "__dict__", {}).items()):
             if name in ignored:
                 continue
@@ -115,12 +119,13 @@ class Values:
     def value(self, value: Any) -> str | None:
         """Return a value as a string, like :meth:`content` or :meth:`exact`, whichever is running."""
         if isinstance(value, Enum):
-            return f"{self._refer(type(value))}.{value.name}"
+            own = {name: item for name, item in own_of(value).items() if name not in _OF_ENUM}
+            return f"{self._refer(type(value))}.{value.name}{self.value(own) if own else ''}"
         if isinstance(value, str | PurePath) and (text := self._named_file(value)) is not None:
             return text
         if isinstance(value, bytes) and len(value) > _LONG:
             return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        if type(value) in _PLAIN or (isinstance(value, tuple(_PLAIN)) and not is_users_code(type(value))):
             return _short(repr(value))
         if isinstance(value, type | ModuleType) or is_function(value) or is_script(value):
             return self._refer(value)
@@ -150,7 +155,7 @@ class Values:
         return text if place is None else f"{type(value).__name__} {place}"
 
     def _composed(self, value: Any) -> str | None:
-        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users_code(type(value)):
+        if isinstance(value, (list, tuple, set, frozenset, Mapping, *_PLAIN)) and is_users_code(type(value)):
             text = self._reduced(value)  # its class and its attributes count, too
             if text is not None:
                 return text
@@ -159,6 +164,8 @@ class Values:
         if isinstance(value, set | frozenset):
             items = [self.value(item) for item in value]
             return None if None in items else self._joined("set", sorted(filter(None, items)))
+        if type(value) is defaultdict:
+            return self._reduced(value)
         if isinstance(value, Mapping):
             # In insertion order: that of a dict of layers decides which is initialised first.
             return self._joined("dict", (self._joined("", map(self.value, pair)) for pair in value.items()))
@@ -216,17 +223,20 @@ class Values:
         lenient = self._lenient and (self._files is not None or is_users_code(type(value)))
         try:
             with self.counting(lenient=lenient):
-                reduced = value.__reduce_ex__(4)
+                known = copyreg.dispatch_table.get(type(value))
+                reduced = value.__reduce_ex__(4) if known is None else known(value)
                 if isinstance(reduced, str):
                     return f"global {reduced}"
                 make, arguments, *rest = reduced
                 state, items, pairs = (*rest[:3], None, None, None)[:3]
+                hidden = _hidden(value, state)
                 if isinstance(state, dict):
-                    state = sorted((name, state[name]) for name in state if name not in NOT_STATE)
+                    state = sorted(state.items())
                 parts = [state, *(None if part is None else list(part) for part in (items, pairs))]
-                return self._joined(
-                    f"{self._refer(type(value))} {self._refer(make)}", [self.value(arguments), self.value(parts)]
-                )
+                texts = [self.value(arguments), self.value(parts)]
+            with self.counting(lenient=True):
+                texts += [f"{name}={self.value(item)}" for name, item in hidden]
+            return self._joined(f"{self._refer(type(value))} {self._refer(make)}", texts)
         except UsageError:
             raise
         except Exception:  # whatever an object that cannot be pickled raises
@@ -242,14 +252,23 @@ class Values:
         self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
         if not is_users_code(kind):
             return self._with_functions(self._refer(kind), value)
-        items = sorted(getattr(value, "__dict__", {}).items())
-        attributes = [f"{name}={self.value(item)}" for name, item in items if name not in NOT_STATE]
+        attributes = [f"{name}={self.value(item)}" for name, item in sorted(own_of(value).items())]
         return f"{self._refer(kind)}({', '.join(attributes)})"
 
     @staticmethod
     def _joined(kind: str, items: Iterable[str | None]) -> str | None:
         found = list(items)
         return None if None in found else _short(f"{kind}({', '.join(map(str, found))})")
+
+
+def _hidden(value: object, state: object) -> list[tuple[str, object]]:
+    """Return the attributes that a method of the user's leaves out of a pickle. They may decide training all the same:
+    what they hold counts, as far as it has a digest."""
+    methods = (getattr(type(value), name, None) for name in ("__reduce__", "__reduce_ex__", "__getstate__"))
+    if not any(map(is_users_code, methods)):
+        return []
+    shown = state if isinstance(state, dict) else {}
+    return sorted((name, item) for name, item in own_of(value).items() if shown.get(name, shown) is not item)
 
 
 def _setting(variable: ContextVar[object]) -> object:

@@ -29,8 +29,16 @@ _FORMAT = "hpstage-code-2"
 FIXED, COMPUTED = "=", "~"
 """Suffixes of names of values in :meth:`Walk.loaded`: literals or code; and values that each host computes."""
 _SCRIPT = "__main__"
-# Python's own bookkeeping. Its other members (__slotnames__), which may appear late, are not functions.
-_IGNORED_MEMBERS = frozenset(("_abc_impl", "__annotate__", "__annotate_func__", *NOT_STATE))
+# Python's own bookkeeping in classes; some of it appears late.
+_IGNORED_MEMBERS = frozenset(
+    (
+        "_abc_impl",
+        *(f"__{name}__" for name in ("abstractmethods", "annotate", "annotate_func", "annotations", "classcell")),
+        *(f"__{name}__" for name in ("annotations_cache", "dataclass_fields", "dataclass_params", "dict", "doc")),
+        *(f"__{name}__" for name in ("firstlineno", "match_args", "module", "orig_bases", "parameters", "qualname")),
+        *(f"__{name}__" for name in ("slotnames", "static_attributes", "type_params", "weakref")),
+    )
+)
 # Where a module is, and how it was loaded.
 _IGNORED_NAMES = frozenset(
     f"__{name}__"
@@ -42,6 +50,8 @@ class Walk:
     """Visits code and what it names. The digest covers everything visited, regardless of the order.
 
     Args:
+        subject: the trainable or function, of which some attributes are recorded elsewhere, and whose ``stateless``
+            names globals that do not count.
         files: if given, paths in values count by the files that they name.
         within: objects that are not looked into.
         check: whether to check that modules which count as a whole match their files.
@@ -52,9 +62,18 @@ class Walk:
         paths: possible paths of files that the code reads by names written in it.
     """
 
-    def __init__(self, *, files: DataFiles | None = None, within: Iterable[object] = (), check: bool = True) -> None:
+    def __init__(
+        self,
+        subject: object = None,
+        *,
+        files: DataFiles | None = None,
+        within: Iterable[object] = (),
+        check: bool = True,
+    ) -> None:
         self.packages: dict[str, str] = {}
         self.values = Values(self.refer, self._with_functions, files=files, within=within)
+        self._stateless = frozenset(getattr(subject, "stateless", ()))
+        self._subjects = frozenset() if is_function(subject) else frozenset(type(subject).__mro__)
         self.paths: set[str] = set()
         self._files = files
         self._check = check
@@ -62,6 +81,11 @@ class Walk:
         self._values: dict[str, tuple[str, bool]] = {}
         self._written: dict[str, frozenset[str]] = {}
         self._names_script = False
+
+    def patched(self, found: Iterable[tuple[str, Any]]) -> str:
+        """Visit the user's code in libraries, given by path. Return the string that represents it."""
+        held = ((place, list(value.values()) if isinstance(value, dict) else value) for place, value in found)
+        return "\n".join(sorted(f"at {place}: {self.values.content(value)}" for place, value in held))
 
     def digest(self, root: str, *others: str) -> str:
         """Return the digest of ``root``, of the entities that ``others`` refer to, and of everything visited."""
@@ -140,13 +164,15 @@ class Walk:
         if is_users_code(type(cls)):
             entity.lines.add(f"metaclass {self.refer(type(cls))}")
         ignored = _IGNORED_MEMBERS.union(without_keys(cls))
+        if cls in self._subjects:
+            ignored = ignored.union(NOT_STATE, self._stateless)
         for member, value in sorted(vars(cls).items()):
             if member in ignored or isinstance(value, MemberDescriptorType):  # of __slots__
                 continue
             parts = list(functions_in(value))
             for part in parts:
                 entity.lines.add(f"{member}: {self.refer(part)}")
-            if not parts and (not member.startswith("__") or is_function(value)):
+            if not parts:
                 self._hold(
                     entity, f"{member} =", self.values.content(value), cls.__module__, f"{cls.__name__}.{member}"
                 )
@@ -170,11 +196,11 @@ class Walk:
                 continue  # not bound yet
         cells.pop("__class__", None)
         for name, value in sorted(vars(function).items()):
-            if not name.startswith("_"):
+            if name != "__wrapped__":
                 entity.lines.add(f"has {name}: {self.values.content(value)}")
         found = references(code, function.__globals__, cells, self._imported, _is_open)
         for named in found.named:
-            if named.path not in _IGNORED_NAMES:
+            if named.path not in _IGNORED_NAMES and not self._is_stateless(named.module, named.name):
                 what = f"names {named.path}:"
                 self._hold(entity, what, self.values.content(named.content), named.module, named.name)
         for imported in found.imported:
@@ -200,6 +226,9 @@ class Walk:
             elif (file := vars(module).get("__file__")) is not None:
                 for spec in modules_in(os.path.dirname(file)):
                     self._submodule(entity, spec, following=False)
+
+    def _is_stateless(self, module: str, name: str) -> bool:
+        return not self._stateless.isdisjoint((name, f"{module}.{name}", f"{module}:{name}")) if module else False
 
     def _hold(self, entity: Entity, what: str, text: str, module: str, name: str) -> None:
         """Record a value that code refers to. Module globals count beside the code: they may differ between hosts."""
@@ -261,7 +290,7 @@ class Walk:
                     # Whether a submodule is already imported, and so an attribute, may be arbitrary.
                     chance = isinstance(content, ModuleType) and content.__name__ == f"{module.__name__}.{name}"
                     kept = name in written or not (chance or name.startswith(("__", "@")))  # @: pytest's
-                    if kept and name not in _IGNORED_NAMES:
+                    if kept and name not in _IGNORED_NAMES and not self._is_stateless(module.__name__, name):
                         self._hold(entity, f"{name} =", self.values.content(content), module.__name__, name)
         return f"module {self._entities.reference(module)}"
 

@@ -12,11 +12,13 @@ object in a global that can be neither digested nor pickled counts by its class.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.owner import is_users
+from hpstage.training.code.patches import standing
 from hpstage.training.code.source import ABSENT
 from hpstage.training.identity.placing import folder_of
 from hpstage.training.identity.values import is_function
@@ -53,11 +55,12 @@ class StandsFor:
     subject: object
 
 
-def identify(obj: object) -> Identity:
+def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> Identity:
     """Return the identity of a trainable's code as loaded in this process.
 
     ``obj`` is the user's object or function, or the result of :func:`~hpstage.training.trainables.as_trainable`. A
     stated ``version`` replaces the code and attributes that have no digest; other attributes always count.
+    ``patched``: what :func:`~hpstage.training.code.patches.standing` has found, which takes tens of milliseconds.
 
     Raises:
         UsageError: an attribute can be neither digested nor pickled, or a module that counts as a whole was edited
@@ -68,7 +71,7 @@ def identify(obj: object) -> Identity:
     version, data_version = getattr(obj, "version", None), getattr(obj, "data_version", None)
     strict = version is None
     is_users.cache_clear()  # files may appear and disappear while a notebook is open
-    walk = Walk(check=strict)
+    walk = Walk(obj, check=strict)
     walk.values.folder = folder_of(obj)
     held: list[str] = []
     if is_function(obj):
@@ -78,6 +81,7 @@ def identify(obj: object) -> Identity:
         described = {"trainable": type(obj).__qualname__}
         root = walk.refer(type(obj))
         held = walk.values.attributes(obj, strict=strict)
+    root = f"{root}\n{walk.patched(standing() if patched is None else patched)}"
     if held:
         # Code held by attributes counts by name here, and by content below.
         described["attributes"] = hashed(walk.named("\n".join(held)))
@@ -99,7 +103,7 @@ def code_identity(obj: object) -> dict[str, str]:
 
 def packages(obj: object) -> frozenset[str]:
     """Return the import names of the libraries that the code of a trainable or function names."""
-    return identify(obj).packages
+    return identify(obj, ()).packages
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,104 @@
+"""The attributes of objects, regardless of what their classes override: no code of theirs is called."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hpstage.training.code.owner import HEAP
+
+_T = TypeVar("_T")
+
+
+def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """Cache a function's results by type. (mypy does not consider types hashable, as ``functools.cache`` requires.)"""
+    known: dict[Any, _T] = {}
+
+    @functools.wraps(function)
+    def ask(kind: Any) -> _T:
+        try:
+            return known[kind]
+        except KeyError:
+            return known.setdefault(kind, function(kind))
+
+    return ask
+
+
+@by_type
+def slots_of(kind: Any) -> dict[str, Any]:
+    """Return the descriptors of attributes in ``__slots__``, by name."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__flags__ & HEAP:
+            for name, member in vars(base).items():
+                if type(member) is types.MemberDescriptorType and name in _declared(base):
+                    found[name] = member
+    return found
+
+
+def _declared(kind: Any) -> set[str]:
+    declared = vars(kind).get("__slots__", ())
+    names = (declared,) if isinstance(declared, str) else tuple(declared)
+    return {
+        f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in names
+    }
+
+
+@by_type
+def has_dict(kind: Any) -> bool:
+    return bool(getattr(kind, "__dictoffset__", 0))
+
+
+@by_type
+def has_own_memory(kind: Any) -> bool:
+    """Return whether instances hold more than ``__dict__`` and ``__slots__``, due to a base class written in C."""
+    pointers = sum(
+        type(member) is types.MemberDescriptorType and name in _declared(base)
+        for base in kind.__mro__
+        if base.__flags__ & HEAP
+        for name, member in vars(base).items()
+    )
+    pointers += (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return bool(kind.__basicsize__ - object.__basicsize__ > 8 * pointers)
+
+
+def dict_of(obj: Any) -> dict[str, Any] | None:
+    """Return the actual ``__dict__`` of an object, or ``None`` if it has none."""
+    if not has_dict(type(obj)):
+        return None
+    try:
+        own = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return own if isinstance(own, dict) else None
+
+
+def own_of(obj: Any) -> dict[str, Any]:
+    """Return a copy of all instance attributes, in ``__dict__`` and ``__slots__``."""
+    own = dict_of(obj)
+    found = dict(own) if own else {}
+    slots = slots_of(type(obj))
+    for name, member in slots.items():
+        try:
+            found[name] = member.__get__(obj)
+        except AttributeError:
+            continue  # not bound
+    return found
+
+
+def write_own(obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
+    """Replace all instance attributes by ``content``, except those in ``skip``."""
+    own, slots = dict_of(obj), slots_of(type(obj))
+    if own is not None:
+        kept = {name: own[name] for name in own if name in skip}
+        own.clear()
+        own.update({name: value for name, value in content.items() if name not in slots})
+        own.update(kept)
+    for name, member in slots.items():
+        if name in content:
+            member.__set__(obj, content[name])
+        elif name not in skip and name in own_of(obj):
+            member.__delete__(obj)
