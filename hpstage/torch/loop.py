@@ -28,7 +28,8 @@ from hpstage.torch.loading.taken_over import Workers
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.capture.unwatched import world_of
-from hpstage.training.code.reach import functions_reached, names_in
+from hpstage.training.code.graph import functions_reached
+from hpstage.training.code.names import names_in
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, rekey, seed_of

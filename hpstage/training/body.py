@@ -16,8 +16,8 @@ from hpstage.training.capture.context_managers import letting_through, swallowin
 from hpstage.training.capture.liveness import live, place
 from hpstage.training.capture.portrait import LOCAL
 from hpstage.training.capture.variables import Variable
+from hpstage.training.code.namespaces import MISSING, Slot
 from hpstage.training.code.owner import of_user
-from hpstage.training.code.reach import MISSING, Slot
 from hpstage.training.handover import Abandoned
 from hpstage.training.identity import threads
 from hpstage.training.identity.settings import read_all, write_all

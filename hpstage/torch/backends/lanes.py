@@ -30,7 +30,7 @@ from hpstage.trainable import Trainable
 from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, MODULES
 from hpstage.training.capture.survey import Record
-from hpstage.training.code.reach import OF_CODE
+from hpstage.training.code.graph import OF_CODE
 from hpstage.training.logs import Noted, recording
 from hpstage.training.randomness import rekey
 

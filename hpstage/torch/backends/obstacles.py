@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.training.code.reach import functions_reached, names_in
+from hpstage.training.code.graph import functions_reached
+from hpstage.training.code.names import names_in
 
 _BACKWARD_OF_BACKWARD = "create_graph"
 _SEES_TYPES = {"isinstance", "type"}

@@ -13,7 +13,8 @@ from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import follow
 from hpstage.torch.follow import agree, plain, put
-from hpstage.training.code.reach import functions_reached, names_in, texts_in
+from hpstage.training.code.graph import functions_reached
+from hpstage.training.code.names import names_in, texts_in
 
 _ALIASES = {"learning_rate": "lr"}
 """Fields of optimizers that LightningModules often give another name."""

@@ -17,7 +17,7 @@ from itertools import pairwise
 from types import CodeType, FrameType
 
 from hpstage.training.capture.liveness import instructions_of
-from hpstage.training.code.reach import MISSING
+from hpstage.training.code.namespaces import MISSING
 
 _LET_THROUGH = ("torch", "tqdm", "warnings", "threading", "_thread", "io", "_io")
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")

@@ -25,7 +25,7 @@ from hpstage.training.capture.survey import Survey
 from hpstage.training.capture.told import RandomSource
 from hpstage.training.capture.values import duplicate, fill, is_tensor, move
 from hpstage.training.code.attributes import write_own
-from hpstage.training.code.reach import MISSING
+from hpstage.training.code.namespaces import MISSING
 
 
 class Decoder:

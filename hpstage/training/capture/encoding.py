@@ -29,7 +29,7 @@ from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.told import RandomSource, stands_only
 from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
 from hpstage.training.code.attributes import own_of
-from hpstage.training.code.reach import MISSING
+from hpstage.training.code.namespaces import MISSING
 
 Plain = Any
 ANSWERED = ("answered",)

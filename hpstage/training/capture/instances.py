@@ -19,8 +19,8 @@ from hpstage.training.capture.kind import LEADS_NOWHERE, Child, Kind, attribute_
 from hpstage.training.capture.values import is_tensor
 from hpstage.training.code.attributes import by_type, dict_of, own_of, slots_of, write_own
 from hpstage.training.code.imports import loaded
+from hpstage.training.code.names import attributes_stored_in
 from hpstage.training.code.owner import functions_in, is_users_code, of_user
-from hpstage.training.code.reach import attributes_stored_in
 
 Attributes = dict[str, Any]
 

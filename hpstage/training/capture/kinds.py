@@ -53,9 +53,9 @@ from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context,
 from hpstage.training.capture.values import Accumulator, Values, is_read_only
 from hpstage.training.code.attributes import by_type, has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules
+from hpstage.training.code.namespaces import ClassAttributes, LibraryNames
+from hpstage.training.code.namespaces import Slot as GlobalName
 from hpstage.training.code.owner import is_users_code, module_of
-from hpstage.training.code.reach import ClassAttributes, LibraryNames
-from hpstage.training.code.reach import Slot as GlobalName
 
 # Their instances are machinery (compilers, loggers, threads), not what training computes with.
 _MACHINERY = (

@@ -17,8 +17,8 @@ from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import VALUES, kind_of
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.values import cannot_change, is_tensor
+from hpstage.training.code.namespaces import MISSING, ClassAttributes
 from hpstage.training.code.owner import is_users_code, module_of
-from hpstage.training.code.reach import MISSING, ClassAttributes
 from hpstage.training.identity.settings import NEXT_HOOK
 
 _LONGEST = 120

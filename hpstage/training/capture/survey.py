@@ -14,8 +14,9 @@ from hpstage.training.capture.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, 
 from hpstage.training.capture.told import CACHED, Cache
 from hpstage.training.capture.values import Marked
 from hpstage.training.code.attributes import dict_of
+from hpstage.training.code.graph import OF_CODE, Graph
+from hpstage.training.code.namespaces import ClassAttributes, Slot
 from hpstage.training.code.owner import is_users_code, module_of, of_user
-from hpstage.training.code.reach import OF_CODE, ClassAttributes, Slot, reached_from
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
@@ -271,7 +272,7 @@ class Surveyor:
         known = self._code.get(id(code))
         if known is None:
             user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
-            reached = [pair for pair in reached_from(code) if not self._passed_by(*pair)] if user else []
+            reached = [pair for pair in Graph(code).reached() if not self._passed_by(*pair)] if user else []
             known = self._code[id(code)] = code, reached
         return known[1]
 

@@ -15,7 +15,7 @@ from hpstage.training.capture.portrait import LOCAL, shown, text_of, texts_of
 from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked
 from hpstage.training.code.bytecode import inner
-from hpstage.training.code.reach import MISSING, ClassAttributes, Globals
+from hpstage.training.code.namespaces import MISSING, ClassAttributes, Globals
 
 
 @dataclass(frozen=True, slots=True)

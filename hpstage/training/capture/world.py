@@ -24,7 +24,8 @@ from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_argumen
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
-from hpstage.training.code.reach import OF_CODE, LibraryNames, libraries
+from hpstage.training.code.graph import OF_CODE
+from hpstage.training.code.namespaces import LibraryNames, libraries
 from hpstage.training.identity.settings import NEXT_HOOK, refuse_modes
 
 Roots = Iterable[tuple[str, object]]

@@ -10,7 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from hpstage.training.code.bytecode import inner, references
-from hpstage.training.code.reach import functions_reached
+from hpstage.training.code.graph import functions_reached
 
 _NAMES = frozenset(
     (

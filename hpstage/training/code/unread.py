@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 
-from hpstage.training.code.reach import functions_reached
+from hpstage.training.code.graph import functions_reached
 
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to

@@ -1,5 +1,5 @@
-"""Edits by name, each a text with a gap ``@@``: with 1 and 2 in it, ``decides.txt`` trains differently, ``same.txt`` the
-same."""
+"""Edits by name, each a text with a gap ``@@``: with 1 and 2 in it, those of ``decides.txt`` train differently, those
+of ``same.txt`` the same."""
 
 from __future__ import annotations
 

@@ -1,0 +1,243 @@
+"""The graph of the code that training reaches: from a function, class or module of the user's to all that its bytecode
+names, transitively.
+
+A module is followed to the member that code reads. Where code uses a module as a whole (``getattr(nets, name)``), or
+takes names from its globals, all of the module's names are reached.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+import types
+from typing import Any
+
+from hpstage.training.code import imports
+from hpstage.training.code.bytecode import Imported, references
+from hpstage.training.code.names import attributes_stored_in, names_in, stored_in, texts_in
+from hpstage.training.code.namespaces import (
+    MISSING,
+    OF_MODULES,
+    ClassAttributes,
+    Globals,
+    LibraryAttribute,
+    Slot,
+    library_names,
+)
+from hpstage.training.code.owner import HEAP, functions_in, is_users_code, module_of, of_user
+
+OF_CODE = re.compile(r"[\w.]+:")
+"""Start of paths that begin at code rather than at an attribute of the trainable."""
+
+Namespace = Slot | ClassAttributes | imports.Modules
+
+
+class Graph:
+    """What a function, class or module of the user's leads to.
+
+    Attributes:
+        namespaces: names that may be bound anew, each once.
+        functions: the user's functions, including the root.
+    """
+
+    def __init__(self, root: object) -> None:
+        self.namespaces: dict[tuple[int, str], Namespace] = {}
+        self.functions: list[types.FunctionType] = []
+        self._todo: list[object] = [root]
+        seen: set[int] = set()
+        while self._todo:
+            thing = self._todo.pop()
+            if id(thing) not in seen:
+                seen.add(id(thing))
+                self._visit(thing)
+        if isinstance(root, types.ModuleType):  # held as a value: its holder may set any of its names
+            self.namespaces[id(vars(root)), ""] = Globals(vars(root))
+
+    def reached(self) -> list[tuple[str, object]]:
+        """Return path and object of what training may change: names in namespaces, and functions that hold objects (a
+        closure, defaults), sorted by path."""
+        holding = [
+            (f"{function.__module__}:{function.__qualname__}", function)
+            for function in self.functions
+            if function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)
+        ]
+        spaces = ((space.path, space) for space in self.namespaces.values())
+        return sorted([*spaces, *holding], key=lambda pair: pair[0])
+
+    def _visit(self, thing: object) -> None:
+        if isinstance(thing, type):
+            self._class(thing)
+        elif isinstance(thing, types.FunctionType):
+            self._todo.append(vars(thing).get("__wrapped__"))
+            if is_users_code(thing):
+                self._function(thing)
+        elif isinstance(thing, types.ModuleType):
+            if of_user(thing.__name__):
+                for name in list(vars(thing)):
+                    self._global(name, vars(thing))
+            else:
+                self._library(thing)
+        elif isinstance(thing, types.MethodType):
+            self._todo += (thing.__func__, type(thing.__self__))
+        elif isinstance(thing, functools.partial):
+            self._todo.append(thing.func)
+        elif is_users_code(type(thing)):
+            self._todo.append(type(thing))
+
+    def _class(self, cls: type) -> None:
+        if not is_users_code(cls):
+            self._library(cls)
+            return
+        self.namespaces[id(cls), ""] = ClassAttributes(cls)
+        self._todo += cls.__bases__
+        for value in vars(cls).values():
+            self._todo += [value] if isinstance(value, types.FunctionType) else functions_in(value)
+
+    def _function(self, function: types.FunctionType) -> None:
+        self.functions.append(function)
+        code, names = function.__code__, function.__globals__
+        cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+        found = references(code, names, cells, _imported, of_user)
+        for named in found.named:
+            if named.module == names.get("__name__", "") and named.name in names:
+                self._global(named.name, names)
+            elif named.module in sys.modules:
+                self._global(named.name, vars(sys.modules[named.module]))
+            self._todo.append(named.content)
+        for imported in found.imported:
+            content = _imported(imported)
+            if imported.member and not isinstance(content, types.ModuleType | None):
+                self._global(imported.member, vars(sys.modules[imported.module]))
+            self._todo.append(content)
+        for name in stored_in(code):
+            self._global(name, names)
+        self._todo += cells.values()
+        self._by_text(function)
+        self._of_libraries(function)
+
+    def _global(self, name: str, namespace: dict[str, Any]) -> None:
+        if name in OF_MODULES:
+            return
+        value = namespace.get(name, MISSING)
+        self._todo.append(value)
+        if not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
+            slot = Slot(f"{namespace.get('__name__', '')}:{name}", namespace, name)
+            self.namespaces[id(namespace), name] = _once(namespace, slot)
+
+    def _library(self, owner: types.ModuleType | type) -> None:
+        path = owner.__name__ if isinstance(owner, types.ModuleType) else module_of(owner)
+        alterable = isinstance(owner, types.ModuleType) or owner.__flags__ & HEAP
+        if alterable and path.partition(".")[0] not in _WITHOUT_TRAINING:
+            self.namespaces[id(owner), ""] = library_names(owner)
+
+    def _by_text(self, function: types.FunctionType) -> None:
+        """Add modules that a function imports by a string, and those that it takes from ``sys.modules``; and all
+        globals if it takes them by text."""
+        code, names = function.__code__, names_in(function.__code__)
+        for text, complete in imports.imported(code, imports.import_functions(names, function.__globals__)):
+            prefix = str(function.__globals__.get("__package__") or "") if text.startswith(".") else text
+            if not complete:
+                self.namespaces[id(imports.Modules), prefix] = _modules(prefix)
+            elif of_user(text.partition(".")[0]):
+                self._todo.append(imports.load(text))
+        if "modules" in names and "sys" in names:
+            texts = (text for text in texts_in(code) if text != "__main__")
+            self._todo += [sys.modules[text] for text in texts if text in sys.modules]
+        if not _BY_TEXT.isdisjoint(names):
+            self.namespaces[id(function.__globals__), ""] = Globals(function.__globals__)
+            for name in list(function.__globals__):
+                self._global(name, function.__globals__)
+
+    def _of_libraries(self, function: types.FunctionType) -> None:
+        """Add the libraries that a function names, and their attributes that it sets."""
+        names = {*names_in(function.__code__)}
+        things = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
+        for name in names:
+            paths = (name, *(f"{owner}.{name}" for owner in names))
+            things += [sys.modules[path] for path in paths if path in sys.modules]
+        stored = {*attributes_stored_in(function.__code__)}
+        seen: set[int] = set()
+        while things:
+            thing: Any = things.pop()
+            if id(thing) in seen or not isinstance(thing, types.ModuleType | types.FunctionType | type):
+                continue
+            seen.add(id(thing))
+            if isinstance(thing, types.ModuleType):
+                if not of_user(thing.__name__):
+                    self._todo.append(thing)
+                    inner = [value for name in names if _may_be_given(value := vars(thing).get(name))]
+                    things += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
+            elif is_users_code(thing):
+                continue
+            elif isinstance(thing, type):
+                self._todo.append(thing)
+            self._stored(thing, stored)
+
+    def _stored(self, owner: Any, names: set[str]) -> None:
+        """Add the attributes of these names of a module, or of a library's function or class, that code sets."""
+        own = vars(owner)
+        for name in names:
+            if own.get(name) is not None and not isinstance(own[name], _PLAIN):
+                continue  # a module, or an object of the library's
+            if isinstance(owner, types.ModuleType):
+                path = f"{owner.__name__}:.{name}"
+            else:
+                path = f"{module_of(owner)}:{owner.__qualname__}.{name}"
+            if not isinstance(owner, type):
+                self.namespaces[id(own), name] = _once(own, Slot(path, own, name))
+            elif owner.__flags__ & HEAP:
+                self.namespaces[id(owner), name] = _once(owner, LibraryAttribute(path, owner, name))
+
+
+def functions_reached(code: object) -> list[types.FunctionType]:
+    """Return the user's functions that a class or function of the user leads to, including itself."""
+    return Graph(code).functions
+
+
+_WITHOUT_TRAINING = frozenset(("sys", "builtins", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
+"""Modules where Python's own machinery is attached, and those that run trainings: names in them may be replaced."""
+_BY_TEXT = frozenset(("globals", "eval", "exec", "__globals__", "f_globals"))
+_PLAIN = (bool, int, float, str, bytes, types.FunctionType)
+
+
+def _imported(imported: Imported) -> object:
+    """Return what an import statement in a function gives, or ``None`` if it is not the user's or fails."""
+    if not of_user(imported.module.partition(".")[0]):
+        return None
+    try:
+        module = importlib.import_module(imported.module)
+        if imported.package:
+            return sys.modules[imported.module.partition(".")[0]]
+        if imported.member and imported.member not in vars(module):
+            return importlib.import_module(f"{imported.module}.{imported.member}")
+    except Exception:  # training may never import it; if it does, the error is raised there
+        return None
+    return vars(module)[imported.member] if imported.member else module
+
+
+@functools.cache
+def _modules(prefix: str) -> imports.Modules:
+    return imports.Modules(prefix)
+
+
+_SLOTS: dict[tuple[int, str], Slot] = {}
+
+
+def _once(owner: object, slot: Slot) -> Slot:
+    """Return the only slot of a name, regardless of what reaches it, so that its path does not depend on the code met
+    first. The slot keeps its owner alive, so that the owner's id stays unique."""
+    return _SLOTS.setdefault((id(owner), slot.name), slot)
+
+
+def _may_be_given(value: object) -> bool:
+    """Return whether code can set attributes on ``value`` that other code sees."""
+    return isinstance(value, types.ModuleType | types.FunctionType | type)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None

@@ -1,0 +1,43 @@
+"""Names and texts in the bytecode of functions."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+
+from hpstage.training.code.bytecode import inner
+
+_REMEMBERED = 4096
+"""Size of caches of disassembled functions: surveys meet the same ones again and again."""
+
+
+@functools.lru_cache(_REMEMBERED)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return names that a code object, or one nested in it, loads or stores other than local variables."""
+    return tuple(name for part in inner(code) for name in part.co_names)
+
+
+def texts_in(code: types.CodeType) -> Iterator[str]:
+    """Yield string literals in a code object or one nested in it."""
+    return (constant for part in inner(code) for constant in part.co_consts if isinstance(constant, str))
+
+
+@functools.lru_cache(_REMEMBERED)
+def stored_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return names that a code object, or one nested in it, declares global and binds."""
+    return _arguments(code, "STORE_GLOBAL")
+
+
+@functools.lru_cache(_REMEMBERED)
+def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return names of attributes that a code object, or one nested in it, sets, including by ``setattr``."""
+    texts: tuple[str, ...] = ()
+    if not {"setattr", "delattr"}.isdisjoint(names_in(code)):
+        texts = tuple(text for text in texts_in(code) if text.isidentifier())
+    return _arguments(code, "STORE_ATTR") + texts
+
+
+def _arguments(code: types.CodeType, operation: str) -> tuple[str, ...]:
+    return tuple(item.argval for part in inner(code) for item in dis.get_instructions(part) if item.opname == operation)

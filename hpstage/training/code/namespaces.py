@@ -1,0 +1,212 @@
+"""Namespaces whose names training may bind anew: globals of modules, attributes of classes, and names of libraries."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from operator import is_
+from typing import Any
+
+from hpstage.training.code.owner import functions_in, is_users_code, module_of
+
+MISSING = object()
+"""The value of an unbound name."""
+
+
+class Slot:
+    """A global name of a module."""
+
+    __slots__ = ("name", "namespace", "path")
+
+    def __init__(self, path: str, namespace: dict[str, Any], name: str) -> None:
+        self.path, self.namespace, self.name = path, namespace, name
+
+    def get(self) -> object:
+        return self.namespace.get(self.name, MISSING)
+
+    def set(self, value: object) -> None:
+        if value is MISSING:
+            self.namespace.pop(self.name, None)
+        else:
+            self.namespace[self.name] = value
+
+
+class LibraryAttribute(Slot):
+    """An attribute of a library's class that the user's code sets."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, path: str, owner: type, name: str) -> None:
+        super().__init__(path, {}, name)
+        self.owner = owner
+
+    def get(self) -> object:
+        return vars(self.owner).get(self.name, MISSING)
+
+    def set(self, value: object) -> None:
+        if value is not MISSING:
+            setattr(self.owner, self.name, value)
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+
+
+class ClassAttributes:
+    """The attributes of a class: data, functions, and descriptors, which may hold objects."""
+
+    __slots__ = ("_all", "_chosen", "name", "owner", "path")
+
+    def __init__(self, owner: type) -> None:
+        self.owner, self.path, self.name = owner, owner.__qualname__, ""
+        self._all: dict[str, object] = {}
+        self._chosen: dict[str, object] = {}
+
+    def get(self) -> dict[str, object]:
+        """Return the attributes. Equal contents are one object, which must not be changed."""
+        present = self._present()
+        if not self._is_known(present):
+            self._all = dict(present)
+            self._chosen = self._choose()
+        return self._chosen
+
+    def set(self, values: dict[str, object]) -> None:
+        for name in self.get().keys() - values.keys():
+            type.__delattr__(self.owner, name)
+        for name, value in values.items():
+            if self._present().get(name, MISSING) is not value:
+                type.__setattr__(self.owner, name, value)
+
+    def _is_known(self, present: Mapping[str, object]) -> bool:
+        known = self._all
+        return len(present) == len(known) and all(map(is_, present.values(), known.values())) and [*present] == [*known]
+
+    def _present(self) -> Mapping[str, object]:
+        return vars(self.owner)
+
+    def _choose(self) -> dict[str, object]:
+        return {name: value for name, value in self._all.items() if self._counts(name, value)}
+
+    def _counts(self, name: str, value: object) -> bool:
+        if name == "_abc_impl" or name in _OF_PYTHON:
+            return False
+        return not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+
+
+class LibraryNames(ClassAttributes):
+    """Replacements of functions and classes in a library's module or class: the names whose values differ from when it
+    was first met.
+
+    Libraries also set names at run time: plain values, and functions wrapped under their own name. These are ignored.
+    What the user's code sets by a literal name is inspected, whatever it is.
+    """
+
+    __slots__ = ("_first",)
+
+    def __init__(self, owner: types.ModuleType | type) -> None:
+        super().__init__(type(self))
+        self.owner: Any = owner
+        name = owner.__name__ if isinstance(owner, types.ModuleType) else f"{module_of(owner)}.{owner.__qualname__}"
+        self.path = f"library {name}"
+        self._first = self._all = dict(self._present())
+
+    def set(self, values: dict[str, object]) -> None:
+        present = self._present()
+        for name in [*(self.get().keys() - values.keys()), *values]:
+            value = values.get(name, self._first.get(name, MISSING))
+            if value is MISSING and name in present:
+                delattr(self.owner, name)
+            elif value is not present.get(name, MISSING):
+                setattr(self.owner, name, value)
+
+    def _is_known(self, present: Mapping[str, object]) -> bool:
+        """Compare by equality: four times as fast as identity for thousands of names, and code equals only itself."""
+        try:
+            return [*present.values()] == [*self._all.values()] and [*present] == [*self._all]
+        except Exception:
+            return False  # arrays, which cannot be compared in this way
+
+    def _choose(self) -> dict[str, object]:
+        first, now = self._first, self._all
+        found = {name: now.get(name, MISSING) for name in {**first, **now}}
+        return {name: value for name, value in found.items() if _is_put(name, first.get(name, MISSING), value)}
+
+
+def _is_put(name: str, old: object, new: object) -> bool:
+    """Return whether ``new`` was put in place of a library's function or class, or beside these, from outside."""
+    if new is old or name in OF_MODULES or name in _SET_BY_LIBRARIES:
+        return False
+    if not (old is MISSING or _is_code(old)):
+        return False
+    if is_users_code(type(new)):
+        return True
+    if isinstance(new, types.ModuleType):
+        return False
+    if any(map(is_users_code, (new, *functions_in(new)))):
+        return True
+    return old is not MISSING and getattr(new, "__name__", None) != name
+
+
+_SET_BY_LIBRARIES = frozenset(("Storage",))
+"""torch's default dtype decides which class this is."""
+
+
+def _is_code(value: object) -> bool:
+    return callable(value) or isinstance(value, staticmethod | classmethod | property)
+
+
+@functools.cache
+def library_names(owner: Any) -> LibraryNames:
+    """Return the names of a library as of the first call in this process."""
+    return LibraryNames(owner)
+
+
+def libraries() -> Iterator[tuple[str, object]]:
+    """Yield the libraries whose functions are replaced most often, regardless of by whom."""
+    for name in ("torch", "torch.nn.functional", "numpy"):
+        if name in sys.modules:
+            names = library_names(sys.modules[name])
+            yield names.path, names
+
+
+class Globals(ClassAttributes):
+    """All global names of a module, for code that may access any of them."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__(type(self))
+        self.namespace = namespace
+        self.path = f"{namespace.get('__name__', '')}:globals()"
+
+    def set(self, values: dict[str, object]) -> None:
+        for name in self.get().keys() - values.keys():
+            del self.namespace[name]
+        self.namespace.update(values)
+
+    def _present(self) -> Mapping[str, object]:
+        return self.namespace
+
+    def _counts(self, name: str, value: object) -> bool:
+        special = name.startswith("__") and name.endswith("__")
+        return not special and not isinstance(value, types.ModuleType)
+
+
+_OF_PYTHON = frozenset(
+    f"__{name}__"
+    for name in (
+        "annotations",
+        "annotations_cache",
+        "dataclass_fields",
+        "dataclass_params",
+        "orig_bases",
+        "parameters",
+        "slotnames",
+    )
+)
+"""Attributes of classes that hold types, some of them created on access, or names, created on pickling."""
+
+OF_MODULES = frozenset(
+    f"__{name}__" for name in ("annotations", "builtins", "cached", "loader", "spec", "warningregistry")
+)
+"""Global names that Python sets in every module, and that lead to its own machinery."""
