@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpstage.testing.toys import Tape
-from hpstage.training.code.reach import functions_reached, reached_from
+from hpstage.training.code.graph import Graph, functions_reached
 from hpstage.training.identity.workload import code_identity
 
 
@@ -77,5 +77,5 @@ def test_code_that_names_a_foreign_object_is_described(
 ) -> None:
     monkeypatch.setitem(globals(), "THING", FOREIGN[name])
     assert code_identity(kind()) == code_identity(kind())
-    assert reached_from(kind)
+    assert Graph(kind).reached()
     assert kind.train in functions_reached(kind)

@@ -17,10 +17,10 @@ from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import LEADS_NOWHERE, Child, Kind, attribute_children, same_mapping, same_value
 from hpstage.training.capture.values import is_tensor
-from hpstage.training.code.attributes import by_type, dict_of, own_of, slots_of, write_own
+from hpstage.training.code.attributes import dict_of, own_of, slots_of, write_own
 from hpstage.training.code.imports import loaded
 from hpstage.training.code.names import attributes_stored_in
-from hpstage.training.code.owner import functions_in, is_users_code, of_user
+from hpstage.training.code.owner import by_type, functions_in, is_users_code, of_user
 
 Attributes = dict[str, Any]
 

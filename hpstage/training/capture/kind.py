@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from operator import is_
 from typing import Any
 
-from hpstage.training.code.attributes import by_type, own_of
+from hpstage.training.code.attributes import own_of
+from hpstage.training.code.owner import by_type
 
 Child = tuple[str, object]
 """A label to append to the owner's path, and the object at that path."""

@@ -51,11 +51,11 @@ from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, nump
 from hpstage.training.capture.settings import OfProcess, Settings
 from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
 from hpstage.training.capture.values import Accumulator, Values, is_read_only
-from hpstage.training.code.attributes import by_type, has_dict, has_own_memory, slots_of
+from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules
 from hpstage.training.code.namespaces import ClassAttributes, LibraryNames
 from hpstage.training.code.namespaces import Slot as GlobalName
-from hpstage.training.code.owner import is_users_code, module_of
+from hpstage.training.code.owner import by_type, is_users_code, module_of
 
 # Their instances are machinery (compilers, loggers, threads), not what training computes with.
 _MACHINERY = (

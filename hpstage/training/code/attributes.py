@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from hpstage.training.code.owner import HEAP
-
-_T = TypeVar("_T")
-
-
-def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Cache a function's results by type. (mypy does not consider types hashable, as ``functools.cache`` requires.)"""
-    known: dict[Any, _T] = {}
-
-    @functools.wraps(function)
-    def ask(kind: Any) -> _T:
-        try:
-            return known[kind]
-        except KeyError:
-            return known.setdefault(kind, function(kind))
-
-    return ask
+from hpstage.training.code.owner import HEAP, by_type
 
 
 @by_type

@@ -9,10 +9,11 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 HEAP = 1 << 9
 """Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
 _HERE = Path(__file__).parents[2]  # the package
@@ -30,6 +31,20 @@ _LIBRARIES = tuple(
 )
 
 
+def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """Cache a function's results by type. (mypy does not consider types hashable, as ``functools.cache`` requires.)"""
+    known: dict[Any, _T] = {}
+
+    @functools.wraps(function)
+    def ask(kind: Any) -> _T:
+        try:
+            return known[kind]
+        except KeyError:
+            return known.setdefault(kind, function(kind))
+
+    return ask
+
+
 def module_of(thing: object) -> str:
     """Return the module name of a class or function. A metaclass in C may have a descriptor as ``__module__``."""
     found = getattr(thing, "__module__", None)
@@ -44,7 +59,8 @@ def has_name(thing: object) -> bool:
     return isinstance(thing, type) or isinstance(inspect.getattr_static(thing, "__qualname__", None), str)
 
 
-def _answers_in_python(kind: type) -> bool:
+@by_type
+def _answers_in_python(kind: Any) -> bool:
     names = ("__getattr__", "__getattribute__")
     return any(isinstance(vars(base).get(name), types.FunctionType) for base in kind.__mro__ for name in names)
 
