@@ -35,6 +35,8 @@ Plain = Any
 ANSWERED = ("answered",)
 """Replaces content that its owner accounts for."""
 BUILTINS = (list, dict, set, int, float, str, bool, tuple)
+_SMALLEST_ADDRESS = 1 << 32
+"""Numbers up to this are none: a process has its objects above them."""
 _NOTHING: dict[Any, Any] = {}
 _ITSELF = (type(None), bool, int, float, str, bytes)
 CONTAINERS: dict[str, type] = {
@@ -132,6 +134,11 @@ class Encoder:
     def value(self, path: str, value: Any) -> Plain:
         """Encode a value within a content."""
         kind = type(value)
+        if kind is int and value > _SMALLEST_ADDRESS and (named := self._now.at_address(value)) is not None:
+            raise StateError(
+                f"{path} holds the id() of {named}, which is another number in the process that continues. Keep the "
+                f"object itself, or its name, in its place; if training does not depend on it, name it in `stateless`"
+            )
         if kind in _ITSELF:
             return value
         if value is MISSING:

@@ -57,6 +57,14 @@ class Instance(Kind):
         return attribute_children(content)
 
 
+class Skipped(Instance):
+    """Objects of libraries that show or record what was trained (progress bars, loggers). ``skip`` holds all attributes
+    but those that the user's code reads: what it does not read, it cannot depend on."""
+
+    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
+        super().write(obj, content, skip | (own_of(obj).keys() - content.keys()))
+
+
 class PerThread(Instance):
     """``threading.local``: the attributes visible to this thread."""
 

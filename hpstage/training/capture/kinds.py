@@ -44,6 +44,7 @@ from hpstage.training.capture.instances import (
     PerThread,
     Runner,
     Scripted,
+    Skipped,
     Slot,
     TupleWithAttributes,
 )
@@ -57,7 +58,7 @@ from hpstage.training.code.namespaces import ClassAttributes, LibraryNames
 from hpstage.training.code.namespaces import Slot as GlobalName
 from hpstage.training.code.owner import by_type, is_users_code, module_of
 
-# Their instances are machinery (compilers, loggers, threads), not what training computes with.
+# Their instances are machinery (compilers, threads), not what training computes with.
 _MACHINERY = (
     "torch._dynamo",
     "torch._inductor",
@@ -69,30 +70,37 @@ _MACHINERY = (
     "torch.autograd",
     "torch.amp.autocast_mode",  # they record the previous setting each time they are entered
     "torch.cuda.amp.autocast_mode",
-    "logging",
     "_thread",
     "asyncio.unix_events",
     "multiprocessing.heap",
     "inspect",
     "typing",
     "importlib",
+    "keras.src.utils.tracking",  # which layer has which variables, by ids
+)
+# Their instances show, record or run what is trained. Of those, the attributes count that the user's code reads.
+_SKIPPED = (
+    "logging",
+    "tqdm",
     "hpstage",
     "optuna",
-    "tqdm",
-    "keras.src.utils.tracking",  # which layer has which variables, by ids
     "distributed",
     # What training changes in these is kept by hpstage.torch.lightning.
     *(
         f"lightning.pytorch.{part}"
         for part in ("trainer", "loops", "strategies", "plugins", "accelerators", "profilers")
     ),
-    "lightning.fabric",
+    *(
+        f"lightning.fabric.{part}"
+        for part in ("accelerators", "fabric", "loggers", "plugins", "strategies", "utilities")
+    ),
 )
 
 VALUES, SET = Values(), Unordered()
 _WEAK_SET, _FROZEN = WeakMembers(), Frozen()
 SETS = (SET, _WEAK_SET, _FROZEN)
 _SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
+SKIPPED = Skipped()
 _INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
 TUPLE = TupleWithAttributes()
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
@@ -134,7 +142,7 @@ _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
 def kind_of(obj: Any) -> Kind | None:
     """Return the kind of ``obj``; ``None`` for atoms, and for tuples and methods, which only hold other objects."""
     kind = type(obj)
-    found = _kind_of_type(kind)
+    found = kind_of_type(kind)
     if found is None or kind in _SETTLED:
         return found
     if found is _FUNCTION:
@@ -160,7 +168,7 @@ _SETTLED = frozenset((collections.OrderedDict, set))
 
 
 @by_type
-def _kind_of_type(kind: Any) -> Kind | None:
+def kind_of_type(kind: Any) -> Kind | None:
     library, arrays = torch(), numpy()
     if library is not None and issubclass(kind, library.Tensor):
         return VALUES
@@ -189,15 +197,18 @@ def _kind_of_type(kind: Any) -> Kind | None:
         module = module_of(kind)
         if issubclass(kind, RUNNERS):
             return _RUNNER if is_users_code(kind) else _OPAQUE
-        if not is_users_code(kind) and not _is_trainable(kind) and _is_machinery(module):
-            return _OPAQUE
+        if not is_users_code(kind) and not _is_trainable(kind):
+            if _is_among(module, _MACHINERY):
+                return _OPAQUE
+            if _is_among(module, _SKIPPED) and (has_dict(kind) or slots_of(kind)):
+                return SKIPPED
         if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
             return _OPAQUE if hasattr(kind, "__get__") else FOREIGN
     return _INSTANCE if has_dict(kind) or slots_of(kind) else _OPAQUE
 
 
-def _is_machinery(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in _MACHINERY)
+def _is_among(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
 def _is_trainable(kind: Any) -> bool:

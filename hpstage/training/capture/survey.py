@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator
@@ -10,13 +11,25 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import LEADS_NOWHERE, Kind, is_atom, torch
-from hpstage.training.capture.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
+from hpstage.training.capture.kinds import (
+    CACHE,
+    FOREIGN,
+    SETS,
+    SKIPPED,
+    TUPLE,
+    VALUES,
+    WITHOUT_ATTRIBUTES,
+    kind_of,
+    kind_of_type,
+)
 from hpstage.training.capture.told import CACHED, Cache
 from hpstage.training.capture.values import Marked
-from hpstage.training.code.attributes import dict_of
+from hpstage.training.code.attributes import dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph
+from hpstage.training.code.known import has_no_state
+from hpstage.training.code.names import names_in
 from hpstage.training.code.namespaces import ClassAttributes, Slot
-from hpstage.training.code.owner import is_users_code, module_of, of_user
+from hpstage.training.code.owner import is_users_code, of_user
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
@@ -66,6 +79,9 @@ class Survey:
         self.paths: dict[str, Record] = {}
         self.named: dict[tuple[str | None, str], object] = {}
         """Functions and classes that were met as values, by module and name."""
+        self._addresses: dict[Any, str] | None = None
+        self.within_libraries: set[int] = set()
+        """Ids of what objects of libraries hold that modules keep, such as the handles of a session."""
         self.cached: dict[int, Record] = {}
         """By id, objects reachable only through what functions keep by ``functools.lru_cache``."""
 
@@ -75,6 +91,16 @@ class Survey:
     def path_of(self, obj: object) -> str | None:
         record = self.records.get(id(obj))
         return None if record is None else record.path
+
+    def at_address(self, number: int) -> str | None:
+        """Return the path of the object whose ``id()``, hash or memory address is a number, if it is one of those."""
+        record = self.records.get(number) or self.records.get(number << 4)
+        if record is not None:
+            return record.path
+        if self._addresses is None:
+            values = (record for record in self if record.kind is VALUES)
+            self._addresses = {record.content.pointer: record.path for record in values}
+        return self._addresses.get(number)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())
@@ -99,6 +125,7 @@ class Surveyor:
             owner, _, last = (name if "." in name else f"self.{name}").rpartition(".")
             self._skips[owner] = self._skips.get(owner, frozenset()) | {last}
         self._code: dict[int, tuple[object, list[Step]]] = {}  # what a class or function reaches
+        self._read: set[str] = set()  # names that the user's code mentions
 
     def survey(
         self,
@@ -123,15 +150,20 @@ class Surveyor:
         found = Survey()
         if known is not None:
             found.named = known.named.copy()
+            found.within_libraries = known.within_libraries
         records, paths = found.records, found.paths
         before = {} if known is None else known.records
         stack = [step for path, obj in roots for step in self._led(found, path, [("", obj)])]
         stack.reverse()
         sets: list[Record] = []
         caches: list[Record] = []
+        skipped: list[Step] = []
         seen: set[int] = set()
+        late = False
         into = records
-        while stack or sets or caches:
+        while stack or skipped or sets or caches:
+            if not stack and skipped:
+                stack, skipped, late = skipped, [], True  # now it is known what code reads
             if not stack and not sets:
                 into, before = found.cached, {} if known is None else known.cached
                 kept = [pair for record in caches for pair in _kept_by(record)]
@@ -156,6 +188,12 @@ class Surveyor:
             if kind is types.FunctionType:
                 stack += self._reached(obj)
             record = before.get(key)
+            if (kind_of_type(kind) if record is None else record.kind) is SKIPPED:
+                if not late:
+                    skipped.append((path, obj))
+                    continue
+                if record is not None and record.skip != self._not_read(obj):
+                    record = None
             if record is not None:
                 if kind is not record.of:
                     raise StateError(
@@ -172,7 +210,7 @@ class Surveyor:
                     stack += self._reached(obj)
                 continue
             else:
-                record = self._met(path, obj, copied)
+                record = self._met(found, path, obj, copied)
                 while record.path in paths:
                     record.path += "'"
                 self._lead(found, record)
@@ -186,7 +224,7 @@ class Surveyor:
             stack += record.inner
         return found
 
-    def _met(self, path: str, obj: Any, copied: bool) -> Record:
+    def _met(self, found: Survey, path: str, obj: Any, copied: bool) -> Record:
         kind = kind_of(obj)
         assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
         skip = self._skips.get(path, frozenset())
@@ -194,12 +232,13 @@ class Surveyor:
             skip |= {_COMPILED}
         if type(obj) is ClassAttributes:
             skip |= self._stateless
+        if kind is SKIPPED:
+            skip = self._not_read(obj)
         if kind is VALUES:
             return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
         content = kind.read(obj, skip)
-        # Decoders, sessions and handles that modules keep are common: these are compared by identity alone.
-        kept_by_trainable = CACHED not in path and not OF_CODE.match(path)
-        if kind is FOREIGN and content[1] is None and kept_by_trainable and not _is_harmless(type(obj)):
+        passed_by = CACHED in path or id(obj) in found.within_libraries or has_no_state(type(obj))
+        if kind is FOREIGN and content[1] is None and not passed_by:
             raise StateError(
                 f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
                 f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
@@ -221,6 +260,8 @@ class Surveyor:
                 pairs.append((".__dict__", own))
         if record.kind is TUPLE:
             pairs += [(f"[{index}]", item) for index, item in enumerate(tuple.__iter__(record.obj))]
+        if OF_CODE.match(path) and (id(record.obj) in found.within_libraries or _is_of_a_library(record)):
+            found.within_libraries.update(id(child) for _, child in pairs)
         record.inner = self._led(found, base, pairs)
         record.inner.reverse()
 
@@ -272,21 +313,38 @@ class Surveyor:
         known = self._code.get(id(code))
         if known is None:
             user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
-            reached = [pair for pair in Graph(code).reached() if not self._passed_by(*pair)] if user else []
+            graph = Graph(code) if user else None
+            reached = [pair for pair in graph.reached() if not self._passed_by(*pair)] if graph is not None else []
             known = self._code[id(code)] = code, reached
+            for function in graph.functions if graph is not None else ():
+                self._read.update(names_in(function.__code__))
         return known[1]
 
+    def _not_read(self, obj: object) -> frozenset[str]:
+        """Return the attributes of an object that no code of the user's reads by name, itself or by a property."""
+        kind: Any = type(obj)
+        read = {part for name in self._read for part in _read_by(kind, name)}
+        return frozenset(own_of(obj).keys() - read)
+
     def _passed_by(self, path: str, obj: object) -> bool:
-        return path in self._stateless or (isinstance(obj, Slot) and obj.name in self._stateless)
+        if path in self._stateless or path.replace(":", ".") in self._stateless:
+            return True
+        return isinstance(obj, Slot) and obj.name in self._stateless
 
 
-# Libraries that read from files at given places, and mere handles.
-_READERS = ("h5py", "lmdb", "PIL", "pyarrow", "zarr", "cv2", "decord", "av", "soundfile", "rasterio", "_cffi_backend")
+def _is_of_a_library(record: Record) -> bool:
+    """Return whether a record is of an instance of a library's class other than torch's modules."""
+    library = torch()
+    modules = () if library is None else library.nn.Module
+    return record.kind.name == "attributes" and not is_users_code(record.of) and not issubclass(record.of, modules)
 
 
-def _is_harmless(kind: type) -> bool:
-    module = module_of(kind)
-    return kind.__name__ == "PyCapsule" or module.partition(".")[0] in _READERS
+@functools.cache
+def _read_by(kind: Any, name: str) -> tuple[str, ...]:
+    """Return the attributes that reading this one of an object reads, at least: a property reads others."""
+    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    getter = found.fget if isinstance(found, property) else None
+    return (name, *names_in(getter.__code__)) if isinstance(getter, types.FunctionType) else (name,)
 
 
 def _kept_by(cache: Record) -> Iterator[Step]:

@@ -8,7 +8,9 @@ the differences from the base, and of all tensors and arrays created by setup.
 
 from __future__ import annotations
 
+import functools
 import logging
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -26,6 +28,8 @@ from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
 from hpstage.training.code.graph import OF_CODE
 from hpstage.training.code.namespaces import LibraryNames, libraries
+from hpstage.training.code.owner import functions_in
+from hpstage.training.code.patches import operators, standing
 from hpstage.training.identity.settings import NEXT_HOOK, refuse_modes
 
 Roots = Iterable[tuple[str, object]]
@@ -43,6 +47,7 @@ class World:
     def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
         self._surveyor = Surveyor(stateless)
         self._roots = roots
+        self._patched: list[tuple[str, object]] | None = None
         self.pristine: Survey | None = None
         self.base: Survey | None = None
         self._told: set[str] = set()
@@ -53,6 +58,9 @@ class World:
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
         yield from self._roots()
+        if self._patched is None:
+            self._patched = [*_functions_in_libraries()]
+        yield from self._patched
         refuse_modes()
         if torch() is not None:
             yield from hooks_of_all()
@@ -336,6 +344,17 @@ class World:
                 continue
             found |= {record.path: record.obj} if record.kind is VALUES else dict(texts_of(record, survey))
         return found
+
+
+def _functions_in_libraries() -> Iterator[tuple[str, object]]:
+    """Yield the user's functions that libraries call in place of their own, which may have a state, too."""
+    for place, value in standing():
+        parts = [value.func] if isinstance(value, functools.partial) else functions_in(value)
+        for part in (value, *parts):
+            if isinstance(part, types.FunctionType):
+                yield place, part
+    for module in operators():
+        yield f"{module.__name__}:", module
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:

@@ -290,11 +290,10 @@ def _is_of_the_library(owner: ModuleType | type, member: str) -> bool:
 @functools.lru_cache(_REMEMBERED)
 def written_in(module: ModuleType) -> frozenset[str]:
     """Return the names in a library's module, as cached by Python; all of them if it is not written in Python."""
-    spec = module.__spec__
-    get_code = getattr(getattr(spec, "loader", None), "get_code", None)
+    get_code = getattr(vars(module).get("__loader__"), "get_code", None)
     try:
-        code = get_code(spec.name) if get_code is not None and spec is not None else None
-    except (ImportError, OSError):
+        code = get_code(module.__name__) if get_code is not None else None
+    except (ImportError, OSError, SyntaxError):
         code = None
     if code is None:
         return _OF_SYS if module is sys else frozenset(vars(module))

@@ -21,10 +21,14 @@ _NO_CONTENT = (".debug_pkl", "serialization_id")
 
 def functions_into(target: Any) -> Iterator[FunctionType]:
     """Yield the functions a callable was built from, such as ``numpy.vectorize``, ``frompyfunc`` or a compiled one."""
-    if isinstance(target, FunctionType | BuiltinFunctionType | type) or not callable(target):
+    if isinstance(target, BuiltinFunctionType | type) or not callable(target):
         return  # these hold what they name, and count as such
-    # numpy.frompyfunc keeps the function where only the garbage collector sees it.
-    held = [*getattr(target, "__dict__", {}).values(), *gc.get_referents(target)]
+    if isinstance(target, FunctionType):  # of a library: what it was made to call
+        held = [part for cell in target.__closure__ or () for part in gc.get_referents(cell)]
+    else:
+        # numpy.frompyfunc keeps the function where only the garbage collector sees it.
+        held = [*getattr(target, "__dict__", {}).values(), *gc.get_referents(target)]
+        held += [item for table in held if isinstance(table, dict) for item in table.values()]
     seen: set[int] = set()
     for function in held:
         if isinstance(function, FunctionType) and id(function) not in seen:

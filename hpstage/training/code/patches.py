@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hpstage.training.code import bytecode
+from hpstage.training.code.bytecode import written_in
 from hpstage.training.code.owner import functions_in, is_users
 
 _WITHOUT_TRAINING = frozenset(("sys", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
@@ -29,6 +30,15 @@ def standing() -> Iterator[tuple[str, Any]]:
                     yield f"{name}:{value.__qualname__}.{member}", inner
         for attribute, value in _users(users, vars(module)):
             yield f"{name}:{attribute}", value
+
+
+def operators() -> Iterator[types.ModuleType]:
+    """Yield the user's modules that define operators of torch, which run wherever torch calls them, under whatever
+    name: those whose code names ``torch.library``."""
+    if "torch" in sys.modules:
+        for name in sorted(_modules()[0]):
+            if not {"library", "torch.library"}.isdisjoint(written_in(sys.modules[name])):
+                yield sys.modules[name]
 
 
 def patches() -> dict[str, str]:

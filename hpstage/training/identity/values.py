@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import io
 import os
 import sys
+import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +21,11 @@ from typing import Any
 import xxhash
 
 from hpstage.errors import StateError, UsageError
-from hpstage.training.code.attributes import own_of
+from hpstage.training.code.attributes import has_own_memory, own_of
 from hpstage.training.code.hashing import hashed
+from hpstage.training.code.known import has_no_state
 from hpstage.training.code.made import is_script
-from hpstage.training.code.owner import has_name, is_users_code
+from hpstage.training.code.owner import has_name, is_users_code, module_of
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.placing import CODE, from_code
 
@@ -31,6 +35,8 @@ _LONG = 200
 _MAPPED = 512 << 20
 """Bytes up to which a memory-mapped array counts by all of its content."""
 _BLOCKS, _BLOCK = 256, 64 << 10
+_HANDLES = (io.IOBase, type(threading.Lock()), type(threading.RLock()), BaseException, weakref.ref)
+"""Classes written in C whose instances have no content of their own."""
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_ENUM = frozenset(("_value_", "_name_", "_sort_order_", "__objclass__"))
 Refer = Callable[[object], str]
@@ -49,6 +55,7 @@ class Values:
         nbytes: size of the digested tensors and arrays.
         sampled: whether only parts of some were digested.
         folder: that of the user's code, if it is known. Paths in it count from there.
+        opaque: those of them that are written in C, whose content may decide training.
         undigested: classes of the objects that have no digest and count by their class.
     """
 
@@ -64,6 +71,7 @@ class Values:
         self.sampled = False
         self.folder = ""
         self.undigested: set[str] = set()
+        self.opaque: set[str] = set()
         self._refer = refer
         self._with_functions = with_functions
         self._files = files
@@ -226,7 +234,7 @@ class Values:
                 known = copyreg.dispatch_table.get(type(value))
                 reduced = value.__reduce_ex__(4) if known is None else known(value)
                 if isinstance(reduced, str):
-                    return f"global {reduced}"
+                    return self._with_functions(f"global {reduced}", value)
                 make, arguments, *rest = reduced
                 state, items, pairs = (*rest[:3], None, None, None)[:3]
                 hidden = _hidden(value, state)
@@ -251,6 +259,8 @@ class Values:
             return f"{self._refer(kind)}{settings}"
         self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
         if not is_users_code(kind):
+            if has_own_memory(kind) and not has_no_state(kind) and not issubclass(kind, _HANDLES):
+                self.opaque.add(f"{module_of(kind)}.{kind.__qualname__}")
             return self._with_functions(self._refer(kind), value)
         attributes = [f"{name}={self.value(item)}" for name, item in sorted(own_of(value).items())]
         return f"{self._refer(kind)}({', '.join(attributes)})"

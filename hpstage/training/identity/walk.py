@@ -12,6 +12,7 @@ from importlib.util import spec_from_file_location
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+from hpstage.errors import UsageError
 from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import Imported, references
 from hpstage.training.code.edited import see_as_written
@@ -19,6 +20,7 @@ from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
 from hpstage.training.code.owner import came_by_value, functions_in, has_name, is_users, is_users_code, module_of
+from hpstage.training.code.patches import operators
 from hpstage.training.code.source import ABSENT, as_written, code_of, modules_in, submodules_of, version_of
 from hpstage.training.identity.entities import Entities, Entity
 from hpstage.training.identity.files import DataFiles
@@ -84,8 +86,9 @@ class Walk:
 
     def patched(self, found: Iterable[tuple[str, Any]]) -> str:
         """Visit the user's code in libraries, given by path. Return the string that represents it."""
+        defining = [self.refer(module) for module in operators()]
         held = ((place, list(value.values()) if isinstance(value, dict) else value) for place, value in found)
-        return "\n".join(sorted(f"at {place}: {self.values.content(value)}" for place, value in held))
+        return "\n".join([*sorted(f"at {place}: {self.values.content(value)}" for place, value in held), *defining])
 
     def digest(self, root: str, *others: str) -> str:
         """Return the digest of ``root``, of the entities that ``others`` refer to, and of everything visited."""
@@ -202,7 +205,14 @@ class Walk:
         for named in found.named:
             if named.path not in _IGNORED_NAMES and not self._is_stateless(named.module, named.name):
                 what = f"names {named.path}:"
+                opaque = self.values.opaque.copy()
                 self._hold(entity, what, self.values.content(named.content), named.module, named.name)
+                if self._check and named.module and (found_here := self.values.opaque - opaque):
+                    raise UsageError(
+                        f"{named.module}.{named.name} is or holds a {min(found_here)}, which has no digest, so that "
+                        f"two runs may differ in it. Make it where it is used, keep plain values, or name "
+                        f"{named.name!r} in `stateless` if training does not depend on it"
+                    )
         for imported in found.imported:
             entity.outer.add(f"imports {imported.member} {self._import(imported)}")
         self.paths.update(found_at(path, function.__globals__) for path in paths_read(code, function.__globals__))

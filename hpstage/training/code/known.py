@@ -1,0 +1,43 @@
+"""Kinds of objects that nothing can look into and that hold no state of training, each with the reason.
+
+Whatever else is opaque is refused by name: no list says what has a state, only what has none.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hpstage.training.code.owner import by_type, module_of
+
+WITHOUT_STATE = {
+    "PyCapsule": "a pointer that C code hands on to C code",
+    "weakref": "leads to an object that is surveyed where it is held",
+    "_ctypes": "functions of libraries in C; arrays of ctypes expose their memory, which is compared",
+    "_cffi_backend.Lib": "functions of a library in C",
+    "_cffi_backend.FFI": "declarations of types",
+    "_cffi_backend.CType": "a declaration of a type",
+    "cv2": "operations on images that are given",
+    "h5py": "data in a file, read at positions that are given",
+    "lmdb": "data in a file, read by keys that are given",
+    "numba": "compiled code",
+    "PIL": "pixels of images in a data set; only an audit sees that one was drawn into",
+    "pyarrow": "data that never change",
+    "rasterio.io.DatasetReader": "data in a file, read at positions that are given",
+    "zarr": "data in a file, read at positions that are given",
+}
+"""By package, or by module and class."""
+_MOVES = re.compile(r"File|Reader|Stream|Cursor|Iterator|Writer|Capture|Decoder")
+
+
+@by_type
+def has_no_state(kind: Any) -> bool:
+    """Return whether instances of a class written in C are known to hold no state. One whose name tells a position in
+    what it reads has one, unless it is listed itself."""
+    for base in kind.__mro__[:-1]:
+        module, name = module_of(base), base.__name__
+        if name in WITHOUT_STATE or f"{module}.{name}" in WITHOUT_STATE:
+            return True
+        if module.partition(".")[0] in WITHOUT_STATE:
+            return not any(_MOVES.search(part.__name__) for part in kind.__mro__)
+    return False
