@@ -7,11 +7,14 @@ takes names from its globals, all of the module's names are reached.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import re
 import sys
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from importlib.util import find_spec
 from typing import Any
 
 from hpstage.training.code import imports
@@ -143,8 +146,12 @@ class Graph:
             elif of_user(text.partition(".")[0]):
                 self._todo.append(imports.load(text))
         if "modules" in names and "sys" in names:
-            texts = (text for text in texts_in(code) if text != "__main__")
-            self._todo += [sys.modules[text] for text in texts if text in sys.modules]
+            for text in texts_in(code):
+                if text in sys.modules and text != "__main__":
+                    self._todo.append(sys.modules[text])
+                elif text.isidentifier() and find_spec(text) is None:  # one that code would make by hand
+                    slot = Slot(f"sys:.modules[{text!r}]", sys.modules, text)
+                    self.namespaces[id(sys.modules), text] = _once(sys.modules, slot)
         if not _BY_TEXT.isdisjoint(names):
             self.namespaces[id(function.__globals__), ""] = Globals(function.__globals__)
             for name in list(function.__globals__):
@@ -158,6 +165,10 @@ class Graph:
             paths = (name, *(f"{owner}.{name}" for owner in names))
             things += [sys.modules[path] for path in paths if path in sys.modules]
         stored = {*attributes_stored_in(function.__code__)}
+        read = names | {*texts_in(function.__code__)} if names & _BY_ATTRIBUTE else names
+        for name in names - function.__globals__.keys():
+            if _is_put_there(vars(builtins).get(name)):
+                self._global(name, vars(builtins))
         seen: set[int] = set()
         while things:
             thing: Any = things.pop()
@@ -173,13 +184,17 @@ class Graph:
                 continue
             elif isinstance(thing, type):
                 self._todo.append(thing)
-            self._stored(thing, stored)
+            self._attributes(thing, stored, read)
 
-    def _stored(self, owner: Any, names: set[str]) -> None:
-        """Add the attributes of these names of a module, or of a library's function or class, that code sets."""
+    def _attributes(self, owner: Any, stored: set[str], read: set[str]) -> None:
+        """Add the attributes of a module, or of a library's function or class, that code sets, and those that it reads
+        and can change without setting them."""
         own = vars(owner)
-        for name in names:
-            if own.get(name) is not None and not isinstance(own[name], _PLAIN):
+        for name in stored | (read & own.keys()):
+            value = own.get(name)
+            if _is_put_there(value) and not (owner is sys and name in _OF_IMPORTS):
+                self._todo.append(value)
+            elif name not in stored or not (value is None or isinstance(value, _PLAIN)):
                 continue  # a module, or an object of the library's
             if isinstance(owner, types.ModuleType):
                 path = f"{owner.__name__}:.{name}"
@@ -199,7 +214,19 @@ def functions_reached(code: object) -> list[types.FunctionType]:
 _WITHOUT_TRAINING = frozenset(("sys", "builtins", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
 """Modules where Python's own machinery is attached, and those that run trainings: names in them may be replaced."""
 _BY_TEXT = frozenset(("globals", "eval", "exec", "__globals__", "f_globals"))
-_PLAIN = (bool, int, float, str, bytes, types.FunctionType)
+_BY_ATTRIBUTE = frozenset(("getattr", "setattr", "delattr", "vars", "__dict__"))
+"""What takes the name of an attribute as a string."""
+_PLAIN = (bool, int, float, str, bytes, types.FunctionType, types.BuiltinFunctionType)
+_DATA = frozenset((list, dict, set, bytearray, Counter, OrderedDict, defaultdict, deque))
+_VALUES = (("torch", "Tensor"), ("torch.nn", "Parameter"), ("numpy", "ndarray"))
+_OF_IMPORTS = frozenset(("modules", "path", "meta_path", "path_hooks", "path_importer_cache"))
+
+
+def _is_put_there(value: object) -> bool:
+    """Return whether a name of a library's stands for what code can change without setting it: data, or the user's."""
+    kind = type(value)
+    values = [getattr(sys.modules.get(library), name, None) for library, name in _VALUES]
+    return kind in _DATA or is_users_code(value) or is_users_code(kind) or kind in values
 
 
 def _imported(imported: Imported) -> object:

@@ -34,7 +34,7 @@ def stored_in(code: types.CodeType) -> tuple[str, ...]:
 def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
     """Return names of attributes that a code object, or one nested in it, sets, including by ``setattr``."""
     texts: tuple[str, ...] = ()
-    if not {"setattr", "delattr"}.isdisjoint(names_in(code)):
+    if not {"setattr", "delattr", "vars", "__dict__"}.isdisjoint(names_in(code)):
         texts = tuple(text for text in texts_in(code) if text.isidentifier())
     return _arguments(code, "STORE_ATTR") + texts
 
