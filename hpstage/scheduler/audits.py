@@ -14,6 +14,8 @@ from hpstage.scheduler.workers import Worker
 
 GRACE = 0.25
 """Seconds for which a worker is idle before it audits: after most chains the next one follows at once."""
+_ROUNDING = 1e-6
+"""Seconds by which a clock may be behind the time that was waited for."""
 _BEGINNING = 1.5
 """Seconds until a process trains, before any was measured."""
 _TRIES = 64
@@ -86,7 +88,7 @@ class Audits:
         for host, since in self._idle_since.items():
             if not self.wanted:
                 break
-            if host in self._on or (seconds is None and now - since < GRACE):
+            if host in self._on or (seconds is None and now + _ROUNDING < since + GRACE):
                 continue
             begun = self._next(seconds)
             if begun is None:

@@ -467,9 +467,10 @@ class Scheduler:
         Args:
             seconds: for how long at most workers wait for audits, once the search has nothing left to train.
         """
-        if self.audits is None or self.draining or self._tree.ready:
+        if self.audits is None:
             return []
-        return self.audits.look(self.workers.idle(now) if self.audits.wanted else [], now, seconds)
+        spare = self.audits.wanted and not (self.draining or self._tree.ready)
+        return self.audits.look(self.workers.idle(now) if spare else [], now, seconds)
 
     def end_audits(self) -> list[StopAudit]:
         """End all audits at once."""

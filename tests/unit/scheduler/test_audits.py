@@ -16,6 +16,7 @@ from hpstage.plan.messages import Audit, AuditId, Chain, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import restored, snapshot_of
 from hpstage.scheduler.audit_draw import UNSEEN, AuditDraw, Drawn
+from hpstage.scheduler.scheduler import Answer
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, Search, trial
 
@@ -132,6 +133,24 @@ def test_an_audit_is_ended_before_a_chain_starts_on_its_worker() -> None:
     search.driver.wait(0.0)
     [stopped] = audits_of(search)
     assert (stopped.outcome, stopped.compared) == ("stopped", 0)
+
+
+def test_where_no_worker_is_to_audit_nothing_is_waited_for() -> None:
+    """Else the driver would look again at once, and again."""
+    executor = Recording(2)
+    search = Search(executor, audit=True, checkpoint_every=4)
+    for _ in range(2):
+        search.driver.wait(0.0)
+    assert search.scheduler.audit_due_at() is None, "nothing was trained"
+    trials = [trial(i, {"a": s.constant(1 + i)}, 8) for i in range(6)]
+    search.driver.add(trials)
+    for one in trials:
+        search.driver.ask(one.trial, 8)
+    answers: list[Answer] = []
+    while not answers:
+        assert search.scheduler.audit_due_at() is None, "both workers train"
+        answers += search.driver.wait()
+    search.answers(6 - len(answers))
 
 
 def test_audits_are_the_work_of_no_trial() -> None:
