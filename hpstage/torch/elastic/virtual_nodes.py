@@ -76,6 +76,12 @@ class VirtualNodes(StepBackend):
         self._key = 0
         self._number = 0
 
+    @property
+    def departs(self) -> bool:
+        """By design: each node draws from a stream of its own, and normalizes its own part of the batch. So a step is
+        not that of ``update()`` on the whole batch, and none is compared with it."""
+        return False
+
     def begin_step(self, seed: int, step: int) -> None:
         self._key = mix(seed, step, Purpose.NODE)
         self._number = 0

@@ -30,6 +30,7 @@ from hpstage.training.capture.told import RandomSource, stands_only
 from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
 from hpstage.training.code.attributes import own_of
 from hpstage.training.code.namespaces import MISSING
+from hpstage.training.code.owner import name_of
 
 Plain = Any
 ANSWERED = ("answered",)
@@ -170,7 +171,7 @@ class Encoder:
 
     def _atom(self, path: str, value: Any) -> Plain:
         if isinstance(value, enum.Enum):
-            return "enum", type(value).__module__, type(value).__qualname__, value.name
+            return "enum", type(value).__module__, name_of(type(value)), value.name
         parts = parts_of(value)
         if parts is not None:
             return parts[0], *self._list(path, parts[1])
@@ -192,7 +193,7 @@ class Encoder:
     def _named(self, path: str, value: Any) -> Plain:
         """Encode a function or class that existed before or only computes. A state must not be able to choose an
         arbitrary one."""
-        name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        name = getattr(value, "__module__", None), name_of(value)
         if any(value is kind for kind in BUILTINS):
             return "builtin", value.__name__
         if self._base.named.get(name) is value:
@@ -240,10 +241,10 @@ class Encoder:
             return "random", number, source, RandomSource().read(value, frozenset()), _bits(value)
         if arrays is not None and (kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator)):
             return self._numbers(path, number, value)
-        if creatable(self._base, kind.__module__, kind.__qualname__) is kind:
+        if creatable(self._base, kind.__module__, name_of(kind)) is kind:
             items = self._list(path, tuple.__iter__(value)) if issubclass(kind, tuple) else None
             own = self._pairs(path, own_of(value))
-            return "instance", number, kind.__module__, kind.__qualname__, items, own
+            return "instance", number, kind.__module__, name_of(kind), items, own
         raise self._refusal(path, value)
 
     def _numbers(self, path: str, number: int, value: Any) -> Plain:

@@ -29,7 +29,7 @@ from hpstage.training.code.graph import OF_CODE, Graph
 from hpstage.training.code.known import has_no_state
 from hpstage.training.code.names import names_in
 from hpstage.training.code.namespaces import ClassAttributes, Slot
-from hpstage.training.code.owner import is_users_code, of_user
+from hpstage.training.code.owner import is_users_code, name_of, of_user
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
@@ -306,7 +306,7 @@ class Surveyor:
         return led
 
     def _name(self, found: Survey, code: Any) -> None:
-        found.named[code.__module__, code.__qualname__] = code
+        found.named[code.__module__, name_of(code)] = code
 
     def _reached(self, code: object) -> list[Step]:
         """Return what the code of a function or class reaches, in reverse order."""

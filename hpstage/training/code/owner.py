@@ -51,6 +51,13 @@ def module_of(thing: object) -> str:
     return found if isinstance(found, str) else "builtins"
 
 
+def name_of(code: Any) -> str:
+    """Return the qualified name of a class or function, below the function in which it was made: a class that is sent
+    by value does not know where that was."""
+    name = getattr(code, "__qualname__", None)
+    return name.rpartition("<locals>.")[2] if isinstance(name, str) else type(code).__qualname__
+
+
 def has_name(thing: object) -> bool:
     """Return whether a class, function or other object has a qualified name. No ``__getattr__`` is called: that of a
     proxy may make up any name."""

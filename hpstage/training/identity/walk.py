@@ -19,7 +19,15 @@ from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
-from hpstage.training.code.owner import came_by_value, functions_in, has_name, is_users, is_users_code, module_of
+from hpstage.training.code.owner import (
+    came_by_value,
+    functions_in,
+    has_name,
+    is_users,
+    is_users_code,
+    module_of,
+    name_of,
+)
 from hpstage.training.code.patches import operators
 from hpstage.training.code.source import ABSENT, as_written, code_of, modules_in, submodules_of, version_of
 from hpstage.training.identity.entities import Entities, Entity
@@ -124,7 +132,7 @@ class Walk:
         if not has_name(target):
             return self.values.content(target)
         module = module_of(target)
-        name = getattr(target, "__qualname__", type(target).__qualname__)
+        name = name_of(target)
         if not (is_users_code(target) or _is_open(module)):
             self._library(module)
             return self._with_functions(f"library {module}.{name}", target)

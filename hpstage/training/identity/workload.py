@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpstage.training.code.hashing import hashed
-from hpstage.training.code.owner import is_users
+from hpstage.training.code.owner import is_users, name_of
 from hpstage.training.code.patches import standing
 from hpstage.training.code.source import ABSENT
 from hpstage.training.identity.placing import folder_of
@@ -75,10 +75,10 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
     walk.values.folder = folder_of(obj)
     held: list[str] = []
     if is_function(obj):
-        described = {"trainable": getattr(obj, "__qualname__", type(obj).__name__)}
+        described = {"trainable": name_of(obj)}
         root = walk.refer(obj)
     else:
-        described = {"trainable": type(obj).__qualname__}
+        described = {"trainable": name_of(type(obj))}
         root = walk.refer(type(obj))
         held = walk.values.attributes(obj, strict=strict)
     root = f"{root}\n{walk.patched(standing() if patched is None else patched)}"
