@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator
@@ -27,7 +26,7 @@ from hpstage.training.capture.values import Marked
 from hpstage.training.code.attributes import dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph
 from hpstage.training.code.known import has_no_state
-from hpstage.training.code.names import names_in
+from hpstage.training.code.names import names_in, texts_in
 from hpstage.training.code.namespaces import ClassAttributes, Slot
 from hpstage.training.code.owner import is_users_code, name_of, of_user
 
@@ -317,14 +316,12 @@ class Surveyor:
             reached = [pair for pair in graph.reached() if not self._passed_by(*pair)] if graph is not None else []
             known = self._code[id(code)] = code, reached
             for function in graph.functions if graph is not None else ():
-                self._read.update(names_in(function.__code__))
+                self._read.update(names_in(function.__code__), texts_in(function.__code__))
         return known[1]
 
     def _not_read(self, obj: object) -> frozenset[str]:
-        """Return the attributes of an object that no code of the user's reads by name, itself or by a property."""
-        kind: Any = type(obj)
-        read = {part for name in self._read for part in _read_by(kind, name)}
-        return frozenset(own_of(obj).keys() - read)
+        """Return the attributes of an object that no code of the user's mentions."""
+        return frozenset(own_of(obj).keys() - self._read)
 
     def _passed_by(self, path: str, obj: object) -> bool:
         if path in self._stateless or path.replace(":", ".") in self._stateless:
@@ -337,14 +334,6 @@ def _is_of_a_library(record: Record) -> bool:
     library = torch()
     modules = () if library is None else library.nn.Module
     return record.kind.name == "attributes" and not is_users_code(record.of) and not issubclass(record.of, modules)
-
-
-@functools.cache
-def _read_by(kind: Any, name: str) -> tuple[str, ...]:
-    """Return the attributes that reading this one of an object reads, at least: a property reads others."""
-    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-    getter = found.fget if isinstance(found, property) else None
-    return (name, *names_in(getter.__code__)) if isinstance(getter, types.FunctionType) else (name,)
 
 
 def _kept_by(cache: Record) -> Iterator[Step]:

@@ -289,15 +289,22 @@ def _is_of_the_library(owner: ModuleType | type, member: str) -> bool:
 
 @functools.lru_cache(_REMEMBERED)
 def written_in(module: ModuleType) -> frozenset[str]:
-    """Return the names in a library's module, as cached by Python; all of them if it is not written in Python."""
-    get_code = getattr(vars(module).get("__loader__"), "get_code", None)
-    try:
-        code = get_code(module.__name__) if get_code is not None else None
-    except (ImportError, OSError, SyntaxError):
-        code = None
+    """Return the names in a module's code; all of the module's if it is not written in Python."""
+    code = code_in(module)
     if code is None:
         return _OF_SYS if module is sys else frozenset(vars(module))
     return frozenset(name for part in inner(code) for name in part.co_names)
+
+
+@functools.lru_cache(_REMEMBERED)
+def code_in(module: ModuleType) -> CodeType | None:
+    """Return a module's code, as cached by Python; ``None`` if it has none."""
+    get_code = getattr(vars(module).get("__loader__"), "get_code", None)
+    try:
+        code: CodeType | None = get_code(module.__name__) if get_code is not None else None
+    except (ImportError, OSError, SyntaxError):
+        return None
+    return code
 
 
 def _imports(

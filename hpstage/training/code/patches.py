@@ -7,10 +7,11 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from hpstage.training.code import bytecode
-from hpstage.training.code.bytecode import written_in
+from hpstage.training.code.bytecode import code_in, written_in
 from hpstage.training.code.owner import functions_in, is_users
 
 _WITHOUT_TRAINING = frozenset(("sys", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
@@ -24,7 +25,7 @@ def standing() -> Iterator[tuple[str, Any]]:
     user's in a module or class of a library. It trains whether or not other code of the user's names it."""
     users, libraries = _modules()
     for name, module in libraries.items():
-        for value in [*vars(module).values()]:
+        for value in [value for _, value in _items(vars(module))]:
             if issubclass(type(value), type) and value.__module__ == name:
                 for member, inner in _users(users, vars(value)):
                     yield f"{name}:{value.__qualname__}.{member}", inner
@@ -37,8 +38,24 @@ def operators() -> Iterator[types.ModuleType]:
     name: those whose code names ``torch.library``."""
     if "torch" in sys.modules:
         for name in sorted(_modules()[0]):
-            if not {"library", "torch.library"}.isdisjoint(written_in(sys.modules[name])):
+            if _defines_operators(sys.modules[name]):
                 yield sys.modules[name]
+
+
+@functools.lru_cache(4096)
+def _defines_operators(module: types.ModuleType) -> bool:
+    if "library" not in "".join(written_in(module)):
+        return False
+    torch = sys.modules["torch"]
+    code = code_in(module)
+    for part in bytecode.inner(code) if code is not None else ():
+        for before, found in pairwise(bytecode.instructions_of(part)):
+            if found.opname == "IMPORT_NAME" and str(found.argval).startswith("torch.library"):
+                return True
+            of_torch = before.argval == "torch" or vars(module).get(str(before.argval)) is torch
+            if found.argval == "library" and found.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and of_torch:
+                return True
+    return False
 
 
 def patches() -> dict[str, str]:
@@ -70,7 +87,7 @@ def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
 
 def _users(users: frozenset[str], names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield the names that stand for code or objects of the user's. Fast: there are hundreds of thousands of names."""
-    for name, value in [*names.items()]:
+    for name, value in _items(names):
         kind = type(value)
         if kind is types.FunctionType:
             if value.__globals__ is not names and value.__globals__.get("__name__") in users:
@@ -83,6 +100,15 @@ def _users(users: frozenset[str], names: Mapping[str, Any]) -> Iterator[tuple[st
                 yield name, value
         elif kind.__module__ in users or (kind in (dict, OrderedDict) and name.startswith(_HOOKS) and _has_code(value)):
             yield name, value
+
+
+def _items(names: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the items as of one moment: another thread may import meanwhile."""
+    while True:
+        try:
+            return list(names.items())
+        except RuntimeError:  # it has changed size
+            continue
 
 
 _WRAPPERS = frozenset((staticmethod, classmethod, property, functools.partial))

@@ -19,6 +19,7 @@ from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
+from hpstage.training.code.names import names_in
 from hpstage.training.code.owner import (
     came_by_value,
     functions_in,
@@ -91,10 +92,11 @@ class Walk:
         self._values: dict[str, tuple[str, bool]] = {}
         self._written: dict[str, frozenset[str]] = {}
         self._names_script = False
+        self._names_operators = False
 
     def patched(self, found: Iterable[tuple[str, Any]]) -> str:
         """Visit the user's code in libraries, given by path. Return the string that represents it."""
-        defining = [self.refer(module) for module in operators()]
+        defining = [self.refer(module) for module in operators()] if self._names_operators else []
         held = ((place, list(value.values()) if isinstance(value, dict) else value) for place, value in found)
         return "\n".join([*sorted(f"at {place}: {self.values.content(value)}" for place, value in held), *defining])
 
@@ -209,6 +211,7 @@ class Walk:
         for name, value in sorted(vars(function).items()):
             if name != "__wrapped__":
                 entity.lines.add(f"has {name}: {self.values.content(value)}")
+        self._names_operators |= "ops" in names_in(code)
         found = references(code, function.__globals__, cells, self._imported, _is_open)
         for named in found.named:
             if named.path not in _IGNORED_NAMES and not self._is_stateless(named.module, named.name):

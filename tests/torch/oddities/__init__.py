@@ -12,6 +12,7 @@ from tests.torch.oddities import (
     made,
     models,
     objects,
+    opaque,
     positions,
     process,
     settings,

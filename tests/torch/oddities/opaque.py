@@ -1,0 +1,234 @@
+"""Objects that nothing can look into, objects that a name made one pass by, code made by a call, and state that begins
+late."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+import enum
+import hashlib
+import io
+import itertools
+import logging
+import queue
+import sqlite3
+import types
+import zlib
+from typing import Any
+
+import torch
+import tqdm
+from torch import nn
+
+from tests.torch.oddities.oddity import Odd, odd
+
+# --- objects written in C, in a global name and in attributes
+
+HASH = hashlib.sha256()
+CONNECTION = sqlite3.connect(":memory:")
+QUEUE: queue.SimpleQueue[int] = queue.SimpleQueue()
+READER = csv.reader(itertools.cycle(["1", "2", "3"]))
+PACKED = zlib.compressobj()
+HELD = {"a": [hashlib.md5()]}
+
+
+@odd("a hash in a global name", refused=r"opaque:HASH is a _hashlib\.HASH, which nothing can look into")
+def _(kept: Any, self: Odd) -> float:
+    HASH.update(b"a")
+    return HASH.digest()[0] / 256
+
+
+@odd("a database in a global name", refused=r"opaque:CONNECTION is a sqlite3\.Connection")
+def _(kept: Any, self: Odd) -> float:
+    CONNECTION.execute("create table if not exists t (x)").execute("insert into t values (1)")
+    return float(CONNECTION.execute("select count(*) from t").fetchone()[0])
+
+
+@odd("a queue in a global name", refused=r"opaque:QUEUE is a _queue\.SimpleQueue")
+def _(kept: Any, self: Odd) -> float:
+    QUEUE.put(1)
+    return float(QUEUE.qsize())
+
+
+@odd("a reader in a global name", refused=r"opaque:READER is a _csv\.reader")
+def _(kept: Any, self: Odd) -> float:
+    return float(next(READER)[0])
+
+
+@odd("a compressor in a global name", refused=r"opaque:PACKED is a zlib\.Compress")
+def _(kept: Any, self: Odd) -> float:
+    return float(len(PACKED.compress(b"a" * 1000) + PACKED.flush(zlib.Z_SYNC_FLUSH)))
+
+
+@odd("a hash in a list in a dict in a global name", refused=r"opaque:HELD'?\['a'\]\[0\] is a _hashlib\.HASH")
+def _(kept: Any, self: Odd) -> float:
+    HELD["a"][0].update(b"a")
+    return HELD["a"][0].digest()[0] / 256
+
+
+@odd("a hash that a function closes over", refused=r"is a _hashlib\.HASH")
+def _(kept: Any, self: Odd) -> float:
+    return _counted() / 256
+
+
+def _count() -> Any:
+    inner = hashlib.sha256()
+
+    def count() -> int:
+        inner.update(b"a")
+        return inner.digest()[0]
+
+    return count
+
+
+_counted = _count()
+
+# --- objects of libraries of which only what is read counts
+
+
+@odd("a progress bar's own counter", lambda: tqdm.tqdm(total=9, disable=True))
+def _(kept: Any, self: Odd) -> float:
+    kept.n += 1
+    return float(kept.n)
+
+
+@odd("a progress bar's counter by a property", lambda: tqdm.tqdm(total=9, file=io.StringIO()))
+def _(kept: Any, self: Odd) -> float:
+    kept.update(2)
+    return float(kept.format_dict["n"])
+
+
+class Counting(logging.Handler):
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+
+
+LOGGER = logging.getLogger(__name__)
+LOGGER.propagate = False
+HANDLER = Counting()
+LOGGER.addHandler(HANDLER)
+LOGGER.setLevel(logging.INFO)
+
+
+@odd("a handler of one's own that a logger has")
+def _(kept: Any, self: Odd) -> float:
+    LOGGER.info("a step")
+    return float(HANDLER.count)
+
+
+@odd("what a logger adapter adds", lambda: logging.LoggerAdapter(LOGGER, {"n": 0}))
+def _(kept: Any, self: Odd) -> float:
+    kept.extra["n"] += 1
+    return float(kept.extra["n"])
+
+
+@odd("a logger's level")
+def _(kept: Any, self: Odd) -> float:
+    LOGGER.setLevel(LOGGER.level + 1)
+    return float(LOGGER.level)
+
+
+# --- functions and classes that no def in a file has made
+
+SPACE: dict[str, Any] = {"n": 0}
+exec("def tick():\n    global n\n    n += 1\n    return n", SPACE)
+TICK = SPACE["tick"]
+Made = type("Made", (nn.Identity,), {"count": 0})
+Fields = dataclasses.make_dataclass("Fields", [("n", int, 0)], namespace={"shared": [0]})
+Level = enum.Enum("Level", {"LOW": 1})
+Plain = types.new_class("Plain", (), {}, lambda space: space.update(n=0))
+
+
+@odd("a global of a function made by exec")
+def _(kept: Any, self: Odd) -> float:
+    return float(TICK())
+
+
+@odd("an attribute of a class made by type()", network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), Made()))
+def _(kept: Any, self: Odd) -> float:
+    Made.count += 1  # type: ignore[attr-defined]
+    return float(Made.count)  # type: ignore[attr-defined]
+
+
+@odd("a list of a class made by make_dataclass", lambda: Fields())
+def _(kept: Any, self: Odd) -> float:
+    kept.shared[0] += 1
+    kept.n += 1
+    return float(kept.shared[0] + kept.n)
+
+
+@odd("an attribute of a member of an enum made by a call")
+def _(kept: Any, self: Odd) -> float:
+    Level.LOW.seen = getattr(Level.LOW, "seen", 0) + 1  # type: ignore[attr-defined]
+    return float(Level.LOW.seen)  # type: ignore[attr-defined]
+
+
+@odd("an attribute of a class made by new_class")
+def _(kept: Any, self: Odd) -> float:
+    Plain.n += 1
+    return float(Plain.n)
+
+
+# --- state that begins late
+
+
+@odd("an average that begins late")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 3:
+        self.average = [p.detach().clone() for p in self.net.parameters()]
+    if self.steps > 3:
+        for mine, p in zip(self.average, self.net.parameters(), strict=True):
+            mine.lerp_(p.detach(), 0.5)
+    return float(self.average[0].sum()) if self.steps >= 3 else 0.0
+
+
+@odd("an average by id() of the weights", refused=r"holds the id\(\) of")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.by_id = {id(p): p.detach().clone() for p in self.net.parameters()}
+    return float(next(iter(self.by_id.values())).sum()) if self.steps >= 2 else 0.0
+
+
+@odd("a table by hash() of the weights", refused=r"holds the id\(\) of")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.by_hash = {hash(p): self.steps for p in self.net.parameters()}
+    return float(len(self.by_hash)) if self.steps >= 2 else 0.0
+
+
+@odd("addresses of memory in a list", refused=r"holds the id\(\) of")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.pointers = [p.data_ptr() for p in self.net.parameters()]
+    return float(self.steps)
+
+
+@odd("a second model and optimizer that begin late")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 3:
+        self.critic = copy.deepcopy(self.net[1])
+        self.second = torch.optim.Adam(self.critic.parameters(), lr=0.1)
+    if self.steps >= 3:
+        self.second.zero_grad()
+        self.critic(torch.ones(1, 16)).sum().backward()
+        self.second.step()
+        return float(self.critic.weight.sum())
+    return 0.0
+
+
+@odd("a hook that is added late, of a function with a counter")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 3:
+        self.net[1].register_forward_hook(late)
+    return float(late.calls)  # type: ignore[attr-defined]
+
+
+def late(module: nn.Module, arguments: Any, output: Any) -> Any:
+    late.calls += 1  # type: ignore[attr-defined]
+    return output * 1.1
+
+
+late.calls = 0  # type: ignore[attr-defined]
