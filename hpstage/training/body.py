@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from dis import Instruction
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from hpstage.training.capture.context_managers import letting_through, swallowing
-from hpstage.training.capture.liveness import live, place
+from hpstage.training.capture.liveness import instructions_of, live, place
 from hpstage.training.capture.portrait import LOCAL
+from hpstage.training.capture.told import ITERATORS
 from hpstage.training.capture.variables import Variable
 from hpstage.training.code.namespaces import MISSING, Slot
 from hpstage.training.code.owner import of_user
@@ -45,6 +48,7 @@ class Body:
         self.ended = False
         self._function = function
         self._error: BaseException | None = None
+        self._around: list[tuple[str, object]] | None = None
         self._settings = read_all()  # some belong to a thread
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._main,), name=THREAD, daemon=True)
@@ -99,6 +103,11 @@ class Body:
                 value = held.get(name, MISSING)
                 if name not in passed_by and not isinstance(value, Run | Steps):
                     variables.append(Variable(name, code, value, needed=name in bound))
+        if frames and self._around is None:
+            self._around = _around_steps(frames[0])
+        for name, one in self._around or ():
+            if name not in passed_by:
+                variables.append(Variable(name, frames[-1].f_code, one, needed=True))
         return Pause(tuple(places), tuple(variables))
 
     def _frames(self) -> Iterator[FrameType]:
@@ -120,6 +129,36 @@ class Body:
         # Attached objects may be large and on a device.
         self.run._parts = None
         self.run._followers.clear()
+
+
+def _around_steps(frame: FrameType) -> list[tuple[str, object]]:
+    """Return by name the iterators that a loop puts around its steps: ``zip(run.steps(), ...)``. They are no variables,
+    and those beside the steps move on with them."""
+    instructions = instructions_of(frame.f_code)
+    at = place(frame.f_code, frame.f_lasti)
+    before = [item for item in instructions if item.offset <= at and item.opname not in ("PRECALL", "CACHE")]
+    while before and before[-1].opname != "GET_ITER":
+        before.pop()
+    if len(before) > 2 and before[-3].argval in ("steps", "batches"):
+        return []  # as it is for most: what follows takes tens of milliseconds
+    found: dict[int, object] = {}
+    todo = [value for value in gc.get_objects() if type(value) is Steps]
+    while todo:
+        holders = [holder for holder in gc.get_referrers(*todo) if type(holder) in (tuple, *ITERATORS)]
+        todo = [holder for holder in holders if id(holder) not in found]
+        found |= {id(holder): holder for holder in todo}
+    uncounted = not _reads_count([item for item in instructions if item.offset > at], instructions)
+    kinds = (tuple, enumerate) if uncounted else (tuple,)
+    iterators = [one for one in found.values() if type(one) not in kinds]
+    return [(type(one).__name__, one) for one in iterators]
+
+
+def _reads_count(following: Sequence[Instruction], instructions: Sequence[Instruction]) -> bool:
+    """Return whether code reads the first of the variables into which a loop unpacks what it is given."""
+    names = [item.argval for item in following[:2]]
+    name = names[1][0] if isinstance(names[1], tuple) else names[1]
+    loads = [item.argval for item in instructions if item.opname.startswith("LOAD_")]
+    return any(name == loaded or (isinstance(loaded, tuple) and name in loaded) for loaded in loads)
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:

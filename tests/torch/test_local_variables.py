@@ -6,6 +6,7 @@ Whenever they begin to change: verification compares the first steps alone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -568,3 +569,24 @@ def test_a_state_is_taken_of_a_loop_that_waits_for_its_first_step() -> None:
     trainable = made(averaging_late)
     assert trainable.state_dict()
     trainable.close()
+
+
+def counted(run: Run) -> None:
+    parts = begun(run)
+    for count, step in enumerate(run.steps()):
+        stepped(run, parts, step)
+        if count > 100:
+            parts[0].train()
+
+
+def zipped(run: Run) -> None:
+    parts = begun(run)
+    for step, factor in zip(run.steps(), itertools.cycle([1.0, 1.5]), strict=False):
+        stepped(run, parts, step)
+        parts[0][0].weight.data.mul_(factor)
+
+
+@pytest.mark.parametrize(("function", "name"), [(counted, "enumerate"), (zipped, "zip")])
+def test_an_iterator_that_moves_on_with_the_steps_is_refused_by_name(function: Callable[[Run], Any], name: str) -> None:
+    with pytest.raises(StateError, match=f"changed local variable {name}"):
+        trained(function, 2).state_dict()

@@ -367,7 +367,7 @@ class Function(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         cells = dict(zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True))
         own = {name: value for name, value in vars(obj).items() if "dynamo" not in name}  # torch keeps caches there
-        return cells, obj.__defaults__ or (), obj.__kwdefaults__ or {}, own
+        return cells, obj.__defaults__ or (), dict(obj.__kwdefaults__ or {}), own
 
     def same(self, old: Any, new: Any) -> bool:
         return all(map(_same_entry, old, new))

@@ -135,7 +135,7 @@ class Kind(ABC):
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         """Restore content returned by :meth:`read`. Raises ``TypeError`` if that is impossible."""
-        raise TypeError("it cannot be put back")
+        raise TypeError(f"nothing can set what is inside a {type(obj).__qualname__}")
 
     def children(self, content: Any) -> Iterator[Child]:
         return iter(())

@@ -76,13 +76,13 @@ _MACHINERY = (
     "inspect",
     "typing",
     "importlib",
+    "hpstage",
     "keras.src.utils.tracking",  # which layer has which variables, by ids
 )
 # Their instances show, record or run what is trained. Of those, the attributes count that the user's code reads.
 _SKIPPED = (
     "logging",
     "tqdm",
-    "hpstage",
     "optuna",
     "distributed",
     # What training changes in these is kept by hpstage.torch.lightning.

@@ -257,4 +257,13 @@ def _kept(obj: Any) -> list[Any]:
     return found
 
 
+def arguments_kept(obj: Any) -> Iterator[Any]:
+    """Yield the arguments for which a cached function keeps a result."""
+    held = gc.get_referents(obj)
+    keys = [held[index - 2] for index, part in enumerate(held) if part is _LINK]
+    keys += [key for part in held if type(part) is dict for key in part]
+    for key in keys:
+        yield from key if isinstance(key, list | tuple) else (key,)
+
+
 _LINK = next((part for part in gc.get_referents(_EMPTY) if getattr(part, "__name__", "") == "_lru_list_elem"), None)

@@ -24,6 +24,7 @@ from hpstage.training.capture.kinds import CACHE, MODULES, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
+from hpstage.training.capture.told import arguments_kept
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
 from hpstage.training.code.graph import OF_CODE
@@ -178,6 +179,7 @@ class World:
         assert pristine is not None
         now = self._surveyor.survey(self._all_roots(), known=base)
         self._watch(now.cached.values())
+        self._refuse_caches_of_state(base, now)
         if self._entered is not None:
             self._entered.check(variables, now)
         values: dict[str, Any] = {}
@@ -245,6 +247,24 @@ class World:
                 continue
             values = record.kind is not VALUES or record.obj in self.pristine
             _put_back(record, "a fork would begin with what other training has left", values=values)
+
+    def _refuse_caches_of_state(self, base: Survey, now: Survey) -> None:
+        """Check that what cached functions have been asked since setup has not changed: their results are no state.
+
+        Raises:
+            StateError: an argument has changed. The message names it.
+        """
+        for record in now:
+            if record.kind is not CACHE or record is base.records.get(id(record.obj)):
+                continue
+            for argument in arguments_kept(record.obj):
+                before, present = base.records.get(id(argument)), now.records.get(id(argument))
+                if before is not None and before is not present:
+                    raise StateError(
+                        f"{record.path} has kept a result for {before.path}, which training changes, so that a fork "
+                        f"would get another one: give it what it depends on, as numbers or texts, or keep the result "
+                        f"as an attribute"
+                    )
 
     def _watch(self, cached: Iterable[Record]) -> None:
         """Check that objects kept by cached functions are unchanged: they are no state, but depend on arguments alone.

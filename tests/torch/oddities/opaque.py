@@ -7,6 +7,7 @@ import copy
 import csv
 import dataclasses
 import enum
+import functools
 import hashlib
 import io
 import itertools
@@ -232,3 +233,29 @@ def late(module: nn.Module, arguments: Any, output: Any) -> Any:
 
 
 late.calls = 0  # type: ignore[attr-defined]
+
+
+class Reference:
+    def __init__(self) -> None:
+        self.last = 0.0
+
+    @functools.cache  # noqa: B019
+    def first(self) -> float:
+        return self.last
+
+
+@odd("a cached result of a method, of what training changes", Reference, refused=r"has kept a result for self\.kept")
+def _(kept: Any, self: Odd) -> float:
+    kept.last += 1
+    return kept.first() if self.steps > 1 else 0.0
+
+
+class Fixed:
+    @functools.lru_cache(8)  # noqa: B019
+    def positions(self, n: int) -> int:
+        return n * n
+
+
+@odd("a cached result of a method, of what stays as it is", Fixed)
+def _(kept: Any, self: Odd) -> float:
+    return float(kept.positions(self.steps))
