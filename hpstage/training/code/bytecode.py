@@ -258,7 +258,8 @@ def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callab
             break
         else:
             named = Named(f"{named.path}.{member}", vars(owner)[member])
-            if type(named.content) in _PUT and not _is_of_the_library(owner, member):
+            put = type(named.content) in _PUT or is_users_code(type(named.content))
+            if put and not _is_of_the_library(owner, member):
                 counts = named
     return counts
 

@@ -21,8 +21,8 @@ _HOOKS = "_global_"
 
 
 def standing() -> Iterator[tuple[str, Any]]:
-    """Yield the place, such as ``torch.nn.functional:relu``, and the value of each function, class or object of the
-    user's in a module or class of a library. It trains whether or not other code of the user's names it."""
+    """Yield the place, such as ``torch.nn.functional:relu``, and the value of each function or class of the user's in a
+    module or class of a library. It trains whether or not other code of the user's names it, unlike data."""
     users, libraries = _modules()
     for name, module in libraries.items():
         for value in [value for _, value in _items(vars(module))]:
@@ -98,7 +98,9 @@ def _users(users: frozenset[str], names: Mapping[str, Any]) -> Iterator[tuple[st
         elif kind in _WRAPPERS:
             if any(part.__globals__.get("__name__") in users for part in _parts(value)):
                 yield name, value
-        elif kind.__module__ in users or (kind in (dict, OrderedDict) and name.startswith(_HOOKS) and _has_code(value)):
+        elif (kind.__module__ in users and callable(value)) or (
+            kind in (dict, OrderedDict) and name.startswith(_HOOKS) and _has_code(value)
+        ):
             yield name, value
 
 

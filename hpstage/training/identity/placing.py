@@ -22,6 +22,8 @@ def folder_of(target: object) -> str:
     code = _code(target)
     module = (code or target).__module__
     file: str | None = getattr(sys.modules.get(module), "__file__", None)
+    if code is not None:  # sent by value, it knows the file of its module, not that of the code
+        file = code.__globals__.get("__file__", file)
     if code is not None and not code.__code__.co_filename.startswith("<"):
         file = code.__code__.co_filename
     if not file:
