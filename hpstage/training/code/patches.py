@@ -99,7 +99,7 @@ def _users(users: frozenset[str], names: Mapping[str, Any]) -> Iterator[tuple[st
             if any(part.__globals__.get("__name__") in users for part in _parts(value)):
                 yield name, value
         elif (kind.__module__ in users and callable(value)) or (
-            kind in (dict, OrderedDict) and name.startswith(_HOOKS) and _has_code(value)
+            kind in (dict, OrderedDict) and name.startswith(_HOOKS) and _has_code(users, value)
         ):
             yield name, value
 
@@ -116,8 +116,10 @@ def _items(names: Mapping[str, Any]) -> list[tuple[str, Any]]:
 _WRAPPERS = frozenset((staticmethod, classmethod, property, functools.partial))
 
 
-def _has_code(hooks: Mapping[Any, object]) -> bool:
-    return any(isinstance(hook, types.FunctionType) for hook in hooks.values())
+def _has_code(users: frozenset[str], hooks: Mapping[Any, object]) -> bool:
+    """Libraries keep functions of their own in such tables, too."""
+    functions = (hook for hook in hooks.values() if isinstance(hook, types.FunctionType))
+    return any(function.__globals__.get("__name__") in users for function in functions)
 
 
 def _parts(wrapper: Any) -> Iterable[types.FunctionType]:
