@@ -78,6 +78,7 @@ class Hanging(Tape):
     """
 
     PAUSE = "HPSTAGE_TEST_PAUSE"
+    stateless = (PAUSE,)
 
     def __init__(self, folder: str) -> None:
         super().__init__()

@@ -50,6 +50,12 @@ TINY = {
     "record": "--help",
 }
 
+QUICK = {
+    *("bench_algorithms", "bench_dashboard", "bench_gang_makespan", "bench_overhead", "bench_planner", "bench_profile"),
+    *("bench_recovery", "bench_sampler", "bench_simulation", "bench_states", "bench_status", "bench_store"),
+    *("bench_logs", "example_function", "pictures", "record"),
+}
+"""Those that end within a minute on two cores; the others take minutes, and are slow."""
 PARTS = {"engine_models", "fused_search", "gestures", "planner_load", "planted_faults", "screenshots", "small_cnn"}
 """What other scripts import."""
 
@@ -58,8 +64,9 @@ def test_every_script_has_a_tiny_size() -> None:
     assert TINY.keys() | PARTS == {path.stem for path in SCRIPTS.glob("*.py")}
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.ci if name in QUICK else pytest.mark.slow) for name in TINY]
+)
 def test_a_script_runs(name: str, tmp_path: Path) -> None:
     for needed in ("jax", "keras", "sklearn"):
         if needed in name and importlib.util.find_spec(needed) is None:
