@@ -143,7 +143,11 @@ class DaskExecutor(Executor):
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         adapted = as_trainable(trainable)
         self.widest = adapted.virtual_nodes if isinstance(adapted, Elastic) else 1
-        identity = identify(adapted)
+        try:
+            identity = identify(adapted)
+        except UsageError:
+            pack(trainable, ())  # that it cannot be sent either is the plainer error, and names the attribute
+            raise
         self._loaded = identity.loaded
         packed = pack(trainable, identity.packages)
         try:

@@ -14,8 +14,8 @@ from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import code_in, written_in
 from hpstage.training.code.owner import functions_in, is_users
 
-_WITHOUT_TRAINING = frozenset(("sys", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
-"""Packages where a process attaches what observes it, and those that run trainings."""
+_WITHOUT_TRAINING = frozenset(("sys", "time", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
+"""Packages where a process attaches what observes it, the clock, and packages that run trainings."""
 _HOOKS = "_global_"
 """Beginning of the names of dicts in which torch keeps the hooks of all modules, and of all optimizers."""
 
