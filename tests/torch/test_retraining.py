@@ -160,7 +160,7 @@ def test_a_fresh_process_is_forked_or_spawned_and_gives_the_same_bits(tmp_path: 
     assert result.checkpoints is not None
     server = fork_server()
     for forks in (server, None):
-        process = FreshProcess(Load(pack(ordinary_loop), {}), server=forks)
+        process = FreshProcess(Load(pack(ordinary_loop, ()), {}), server=forks)
         process.start(segment(result), result.checkpoints)
         again = process.wait(120)
         assert again is not None
@@ -189,7 +189,7 @@ class Dying(Small):
 def test_a_fresh_process_can_be_killed_and_can_die(tmp_path: Path) -> None:
     result = searched(Endless(), tmp_path / "endless")
     assert result.checkpoints is not None
-    endless = FreshProcess(Load(pack(Endless()), {}), variables={"HPSTAGE_TEST_ENDLESS": "1"})
+    endless = FreshProcess(Load(pack(Endless(), ()), {}), variables={"HPSTAGE_TEST_ENDLESS": "1"})
     endless.start(segment(result), result.checkpoints)
     assert endless.described() is not None
     assert endless.poll() is None
@@ -199,7 +199,7 @@ def test_a_fresh_process_can_be_killed_and_can_die(tmp_path: Path) -> None:
     assert ended.problem is not None
     result = searched(Dying(), tmp_path / "dying")
     assert result.checkpoints is not None
-    dying = FreshProcess(Load(pack(Dying()), {}), variables={"HPSTAGE_TEST_DIES": "1"})
+    dying = FreshProcess(Load(pack(Dying(), ()), {}), variables={"HPSTAGE_TEST_DIES": "1"})
     dying.start(segment(result), result.checkpoints)
     died = dying.wait(120)
     dying.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import marshal
 import weakref
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from hpstage.training.capture.kind import (
 )
 from hpstage.training.code.attributes import dict_of, own_of, write_own
 
+DICT_VIEWS = type({}.keys()), type({}.values()), type({}.items())
 BULK = 1 << 16
 """Limit on the number of nested containers. A larger container of only plain values is tracked by a checksum: a change
 is detected and refused, since it cannot be located."""
@@ -151,6 +153,22 @@ class ReadOnly(Mapping):
     def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
         if not self.same(content, self.read(obj, skip)):
             raise TypeError("it is a view of a dict that nothing else here knows")
+
+
+class DictView(Kind):
+    """``dict.keys()``, ``.values()``, ``.items()``: the dict that they show."""
+
+    name = "view"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        [shown] = gc.get_referents(obj)
+        return shown
+
+    def same(self, old: Any, new: Any) -> bool:
+        return old is new
+
+    def children(self, content: Any) -> Iterator[Child]:
+        yield ".mapping", content
 
 
 class WeakKeys(Mapping):

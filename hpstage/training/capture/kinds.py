@@ -17,9 +17,11 @@ import weakref
 from typing import Any
 
 from hpstage.training.capture.containers import (
+    DICT_VIEWS,
     Bulk,
     Bytes,
     Defaulting,
+    DictView,
     Frozen,
     Mapping,
     Objects,
@@ -121,6 +123,7 @@ _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((collections.defaultdict,), Defaulting()),
     ((dict,), _MAPPING),
     ((types.MappingProxyType,), ReadOnly()),
+    (DICT_VIEWS, DictView()),
     ((weakref.WeakKeyDictionary,), WeakKeys()),
     ((weakref.WeakValueDictionary,), WeakValues()),
     ((set,), SET),

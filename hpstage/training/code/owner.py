@@ -46,8 +46,11 @@ def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
 
 
 def module_of(thing: object) -> str:
-    """Return the module name of a class or function. A metaclass in C may have a descriptor as ``__module__``."""
+    """Return the module name of a class or function: of the main script's also where multiprocessing has imported it
+    under another name. A metaclass in C may have a descriptor as ``__module__``."""
     found = getattr(thing, "__module__", None)
+    if found == "__mp_main__":
+        return "__main__"
     return found if isinstance(found, str) else "builtins"
 
 

@@ -36,6 +36,7 @@ _OURS = tuple(
     f"hpstage.{name}" for name in ("checkpoints", "store", "cluster", "execution", "training.code", "training.identity")
 )
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
+_IN_MEMORY = "/dev/shm/"  # where it is mounted, whoever names a folder in it
 _MOST = 100_000
 """Number of files that are remembered. What is read beyond is likely to be samples of a data set."""
 
@@ -233,6 +234,8 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _is_systems(path: str) -> bool:
+    if path.startswith(_IN_MEMORY):
+        return False  # among the devices, but its files are ordinary ones
     return path.startswith(_libraries()) or f"{os.sep}site-packages{os.sep}" in path
 
 
