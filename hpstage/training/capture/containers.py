@@ -24,7 +24,7 @@ from hpstage.training.capture.kind import (
 )
 from hpstage.training.code.attributes import dict_of, own_of, write_own
 
-DICT_VIEWS = type({}.keys()), type({}.values()), type({}.items())
+DICT_VIEWS: tuple[type, ...] = type({}.keys()), type({}.values()), type({}.items())
 BULK = 1 << 16
 """Limit on the number of nested containers. A larger container of only plain values is tracked by a checksum: a change
 is detected and refused, since it cannot be located."""
