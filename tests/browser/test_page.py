@@ -72,8 +72,8 @@ def test_a_running_search_is_drawn_as_it_goes_on(
         tree.wait("tree.running().length == 0 && tree.order().every(i => tree.about(i).state == 'done')")
     page.get_by_text(f"{result.savings.steps_trained:,} steps trained").wait_for()
     assert page.get_by_text("12 of 12 trials over").is_visible()
-    said = page.evaluate("() => window.said")
-    assert any(re.search(r"trials over;.* about \d+ s left", text) for text in said) and " left" not in said[-1]
+    page.wait_for_function("() => !window.said.at(-1).includes(' left')")
+    assert any(re.search(r"trials over;.* about \d+ s left", text) for text in page.evaluate("() => window.said"))
     assert tree.ask("tree.size().trials") == len(result.study.trials)
     asked = [node for node in result.plan.nodes if node.reach > node.start]
     assert tree.ask("tree.size().branches") == len(asked)

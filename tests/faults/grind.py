@@ -13,14 +13,17 @@ from hpstage.testing.toys import Tape
 
 # Rounds of the key derivation in a step: about half a millisecond of real work.
 _ROUNDS = 300
+_PAUSE = "pause-of-steps"
 
 
 class Grind(Tape):
     """A Tape whose steps are work, and which writes down in a file of its process each state that it has trained.
 
     Where the value ``poison`` is 1, the process dies in step ``deadly``, each time. Drivers of one plan must agree in
-    all three: attributes count in a workload's identity. What a file ``pause`` in the folder says goes first.
+    all three: attributes count in a workload's identity. What a file ``pause-of-steps`` in the folder says goes first.
     """
+
+    stateless = (_PAUSE,)
 
     def __init__(self, folder: str, pause: float = 0.0, deadly: int = -1) -> None:
         super().__init__()
@@ -31,7 +34,7 @@ class Grind(Tape):
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         if step == self.deadly and hp["poison"] == 1:
             os.kill(os.getpid(), 9)
-        told = Path(self.folder) / "pause"
+        told = Path(self.folder) / _PAUSE
         pause = told.read_text() if told.exists() else ""
         time.sleep(float(pause or self.pause))  # most of a step, so that two cores bear three workers
         super().train(step, hp)

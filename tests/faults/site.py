@@ -171,7 +171,7 @@ class Site:
 
     def slow_down(self, seconds: float | None) -> None:
         """From now on each step takes so long; as long as its task says with ``None``."""
-        pause = self.folder / "work" / "pause"
+        pause = self.folder / "work" / "pause-of-steps"
         pause.parent.mkdir(exist_ok=True)
         aside = pause.with_name("pause.part")
         aside.write_text("" if seconds is None else str(seconds))

@@ -19,6 +19,8 @@ class Watched(Tape):
     a greater one.
     """
 
+    stateless = tuple(f"hold-w{number}" for number in range(10))  # they change when a step is trained, and nothing else
+
     def __init__(self, folder: Path | None = None, seconds: float = 0.0) -> None:
         super().__init__()
         self.folder = None if folder is None else str(folder)

@@ -22,7 +22,9 @@ from tests.torch.trainables import Small
 
 
 class Outside(Small):
-    """Training hangs on something that is no state of the process's."""
+    """Training depends on something outside the process, which is declared not to matter."""
+
+    stateless = ("HPSTAGE_TEST_SCALE",)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return super().loss(model, batch) * float(os.environ["HPSTAGE_TEST_SCALE"])

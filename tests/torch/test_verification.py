@@ -340,7 +340,7 @@ def test_verifying_leaves_what_it_verifies_as_it_was_even_what_no_state_holds(mo
     monkeypatch.setenv(TICKETS, "0")
     with pytest.raises(StateError, match=r"the state|ticket"):  # a fork would draw other tickets
         search(Ticketed())
-    assert os.environ[TICKETS] == "3"  # up to the end of what was verified
+    assert 3 <= int(os.environ[TICKETS]) <= STEPS  # of the first trial, which trains on until the difference is known
 
 
 @pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")

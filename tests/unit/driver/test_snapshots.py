@@ -188,16 +188,17 @@ def test_of_several_drivers_the_first_writes_while_they_are_at_work(monkeypatch:
 
 
 KILLED = """
-import itertools, os, signal, sys
+import itertools, os, signal, sys, types
 from hpstage.driver import snapshots
+from hpstage.store import snapshot_file
 from tests.unit.driver import test_snapshots
 snapshots.LEAST, snapshots.GROWTH = 1, 0.0
-replace, written = os.replace, itertools.count()
+written = itertools.count()
 def replace_or_die(source, target):
     if str(target).endswith("-snapshot") and next(written) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    replace(source, target)
-os.replace = replace_or_die
+    os.replace(source, target)
+snapshot_file.os = types.SimpleNamespace(**{**vars(os), "replace": replace_or_die})
 test_snapshots.optimize(sys.argv[1], n_trials=1000)
 """
 
