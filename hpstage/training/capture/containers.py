@@ -296,17 +296,19 @@ class Objects(Kind):
     name = "objects"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        return list(obj.flat), obj.shape
+        return list(obj.flat), obj.shape, obj.flags.writeable
 
     def same(self, old: Any, new: Any) -> bool:
-        return same_items(old[0], new[0]) and bool(old[1] == new[1])
+        return same_items(old[0], new[0]) and bool(old[1:] == new[1:])
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        items, shape = content
+        items, shape, writeable = content
         if shape != obj.shape:
             raise TypeError("its shape has changed")
+        obj.flags.writeable = True
         for index, item in enumerate(items):
             obj.flat[index] = item
+        obj.flags.writeable = writeable
 
     def children(self, content: Any) -> Iterator[Child]:
         for index, item in enumerate(content[0]):

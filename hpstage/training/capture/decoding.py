@@ -23,7 +23,7 @@ from hpstage.training.capture.memory import Rebuilt
 from hpstage.training.capture.on_disk import opened_file, opened_map
 from hpstage.training.capture.survey import Survey
 from hpstage.training.capture.told import RandomSource
-from hpstage.training.capture.values import duplicate, fill, is_tensor, move
+from hpstage.training.capture.values import duplicate, fill, is_tensor, move, restore_array
 from hpstage.training.code.attributes import write_own
 from hpstage.training.code.namespaces import MISSING
 
@@ -104,7 +104,7 @@ class Decoder:
         if kind == "items":
             content: Any = self._list(parts[0]), self._dict(parts[1])
         elif kind == "objects":
-            content = self._list(parts[0]), record.obj.shape
+            content = self._list(parts[0]), record.obj.shape, parts[1]
         elif kind == "mapping":
             content = self._dict(parts[0], path, record.content[0]), self._dict(parts[1])
         elif kind == "attributes":
@@ -124,6 +124,9 @@ class Decoder:
         record.kind.write(record.obj, content, record.skip)
 
     def _write_tensor(self, obj: Any, trained: bool, gradient: Plain, own: Plain) -> None:
+        if not is_tensor(obj):
+            restore_array(obj, trained, self._dict(own))
+            return
         if obj.is_leaf:
             if obj.requires_grad != trained:
                 obj.requires_grad_(trained)
@@ -233,20 +236,27 @@ class Decoder:
                 write_own(made, own)
         return made
 
-    def _make_objects(self, number: int, items: Plain, shape: list[int]) -> Any:
-        made = self._new[number] = numpy().empty(tuple(shape), dtype=object)
+    def _make_objects(self, number: int, items: Plain, shape: list[int], order: Any, writeable: bool) -> Any:
+        made = self._new[number] = numpy().empty(tuple(shape), dtype=object, order=order)
         for index, item in enumerate(self._list(items)):
             made.flat[index] = item
+        made.flags.writeable = writeable
         return made
 
-    def _make_array(self, number: int, values: Any, description: Plain, shape: list[int]) -> Any:
+    def _make_array(self, number: int, values: Any, description: Plain, shape: list[int], writeable: bool) -> Any:
         dtype = self._described(description)
-        made = values.copy() if values.dtype == dtype else values.view(dtype).reshape(tuple(shape)).copy()
-        self._new[number] = made
+        made = values if values.dtype == dtype else values.view(dtype).reshape(tuple(shape))
+        made = self._new[number] = made.copy(order="K")
+        made.flags.writeable = writeable
         return made
 
-    def _make_array_view(self, number: int, place: Plain, description: Plain, shape: Any, strides: Any) -> Any:
-        made = self._new[number] = self._memory.array(place, shape, strides, self._described(description))
+    def _make_array_view(
+        self, number: int, place: Plain, description: Plain, shape: Any, strides: Any, writeable: bool, base: str | None
+    ) -> Any:
+        owner = None if base is None else self.value(("@", base))
+        made = self._memory.array(place, shape, strides, self._described(description), owner)
+        made.flags.writeable = writeable
+        self._new[number] = made
         return made
 
     def _described(self, description: Plain) -> Any:
@@ -265,9 +275,21 @@ class Decoder:
         return made
 
     def _make_view(
-        self, number: int, place: Plain, dtype: str, shape: Any, strides: Any, parameter: bool, device: str, *rest: Any
+        self,
+        number: int,
+        place: Plain,
+        dtype: str,
+        shape: Any,
+        strides: Any,
+        conj: bool,
+        neg: bool,
+        parameter: bool,
+        device: str,
+        *rest: Any,
     ) -> Any:
         at = self._memory.tensor(place, tuple(shape), tuple(strides), self._dtype(dtype), device)
+        at = at.conj() if conj else at
+        at = torch()._neg_view(at) if neg else at
         return self._tensor(number, at, parameter, *rest)
 
     def _tensor(self, number: int, made: Any, parameter: bool, trained: bool, gradient: Plain, own: Plain) -> Any:

@@ -27,7 +27,7 @@ from hpstage.training.capture.memory import Places
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.told import RandomSource, stands_only
-from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
+from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, is_tensor, same_hooks, storable
 from hpstage.training.code.attributes import own_of
 from hpstage.training.code.namespaces import MISSING
 from hpstage.training.code.owner import name_of
@@ -76,8 +76,9 @@ class Encoder:
         if UNKNOWN in path:
             raise self._mixed_up(path)
         if kind in ("items", "objects"):
-            # The shape of an array, or attributes.
-            return kind, self._list(path, content[0]), self._pairs(path, content[1] if kind == "items" else {})
+            # Attributes, or whether an array can be written to.
+            rest = self._pairs(path, content[1]) if kind == "items" else content[2]
+            return kind, self._list(path, content[0]), rest
         if kind == "mapping":
             return kind, self._pairs(path, content[0], record.content[0]), self._pairs(path, content[1])
         if kind == "attributes":
@@ -91,7 +92,7 @@ class Encoder:
             return kind, self._set(path, content.order)
         if kind == "file" and stands_only(record.obj, record.content, content):
             return kind, content
-        if kind in ("bytearray", "random state", "settings"):
+        if kind in ("bytearray", "storage", "random state", "settings"):
             return kind, self._settings(content) if kind == "settings" else content
         if kind in ("name", "variable"):
             return kind, self.value(path, content)
@@ -296,19 +297,26 @@ class Encoder:
         if place is None:
             return "tensor", number, plain, *rest
         dtype = str(value.dtype).removeprefix("torch.")
-        return "view", number, place, dtype, list(plain.shape), list(plain.stride()), *rest
+        if value._is_view() and "_base" in self._now.beyond:
+            raise self._based(path, "_base")
+        form = list(plain.shape), list(plain.stride()), plain.is_conj(), plain.is_neg()
+        return "view", number, place, dtype, *form, *rest
 
     def _array(self, path: str, number: int, value: Any) -> Plain:
         if value.dtype.hasobject:
             if value.dtype.str != "|O":
                 raise self._unstorable(path, value)
-            return "objects", number, self._list(path, value.flat), list(value.shape)
-        description = _description(value.dtype)
+            order = "F" if value.flags.f_contiguous else "C"
+            return "objects", number, self._list(path, value.flat), list(value.shape), order, value.flags.writeable
+        form = _description(value.dtype), list(value.shape)
         place = self._places.of(value)
         if place is not None:
-            return "array view", number, place, description, list(value.shape), list(value.strides)
+            base = self._base.path_of(value.base)
+            if base is None and value.base is not None and "base" in self._now.beyond:
+                raise self._based(path, "base")
+            return "array view", number, place, *form, list(value.strides), value.flags.writeable, base
         plain = storable(value)
-        return "array", number, value.copy() if plain is None else plain, description, list(value.shape)
+        return "array", number, value.copy() if plain is None else plain, *form, value.flags.writeable
 
     def _place(self, record: Record, content: Any) -> tuple[Plain, ...]:
         """Encode where a tensor of the base is, and everything else but its values."""
@@ -320,12 +328,22 @@ class Encoder:
         place: Plain = None
         if content.pointer != before.pointer or content.form != before.form:
             shape, strides, dtype = content.form[:3]
+            if not is_tensor(obj):
+                raise StateError(
+                    f"{record.path} has got another form in training, which no state can hold: reshape() it"
+                )
             if content.form[3] != before.form[3]:
                 raise StateError(f"{record.path} has moved from {before.form[3]} to {content.form[3]} in training")
             form = str(dtype).removeprefix("torch."), list(shape), list(strides)
             place = (self._places.of(storable(obj)), *form)
         gradient = self.value(f"{record.path}.grad", content.gradient)
         return place, content.trained, gradient, self._pairs(record.path, content.own)
+
+    def _based(self, path: str, attribute: str) -> StateError:
+        return StateError(
+            f"{path} is a view that training has made, and code reads a `{attribute}`, which no state can give back: "
+            f"keep a copy of it, or what it is a view of, and take views where they are used"
+        )
 
     def _hooked(self, path: str) -> StateError:
         return StateError(f"{path} has been given a hook in training, which no state can hold: do it in model()")

@@ -53,7 +53,7 @@ from hpstage.training.capture.instances import (
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.settings import OfProcess, Settings
 from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
-from hpstage.training.capture.values import Accumulator, Values, is_read_only
+from hpstage.training.capture.values import Accumulator, Storage, Values, is_read_only
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules
 from hpstage.training.code.namespaces import ClassAttributes, LibraryNames
@@ -106,7 +106,7 @@ SKIPPED = Skipped()
 _INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
 TUPLE = TupleWithAttributes()
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
-_BYTES, _RANDOM, _FILE, _ACCUMULATOR = Bytes(), RandomSource(), File(), Accumulator()
+_BYTES, _RANDOM, _FILE, _ACCUMULATOR, STORAGE = Bytes(), RandomSource(), File(), Accumulator(), Storage()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
 """Kinds that do not cover attributes, which the user's subclasses of such types may have."""
 _BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
@@ -177,6 +177,8 @@ def kind_of_type(kind: Any) -> Kind | None:
         return VALUES
     if library is not None and kind is library._C._functions.AccumulateGrad:
         return _ACCUMULATOR
+    if library is not None and issubclass(kind, library.UntypedStorage):
+        return STORAGE
     if arrays is not None and issubclass(kind, arrays.ndarray):
         return VALUES
     if kind is bytearray or issubclass(kind, bytearray):

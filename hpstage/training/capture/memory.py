@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from hpstage.checkpoints import leaves
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import numpy, torch
 from hpstage.training.capture.kinds import VALUES
@@ -28,13 +29,17 @@ class Places:
     """
 
     def __init__(self, base: Survey, now: Survey) -> None:
-        self._old = _Blocks([(*_block(record), record.path) for record in base if _is_plain(record)])
+        self._old = _Blocks(
+            [(*_block(record.obj, record.content.storage), record.path) for record in base if _is_plain(record)]
+        )
         extents = []
         for record in now:
             if _is_plain(record) and _is_new(record, base):
                 extent = _extent(record.obj)
                 if extent is not None and self._old.holding(extent) is None:
                     extents.append((*extent, record.obj))
+                    if now.beyond or not _is_dense(record.obj):  # of what lies around it, its place is kept
+                        extents.append((*(_block(record.obj) if now.beyond else extent), record.obj))
         self._shared = _Blocks(_shared(extents))
         self._numbers: dict[int, int] = {}
         self.written: list[tuple[int, Any]] = []
@@ -52,7 +57,7 @@ class Places:
         if held is None:
             return None
         start, end, owner = held
-        before = start % _ALIGNED
+        before = (start - _block(owner)[0]) % _ALIGNED
         if start not in self._numbers:
             self._numbers[start] = len(self.written)
             self.written.append((before, _bytes(owner, start, end)))
@@ -61,7 +66,8 @@ class Places:
 
 def holding(survey: Survey) -> Callable[[Any], bool]:
     """Return a function that says whether a tensor or array is in memory that the survey contains."""
-    blocks = _Blocks([(*_block(record), record.path) for record in survey if _is_plain(record)])
+    records = filter(_is_plain, survey)
+    blocks = _Blocks([(*_block(record.obj, record.content.storage), record.path) for record in records])
 
     def held(obj: Any) -> bool:
         extent = _extent(obj)
@@ -83,10 +89,16 @@ class Rebuilt:
         size = torch().empty(0, dtype=dtype).element_size()
         return look_at(storage, shape, strides, dtype, place[2] // size)
 
-    def array(self, place: Any, shape: Any, strides: Any, dtype: Any) -> Any:
+    def array(self, place: Any, shape: Any, strides: Any, dtype: Any, base: Any) -> Any:
+        """Return an array at a place: as a view of ``base``, which holds that memory, or of all the memory."""
         storage = self._storage(place, "cpu")
         memory = look_at(storage, (storage.nbytes(),), (1,), torch().uint8, 0).numpy() if torch() else storage
-        return numpy().ndarray(tuple(shape), dtype, memory, place[2], tuple(strides))
+        lowest = sum(min(0, (size - 1) * stride) for size, stride in zip(shape, strides, strict=True))
+        offset = place[2] - lowest
+        if base is not None:
+            offset += _address(memory) - _address(base)
+            memory = base if base.flags.c_contiguous else base.ravel(order="K")
+        return numpy().ndarray(tuple(shape), dtype, memory, offset, tuple(strides))
 
     def _storage(self, place: Any, device: str) -> Any:
         library = torch()
@@ -105,9 +117,22 @@ class Rebuilt:
             raise StateError(f"the state refers to the memory of {place[1]}, which is not here: it is of other code")
         if record.content.storage is not None:
             return record.content.storage
-        start, end = _block(record)
+        start, end = _block(record.obj)
         memory = numpy().frombuffer(_memory(start, end, record.obj), "u1")
         return memory if library is None else library.from_numpy(memory).untyped_storage()
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _is_dense(obj: Any) -> bool:
+    """Return whether a leaf of a state gives back how the values lie in memory."""
+    plain = plain_tensor(obj) if is_tensor(obj) else obj
+    leaf = leaves.describe("", plain)
+    if isinstance(leaf, leaves.Leaf) and leaf.strides is not None:
+        return True
+    return bool(plain.is_contiguous() if is_tensor(obj) else plain.flags.c_contiguous)
 
 
 class _Blocks:
@@ -166,19 +191,19 @@ def _extent(obj: Any) -> Extent | None:
     plain = plain_array(obj)
     if plain is None or not plain.size:
         return None
-    start = int(plain.__array_interface__["data"][0])
+    start = _address(plain)
     reaches = [(size - 1) * stride for size, stride in zip(plain.shape, plain.strides, strict=True)]
     low, high = sum(min(0, reach) for reach in reaches), sum(max(0, reach) for reach in reaches)
     return start + low, start + high + plain.itemsize
 
 
-def _block(record: Record) -> Extent:
-    """Return all the memory that could be accessed through the same owner."""
-    storage = record.content.storage
-    if storage is not None:
+def _block(obj: Any, storage: Any = None) -> Extent:
+    """Return all the memory that could be accessed through the owner of a tensor's storage, or of an array."""
+    if is_tensor(obj):
+        storage = storage or obj.untyped_storage()
         start = int(storage.data_ptr())
         return start, start + int(storage.nbytes())
-    root = record.obj
+    root = obj
     while isinstance(root.base, numpy().ndarray):
         root = root.base
     return _extent(root) or (0, 0)

@@ -33,6 +33,8 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
     with string keys one string per entry, regardless of their order (torch's optimizers change it on loading)."""
     if record.kind is VALUES:
         yield record.path, values_text(record.obj)
+    elif record.kind.name == "storage":
+        yield record.path, values_text(record.content)
     elif record.kind.name == "random state":
         yield record.path, digest(record.content)
     elif record.kind.name == "settings":
@@ -91,7 +93,8 @@ def values_text(obj: Any) -> str:
         if obj.requires_grad:
             form.append("trained")
         return f"{' '.join(form)} {content}"
-    return f"{obj.dtype.str} {list(obj.shape)} {content}"
+    order = "" if obj.flags.c_contiguous else f"strides {list(obj.strides)} "
+    return f"{obj.dtype.str} {list(obj.shape)} {order}{'' if obj.flags.writeable else 'read-only '}{content}"
 
 
 def state_texts(path: str, value: Any) -> Iterator[tuple[str, str]]:

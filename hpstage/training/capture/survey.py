@@ -22,7 +22,7 @@ from hpstage.training.capture.kinds import (
     kind_of_type,
 )
 from hpstage.training.capture.told import CACHED, Cache
-from hpstage.training.capture.values import Marked
+from hpstage.training.capture.values import Marked, owner_of
 from hpstage.training.code.attributes import dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph
 from hpstage.training.code.known import has_no_state
@@ -83,6 +83,8 @@ class Survey:
         """Ids of what objects of libraries hold that modules keep, such as the handles of a session."""
         self.cached: dict[int, Record] = {}
         """By id, objects reachable only through what functions keep by ``functools.lru_cache``."""
+        self.beyond: Collection[str] = ()
+        """Names by which code reaches memory that a tensor or array shares but does not show."""
 
     def __contains__(self, obj: object) -> bool:
         return id(obj) in self.records
@@ -105,6 +107,13 @@ class Survey:
         return iter(self.records.values())
 
 
+_BEYOND = frozenset(
+    (
+        *("_base", "base", "untyped_storage", "storage", "_typed_storage", "as_strided", "as_strided_", "resize_"),
+        *("resize_as_", "set_", "data_ptr", "from_address", "__array_interface__", "ctypes"),
+    )
+)
+"""Names by which code reaches memory around a view."""
 UNKNOWN = "?}"
 """Path suffix for one of several objects of a class in a set, which other processes cannot tell apart."""
 
@@ -160,9 +169,13 @@ class Surveyor:
         seen: set[int] = set()
         late = False
         into = records
-        while stack or skipped or sets or caches:
+        while stack or skipped or sets or caches or (self._read & _BEYOND and not found.beyond):
             if not stack and skipped:
                 stack, skipped, late = skipped, [], True  # now it is known what code reads
+            if not stack and not found.beyond and self._read & _BEYOND:
+                found.beyond = self._read & _BEYOND
+                stack = self._owners(found)
+                continue
             if not stack and not sets:
                 into, before = found.cached, {} if known is None else known.cached
                 kept = [pair for record in caches for pair in _kept_by(record)]
@@ -318,6 +331,13 @@ class Surveyor:
             for function in graph.functions if graph is not None else ():
                 self._read.update(names_in(function.__code__), texts_in(function.__code__))
         return known[1]
+
+    def _owners(self, found: Survey) -> list[Step]:
+        """Return what holds memory that no tensor or array shows as a whole."""
+        values = [record for record in found if record.kind is VALUES]
+        shown = {id(record.content.storage) for record in values if owner_of(record.obj, record.content) is None}
+        pairs = ((record.path, owner_of(record.obj, record.content)) for record in values)
+        return [(path + owner[0], owner[1]) for path, owner in pairs if owner and id(owner[1]) not in shown]
 
     def _not_read(self, obj: object) -> frozenset[str]:
         """Return the attributes of an object that no code of the user's mentions."""

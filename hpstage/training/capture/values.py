@@ -72,6 +72,7 @@ class Marked:
         else:
             self.own = _own_of_array(obj)
             self.form = obj.shape, obj.strides, obj.dtype
+            self.trained = obj.flags.writeable
             plain = plain_array(obj)
             on_cpu = True
         self.plain = plain is not None
@@ -133,6 +134,7 @@ class Marked:
         if library is None or not isinstance(obj, library.Tensor):
             if (obj.shape, obj.strides, obj.dtype) != self.form:
                 raise TypeError("its form has changed")
+            restore_array(obj, self.trained, self.own)
             return
         if not self._has_its_hooks(obj):
             raise TypeError("it has been given a hook, which torch keeps where it cannot be reached")
@@ -210,6 +212,39 @@ def _hooks_in(node: Any) -> list[object]:
     return [hooks for hooks in gc.get_referents(node) if type(hooks) is OrderedDict]
 
 
+class Storage(Kind):
+    """The memory of tensors: all its bytes, also those that none of them shows."""
+
+    name = "storage"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return self._bytes(obj).clone()
+
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
+        present = self._bytes(obj)
+        return old if torch().equal(present, old) else present.clone()
+
+    def same(self, old: Any, new: Any) -> bool:
+        return old is new
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        if obj.nbytes() != content.numel():
+            obj.resize_(content.numel())
+        self._bytes(obj).copy_(content)
+
+    def _bytes(self, storage: Any) -> Any:
+        return look_at(storage, (storage.nbytes(),), (1,), torch().uint8, 0)
+
+
+def owner_of(obj: Any, content: Marked) -> Child | None:
+    """Return what holds memory that a tensor or array shares but does not show, or may not show."""
+    if content.storage is not None:
+        shown = content.storage.nbytes() == nbytes(obj)
+        return None if shown else (".untyped_storage()", content.storage)
+    base = getattr(obj, "base", None)
+    return (".base", base) if isinstance(base, numpy().ndarray | bytearray | memoryview) else None
+
+
 class Accumulator(Kind):
     """The node of a graph that adds to the gradient of a tensor. Its hooks live as long as somebody holds it."""
 
@@ -251,6 +286,14 @@ def _own_of_array(array: Any) -> dict[str, Any]:
         for name in _OF_MEMMAPS:
             own.pop(name, None)
     return own
+
+
+def restore_array(array: Any, writeable: bool, own: dict[str, Any]) -> None:
+    """Restore whether an array can be written to, and its attributes."""
+    if array.flags.writeable != writeable:
+        array.flags.writeable = writeable
+    if not same_mapping(_own_of_array(array), own):
+        write_own(array, own, frozenset(_OF_MEMMAPS))
 
 
 def cannot_change(array: Any) -> bool:
@@ -310,11 +353,22 @@ def plain_pointer(tensor: Any) -> int:
 
 
 def plain_array(array: Any) -> Any:
-    """Return a plain view of an array; ``None`` if it is read-only (unchanging) or in a file (no trial's own)."""
+    """Return a plain view of an array; ``None`` if it can never be written to or is in a file (no trial's own)."""
     library = numpy()
-    if not array.flags.writeable or isinstance(array, library.memmap) or array.dtype.hasobject:
+    if isinstance(array, library.memmap) or array.dtype.hasobject or not _may_be_written(array):
         return None
     return array.view(library.ndarray)
+
+
+def _may_be_written(array: Any) -> bool:
+    """Return whether an array can be written to, or be made so: all but those of memory that never changes."""
+    if not array.flags.writeable:
+        try:
+            array.flags.writeable = True
+        except ValueError:
+            return False
+        array.flags.writeable = False
+    return True
 
 
 def storable(obj: Any) -> Any:
@@ -364,7 +418,12 @@ def fill(obj: Any, values: Any) -> None:
     if library is None or not isinstance(obj, library.Tensor):
         if values.dtype != obj.dtype:
             values = values.view(obj.dtype)
+        writeable = obj.flags.writeable
+        if not writeable:
+            obj.flags.writeable = True
         obj.view(numpy().ndarray)[...] = values.reshape(obj.shape)
+        if not writeable:
+            obj.flags.writeable = False
         return
     with library.inference_mode(obj.is_inference()), library.no_grad():
         # Through .data: leaves that require gradients cannot be written to directly, and views remain views.

@@ -20,7 +20,7 @@ from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
-from hpstage.training.capture.kinds import CACHE, MODULES, VALUES
+from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
@@ -186,6 +186,12 @@ class World:
         changed: dict[str, Any] = {}
         with plainly():
             encoder = Encoder(base, now, but)
+            for path, record in now.paths.items():
+                if record.kind is STORAGE and record.obj not in base and path.rpartition(".")[0] in base.paths:
+                    raise StateError(
+                        f"{path} has memory that training has hidden, and no state can hold it: keep the tensor as it "
+                        f"was made, and show parts of it by views; or name it in `stateless`"
+                    )
             for record in base:
                 present = now.records.get(id(record.obj))
                 if present is None:

@@ -10,6 +10,7 @@ from tests.torch.oddities import (
     instances,
     libraries,
     made,
+    memory,
     models,
     objects,
     opaque,
