@@ -68,9 +68,12 @@ def _checksum(values: Any) -> object:
         leaf = leaves.describe("", values)
         assert isinstance(leaf, leaves.Leaf)
         return xxhash.xxh3_128_digest(leaves.content(leaf, values))
-    # On the tensor's device: fetching it would take longer than reading it.
+    return sums(values)
+
+
+def sums(values: Any) -> tuple[int, int]:
+    """Return two sums over a tensor's bytes, from its device: fetching it would take longer than reading it."""
     library = torch()
-    bits = values.contiguous().view(library.uint8).to(library.int64)
-    return int(bits.sum()), int(
-        (bits * (library.arange(bits.numel(), device=bits.device).view(bits.shape) % 8191)).sum()
-    )
+    bits = values.detach().reshape(-1).view(library.uint8).to(library.int64)
+    weights = library.arange(bits.numel(), device=bits.device) % 8191
+    return int(bits.sum()), int((bits * weights).sum())
