@@ -22,6 +22,7 @@ from hpstage.training.capture.kind import (
     same_mapping,
     same_value,
 )
+from hpstage.training.capture.values import opened
 from hpstage.training.code.attributes import dict_of, own_of, write_own
 
 DICT_VIEWS: tuple[type, ...] = type({}.keys()), type({}.values()), type({}.items())
@@ -305,10 +306,12 @@ class Objects(Kind):
         items, shape, writeable = content
         if shape != obj.shape:
             raise TypeError("its shape has changed")
-        obj.flags.writeable = True
-        for index, item in enumerate(items):
-            obj.flat[index] = item
-        obj.flags.writeable = writeable
+        with opened(obj):
+            for index, item in enumerate(items):
+                obj.flat[index] = item
+        if obj.flags.writeable != writeable:
+            with opened(obj.base):
+                obj.flags.writeable = writeable
 
     def children(self, content: Any) -> Iterator[Child]:
         for index, item in enumerate(content[0]):

@@ -6,6 +6,7 @@ import gc
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import xxhash
@@ -291,7 +292,8 @@ def _own_of_array(array: Any) -> dict[str, Any]:
 def restore_array(array: Any, writeable: bool, own: dict[str, Any]) -> None:
     """Restore whether an array can be written to, and its attributes."""
     if array.flags.writeable != writeable:
-        array.flags.writeable = writeable
+        with opened(array.base):
+            array.flags.writeable = writeable
     if not same_mapping(_own_of_array(array), own):
         write_own(array, own, frozenset(_OF_MEMMAPS))
 
@@ -362,13 +364,26 @@ def plain_array(array: Any) -> Any:
 
 def _may_be_written(array: Any) -> bool:
     """Return whether an array can be written to, or be made so: all but those of memory that never changes."""
-    if not array.flags.writeable:
+    try:
+        with opened(array):
+            return True
+    except ValueError:
+        return False
+
+
+@contextmanager
+def opened(array: Any) -> Iterator[None]:
+    """Let an array be written to inside the block. A view can be only after what it is a view of."""
+    closed = array if isinstance(array, numpy().ndarray) and not array.flags.writeable else None
+    if closed is None:
+        yield
+        return
+    with opened(array.base):
+        closed.flags.writeable = True
         try:
-            array.flags.writeable = True
-        except ValueError:
-            return False
-        array.flags.writeable = False
-    return True
+            yield
+        finally:
+            closed.flags.writeable = False
 
 
 def storable(obj: Any) -> Any:
@@ -418,12 +433,8 @@ def fill(obj: Any, values: Any) -> None:
     if library is None or not isinstance(obj, library.Tensor):
         if values.dtype != obj.dtype:
             values = values.view(obj.dtype)
-        writeable = obj.flags.writeable
-        if not writeable:
-            obj.flags.writeable = True
-        obj.view(numpy().ndarray)[...] = values.reshape(obj.shape)
-        if not writeable:
-            obj.flags.writeable = False
+        with opened(obj):
+            obj.view(numpy().ndarray)[...] = values.reshape(obj.shape)
         return
     with library.inference_mode(obj.is_inference()), library.no_grad():
         # Through .data: leaves that require gradients cannot be written to directly, and views remain views.

@@ -180,6 +180,25 @@ def _(kept: Any, self: Odd) -> float:
     return float(kept[-1].sum()) + kept[-1].flags.writeable
 
 
+@odd("an array and a view of it that become read-only", lambda: [whole := np.zeros(4), whole[1:]][::-1])
+def _(kept: Any, self: Odd) -> float:
+    whole = kept[-1]
+    if self.steps <= 2:
+        whole += 1
+    if self.steps == 2:
+        whole.flags.writeable = kept[0].flags.writeable = False
+    return float(kept[0].sum()) + whole.flags.writeable + kept[0].flags.writeable
+
+
+@odd("an array of objects that becomes read-only", lambda: [whole := np.array([1, "a"], object), whole[1:]][::-1])
+def _(kept: Any, self: Odd) -> float:
+    if self.steps <= 2:
+        kept[0][0] += "a"
+    if self.steps == 3:
+        kept[1].flags.writeable = kept[0].flags.writeable = False
+    return len(kept[0][0]) + kept[0].flags.writeable
+
+
 @odd("an array of bytes that never change", lambda: np.frombuffer(b"abcdefgh", "u1"))
 def _(kept: Any, self: Odd) -> float:
     self.kept = np.frombuffer(bytes([self.steps] * 8), "u1")
