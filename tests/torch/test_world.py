@@ -20,6 +20,7 @@ from hpstage.errors import StateError, UsageError
 from hpstage.execution.verification import portrait_of
 from hpstage.training.capture.portrait import differences
 from hpstage.training.capture.world import World
+from hpstage.training.identity.workload import code_identity
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 
@@ -98,6 +99,42 @@ def test_a_hook_into_all_of_torch_that_a_trial_makes_is_not_the_next_trials_nor_
     assert outcome(advance(trainable, 0, 3)) == decayed
     trainable.close()
     assert outcome(advance(fresh(kind(), {**hp_at(0), "decay": False}), 0, 3)) == expected
+
+
+def scale() -> float:
+    return 1.0
+
+
+def power(by: float) -> float:
+    return by
+
+
+class Rewriting(Small):
+    """It gives functions other code and a default where a hyper-parameter asks for it."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        if hp["other"]:
+            scale.__code__ = (lambda: 0.5).__code__
+            power.__defaults__ = (2.0,)
+        return super().model(hp)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * scale() ** (power.__defaults__ or (1.0,))[0]
+
+
+def test_code_and_defaults_that_a_trial_gives_functions_are_not_the_next_trials_nor_the_next_searchs() -> None:
+    before, identity = scale.__code__, code_identity(Rewriting())
+    trainable: Any = fresh(Rewriting(), {**hp_at(0), "other": False})
+    expected = outcome(advance(trainable, 0, 3))
+    for _ in range(2):
+        trainable.setup({**hp_at(0), "other": True})
+        assert outcome(advance(trainable, 0, 3)) != expected
+        trainable.setup({**hp_at(0), "other": False})
+        assert outcome(advance(trainable, 0, 3)) == expected
+    trainable.setup({**hp_at(0), "other": True})
+    trainable.close()
+    assert (scale.__code__, power.__defaults__) == (before, None)
+    assert code_identity(Rewriting()) == identity
 
 
 class Patching(Small):

@@ -97,6 +97,10 @@ class Encoder:
         if kind in ("name", "variable"):
             return kind, self.value(path, content)
         if kind == "function":
+            if content[4] is not record.content[4]:
+                raise StateError(
+                    f"{path} has been given other code in training, which no state can hold: choose between functions"
+                )
             return kind, self.value(path, content[1]), self._pairs(path, content[2]), self._pairs(path, content[3])
         if kind == "values":
             return kind, *self._place(record, content)

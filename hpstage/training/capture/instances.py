@@ -360,26 +360,28 @@ class Cell(Kind):
 
 
 class Function(Kind):
-    """Functions of the user: what they close over, their defaults and attributes."""
+    """Functions of the user: what they close over, their defaults, attributes and code."""
 
     name = "function"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         cells = dict(zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True))
         own = {name: value for name, value in vars(obj).items() if "dynamo" not in name}  # torch keeps caches there
-        return cells, obj.__defaults__ or (), dict(obj.__kwdefaults__ or {}), own
+        return cells, obj.__defaults__ or (), dict(obj.__kwdefaults__ or {}), own, obj.__code__
 
     def same(self, old: Any, new: Any) -> bool:
         return all(map(_same_entry, old, new))
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        _, defaults, keywords, own = content
+        _, defaults, keywords, own, code = content
+        if obj.__code__ is not code:
+            obj.__code__ = code
         obj.__defaults__, obj.__kwdefaults__ = defaults or None, keywords or None
         vars(obj).clear()
         vars(obj).update(own)
 
     def children(self, content: Any) -> Iterator[Child]:
-        closure, defaults, keywords, own = content
+        closure, defaults, keywords, own, _ = content
         for name, cell in closure.items():
             yield f".{name}", cell
         for index, value in enumerate(defaults):

@@ -34,6 +34,8 @@ from hpstage.training.code.owner import HEAP, functions_in, is_users_code, modul
 OF_CODE = re.compile(r"[\w.]+:")
 """Start of paths that begin at code rather than at an attribute of the trainable."""
 
+_PARTS = {"__code__", "__defaults__", "__kwdefaults__"}
+
 Namespace = Slot | ClassAttributes | imports.Modules
 
 
@@ -60,11 +62,13 @@ class Graph:
 
     def reached(self) -> list[tuple[str, object]]:
         """Return path and object of what training may change: names in namespaces, and functions that hold objects (a
-        closure, defaults), sorted by path."""
+        closure, defaults), or all of them if code names what a function consists of; sorted by path."""
+        codes = [function.__code__ for function in self.functions]
+        altered = any(not _PARTS.isdisjoint((*names_in(code), *texts_in(code))) for code in codes)
         holding = [
             (f"{function.__module__}:{function.__qualname__}", function)
             for function in self.functions
-            if function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)
+            if altered or function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)
         ]
         spaces = ((space.path, space) for space in self.namespaces.values())
         return sorted([*spaces, *holding], key=lambda pair: pair[0])

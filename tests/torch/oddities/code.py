@@ -159,6 +159,46 @@ def _(kept: Any, self: Odd) -> float:
     return decorated() + dispatched(1) + called()
 
 
+def weighted(by: float = 1.0) -> float:
+    return by
+
+
+@odd("the default of an argument")
+def _(kept: Any, self: Odd) -> float:
+    weighted.__defaults__ = (weighted() * 1.1,)
+    return weighted()
+
+
+def keyed(*, by: float = 1.0) -> float:
+    return by
+
+
+@odd("the default of a keyword, by its name")
+def _(kept: Any, self: Odd) -> float:
+    keyed.__kwdefaults__ = {"by": keyed() * 1.1}
+    return keyed()
+
+
+@odd("the default of an argument that had none")
+def _(kept: Any, self: Odd) -> float:
+    plain.__defaults__ = ((plain.__defaults__ or (1.0,))[0] * 1.1,)
+    return plain()  # type: ignore[call-arg]
+
+
+def plain(by: float) -> float:
+    return by
+
+
+@odd("other code of a function", refused=r"swapped has been given other code in training")
+def _(kept: Any, self: Odd) -> float:
+    swapped.__code__ = (lambda: 2.0).__code__
+    return swapped()
+
+
+def swapped() -> float:
+    return 1.0
+
+
 @odd("a partial with a list in it", lambda: functools.partial(grown, []))
 def _(kept: Any, self: Odd) -> float:
     return kept()
