@@ -6,6 +6,7 @@ import datetime
 import decimal
 import fractions
 import pathlib
+import types
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,8 @@ def _day(value: Any) -> Parts:
 
 # By name: type, function returning the parts, which may be atoms themselves, and function creating it from them.
 _BY_NAME: dict[str, tuple[type, Callable[[Any], Parts], Callable[..., Any]]] = {
+    "ellipsis": (types.EllipsisType, lambda value: (), types.EllipsisType),
+    "not implemented": (types.NotImplementedType, lambda value: (), types.NotImplementedType),
     "complex": (complex, lambda value: (value.real, value.imag), complex),
     "range": (range, lambda value: (value.start, value.stop, value.step), range),
     "slice": (slice, lambda value: (value.start, value.stop, value.step), slice),

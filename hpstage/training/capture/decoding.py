@@ -188,6 +188,12 @@ class Decoder:
             raise StateError(f"the state names a dtype {name!r} that this torch does not know")
         return found
 
+    def _make_numpy_text(self, text: str | bytes) -> Any:
+        return numpy().str_(text) if isinstance(text, str) else numpy().bytes_(text)
+
+    def _make_numpy_time(self, dtype: str, number: int) -> Any:
+        return numpy().int64(number).astype(dtype)
+
     def _make_enum(self, module: str, qualname: str, name: str) -> Any:
         kind = named(module, qualname)
         if not isinstance(kind, enum.EnumMeta) or name not in kind.__members__:

@@ -189,6 +189,11 @@ class Encoder:
             if isinstance(value, library.device):
                 return "device", str(value)
         arrays = numpy()
+        if arrays is not None and type(value) in (arrays.str_, arrays.bytes_):
+            # str() and item() drop zeros at the end.
+            return "numpy text", str.__str__(value) if isinstance(value, str) else bytes(value)
+        if arrays is not None and isinstance(value, arrays.datetime64 | arrays.timedelta64):
+            return "numpy time", value.dtype.str, int(value.astype("i8"))
         if arrays is not None and isinstance(value, arrays.generic):
             return value
         if isinstance(value, type):

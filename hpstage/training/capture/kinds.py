@@ -85,6 +85,8 @@ _MACHINERY = (
 _SKIPPED = (
     "logging",
     "tqdm",
+    "tensorboard",
+    "torch.utils.tensorboard",
     "optuna",
     "distributed",
     # What training changes in these is kept by hpstage.torch.lightning.

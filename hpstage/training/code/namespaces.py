@@ -52,6 +52,10 @@ class LibraryAttribute(Slot):
             delattr(self.owner, self.name)
 
 
+_OF_ANY = ("_abc_impl", "__pydantic_setattr_handlers__")
+"""Caches in classes, of which subclasses there are and of how attributes are set: they follow from the class."""
+
+
 class ClassAttributes:
     """The attributes of a class: data, functions, and descriptors, which may hold objects."""
 
@@ -88,7 +92,7 @@ class ClassAttributes:
         return {name: value for name, value in self._all.items() if self._counts(name, value)}
 
     def _counts(self, name: str, value: object) -> bool:
-        if name == "_abc_impl" or name in _OF_PYTHON:
+        if name in _OF_ANY or name in _OF_PYTHON:
             return False
         return not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
 

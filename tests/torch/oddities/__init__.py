@@ -6,6 +6,7 @@ from tests.torch.oddities import (
     containers,
     files,
     foreign,
+    harmless,
     hooks,
     instances,
     libraries,
