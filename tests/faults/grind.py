@@ -34,8 +34,8 @@ class Grind(Tape):
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         if step == self.deadly and hp["poison"] == 1:
             os.kill(os.getpid(), 9)
-        told = Path(self.folder) / _PAUSE
-        pause = told.read_text() if told.exists() else ""
+        file = Path(self.folder) / _PAUSE
+        pause = file.read_text() if file.exists() else ""
         time.sleep(float(pause or self.pause))  # most of a step, so that two cores bear three workers
         super().train(step, hp)
         self.digest = hashlib.pbkdf2_hmac("sha256", self.digest.encode(), b"%d" % step, _ROUNDS).hex()

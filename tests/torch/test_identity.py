@@ -383,6 +383,20 @@ def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_d
     assert kind_of(Lent(Made(), Made())) is not expected
 
 
+def test_what_an_installer_has_put_into_any_folder_is_a_librarys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("installed", "written"):
+        (tmp_path / folder / f"package_{folder}").mkdir(parents=True)
+        (tmp_path / folder / f"package_{folder}" / "__init__.py").touch()
+        (tmp_path / folder / f"module_{folder}.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    (tmp_path / "installed" / "Another_Name-1.0.dist-info").mkdir()
+    for kind in ("package", "module"):
+        assert not is_users(f"{kind}_installed")
+        assert is_users(f"{kind}_written")
+
+
 def test_the_distributions_of_a_package_are_found() -> None:
     known = importlib.metadata.packages_distributions()
     for package in ("sklearn", "yaml", "dateutil", "_pytest"):

@@ -179,6 +179,10 @@ class OnGPU(Small):
         torch.empty(int(self.hp["extra"]), dtype=torch.uint8, device="cuda")
         return super().loss(model, batch)
 
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        x, y = (part.to("cuda") for part in samples())
+        return {"accuracy": (model(x).argmax(1) == y).float().mean().item()}
+
 
 @pytest.mark.gpu
 def test_peak_bytes_on_a_gpu_are_those_of_the_steps_of_each_trial(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ class Decoder:
         elif kind == "settings":
             content = {name: self.value(value) for name, value in parts[0]}
         elif kind == "function":
-            content = record.content[0], self.value(parts[0]), self._dict(parts[1]), self._dict(parts[2])
-            content = *content, record.content[4]
+            closure, *_, code = record.content
+            content = closure, self.value(parts[0]), self._dict(parts[1]), self._dict(parts[2]), code
         elif kind in ("name", "variable"):
             content = self.value(parts[0])
         else:

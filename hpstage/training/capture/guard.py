@@ -74,6 +74,6 @@ def _checksum(values: Any) -> object:
 def sums(values: Any) -> tuple[int, int]:
     """Return two sums over a tensor's bytes, from its device: fetching it would take longer than reading it."""
     library = torch()
-    bits = values.detach().reshape(-1).view(library.uint8).to(library.int64)
+    bits = values.detach().contiguous().view(-1).view(library.uint8).to(library.int64)
     weights = library.arange(bits.numel(), device=bits.device) % 8191
     return int(bits.sum()), int((bits * weights).sum())

@@ -84,7 +84,7 @@ def is_users(module: str) -> bool:
     package = module.partition(".")[0]
     if package == "__main__" or f"{module}.".startswith(f"{_WORKLOADS}."):
         return True
-    if package in sys.stdlib_module_names:
+    if package in sys.stdlib_module_names or package.startswith(_OF_CYTHON):
         return False
     try:
         # Only for the package: for a module inside it, the package would be imported.
@@ -96,10 +96,20 @@ def is_users(module: str) -> bool:
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
     if not places or not places[0] or _INSTALLED.search(places[0]):
         return False
+    if _is_installed(Path(places[0])):
+        return False
     file = Path(places[0]).resolve()
     return not _INSTALLED.search(str(file)) and not any(file.is_relative_to(library) for library in _LIBRARIES)
 
 
+def _is_installed(file: Path) -> bool:
+    """Return whether an installer has put a module or package where it is, as ``pip install --target`` does."""
+    package = file.parent if file.name.startswith("__init__.") else file
+    return any(package.parent.glob("*.dist-info"))
+
+
+_OF_CYTHON = "_cython_"
+"""How Cython names the module, in no file, of the types that all it has compiled share: functions and generators."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 

@@ -1,0 +1,33 @@
+"""Sums by which what evaluation has changed on a device is found; here the device is the processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpstage.training.capture.guard import sums
+
+TENSORS = {
+    "without dimensions": torch.tensor(3),
+    "of one element": torch.tensor([3.0]),
+    "with a gradient": torch.ones(2, 3, requires_grad=True),
+    "of bits": torch.tensor([True, False, True]),
+    "complex": torch.ones(2, dtype=torch.complex64),
+    "of half precision": torch.ones(5, dtype=torch.bfloat16),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "a part": torch.arange(10)[::3],
+}
+
+
+@pytest.mark.parametrize("values", TENSORS.values(), ids=TENSORS.keys())
+def test_any_tensor_has_sums_that_change_with_an_element(values: torch.Tensor) -> None:
+    other = values.detach().clone()
+    assert sums(other) == sums(values)
+    index = (-1,) * other.ndim
+    other[index] = not other[index] if other.dtype is torch.bool else 7
+    assert sums(other) != sums(values)
+
+
+def test_sums_depend_on_the_order_of_elements() -> None:
+    assert sums(torch.tensor([1, 2])) != sums(torch.tensor([2, 1]))
+    assert sums(torch.empty(0)) == sums(torch.empty(0, 3)) == (0, 0)
