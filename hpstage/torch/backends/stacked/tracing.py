@@ -29,6 +29,7 @@ from hpstage.torch.backends.stacked.one_step import OneStep
 from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.stand_ins import equal_scalars, first_line
+from hpstage.training.randomness import generators_restored
 
 Effects = Callable[[str], AbstractContextManager[None]]
 """Given what is traced (``"X.update()"``), watches what else it changes, and raises :class:`NotStackable` then."""
@@ -120,21 +121,18 @@ def trace(
         NeedsPython: ``update()`` needs Python at each step, or does more than compute gradients and step.
         NotStackable: it does other things with other values.
     """
-    before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    before = random.getstate(), np.random.get_state()
     with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who):
         warnings.simplefilter("ignore")
-        try:
+        with generators_restored():
             recorded = _recorded(one)
             if random.getstate() != before[0] or not _same_state(np.random.get_state(), before[1]):
                 raise NeedsPython(
                     f"{one.who} draws from the generator of Python's random or of NumPy, not from torch's"
                 )
+        with generators_restored():
             made = _finished(one, recorded)
-            return replace(made, movable=_compared(made, one, before[2]))
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            torch.set_rng_state(before[2])
+        return replace(made, movable=_compared(made, one))
 
 
 def _recorded(one: OneStep) -> GraphModule:
@@ -146,10 +144,10 @@ def _recorded(one: OneStep) -> GraphModule:
         raise NeedsPython(f"{one.who} needs Python at each step{one.read.blamed()}: {first_line(error)}") from error
 
 
-def _compared(made: Trace, one: OneStep, stream: Tensor) -> bool:
+def _compared(made: Trace, one: OneStep) -> bool:
     """Compare, as :func:`compared` does. An error for other values tells nothing of those that others have."""
     try:
-        return compared(made, one, stream)
+        return compared(made, one)
     except (NotStackable, *PASSING):
         raise
     except Exception as error:
@@ -221,7 +219,7 @@ def _same_state(a: Any, b: Any) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def compared(made: Trace, one: OneStep, stream: Tensor) -> bool:
+def compared(made: Trace, one: OneStep) -> bool:
     """Compare a recording with ``update()`` itself, on other parameters and on a batch in another order.
 
     Returns:
@@ -236,11 +234,11 @@ def compared(made: Trace, one: OneStep, stream: Tensor) -> bool:
     for moved in (True, False):
         inputs = probe(example, generator, len(made.trained) + len(made.kept), len(one.tensors), moved=moved)
         state = dict(zip((*made.trained, *made.kept), inputs, strict=False))
-        torch.set_rng_state(stream)
         try:
-            expected = one(
-                {name: state[name] for name in one.state}, None, inputs[len(inputs) - len(one.tensors) :], one.left
-            )
+            with generators_restored():
+                expected = one(
+                    {name: state[name] for name in one.state}, None, inputs[len(inputs) - len(one.tensors) :], one.left
+                )
         except NotStackable:
             raise
         except Exception:
@@ -248,8 +246,8 @@ def compared(made: Trace, one: OneStep, stream: Tensor) -> bool:
                 raise
             continue
         break
-    torch.set_rng_state(stream)
-    found = Interpreter(GraphModule({}, made.graph)).run(*inputs, *made.constants, enable_io_processing=False)
+    with generators_restored():  # it draws the same numbers, on any device
+        found = Interpreter(GraphModule({}, made.graph)).run(*inputs, *made.constants, enable_io_processing=False)
     decisive = 1 + len(made.trained) + len(made.kept)  # not what is logged
     if one.stepped != list(made.trained) or not all(map(_close, found[:decisive], expected)):
         raise NotStackable(
