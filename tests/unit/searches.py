@@ -61,6 +61,7 @@ class Search:
         self.journal = MemoryJournal() if journal is None else journal
         self.plan = open_plan(self.journal, WORKLOAD, {}, sharing=bool(options.pop("sharing", True)))
         every = options.pop("checkpoint_every", 10**9)
+        options.setdefault("audit_seed", "0")  # else the plan's id, which is drawn
         self.scheduler = Scheduler(self.plan, checkpoint_every=every, widest=executor.widest, **options)  # type: ignore[arg-type]
         self.driver = Driver(self.plan, self.scheduler, executor, self.journal)
 
