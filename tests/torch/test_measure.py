@@ -202,10 +202,7 @@ def test_peak_bytes_on_a_gpu_are_those_of_the_steps_of_each_trial(tmp_path: Path
     assert all(trial.user_attrs["hpstage:noisy"] == "hpstage:peak_bytes" for trial in study.trials)
 
 
-def test_noisy_metrics_are_a_tuple_of_names() -> None:
-    Small.noisy, kept = "latency", Small.noisy  # type: ignore[assignment]
-    try:
-        with pytest.raises(UsageError, match=r"noisy is 'latency'; it must be a tuple of names of metrics"):
-            noisy_of(Small())
-    finally:
-        Small.noisy = kept
+def test_noisy_metrics_are_a_tuple_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Small, "noisy", "latency")
+    with pytest.raises(UsageError, match=r"noisy is 'latency'; it must be a tuple of names of metrics"):
+        noisy_of(Small())
