@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -60,9 +61,10 @@ from hpstage.execution.lifetime import die_with
 from hpstage.execution.retraining import retrain
 from hpstage.execution.runner import measured
 from hpstage.execution.shared_device import see_room, sharers
+from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
-from hpstage.trainable import Trainable
+from hpstage.trainable import Bundling, Trainable
 from hpstage.training.identity.environment import describe
 from hpstage.training.identity.inputs import inputs_of
 from hpstage.training.trainables import as_trainable
@@ -86,8 +88,7 @@ def main(channel: int, parent: int, worker: str) -> None:
     _leave_signals_to_the_worker()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # output is seen however this process ends
-    # Otherwise processes forked by the user's code would hold the channel open after this one has ended.
-    os.register_at_fork(after_in_child=lambda: os.close(channel))
+    _close_in_children(channel)
     requests: SimpleQueue[tuple[Request, Control]] = SimpleQueue()
     training = _Training(WorkerId(worker), lambda reply: _write(channel, framed(reply)))
     threading.Thread(target=_listen, args=(channel, requests, training), name="hpstage-orders", daemon=True).start()
@@ -119,6 +120,19 @@ def _leave_signals_to_the_worker() -> None:
     # Not SIG_IGN, which would be inherited by processes that the user's code starts and may end with SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _close_in_children(channel: int) -> None:
+    """Close it in processes that are forked: they would hold it open after this one has ended. Only if it still is what
+    it was here: in a fork of a fork its number may be another file's."""
+    own = os.fstat(channel)
+
+    def close() -> None:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(channel), own):
+                os.close(channel)
+
+    os.register_at_fork(after_in_child=close)
 
 
 def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], training: _Training) -> None:
@@ -287,10 +301,21 @@ class _Training:
         if self._bundle is None or checkpoints != self._checkpoints:
             assert self._trainable is not None, "a worker with a problem is given no chains"
             store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
-            self._checkpoints = checkpoints
             host = urlsplit(self._worker).hostname or "127.0.0.1"
             live = LiveCache(device_bytes=(2 << 30) // sharers())
-            self._bundle = Bundle(self._trainable, store, live, worker=self._worker, tell=self._tell_late, host=host)
+            untrained = None
+            if not (self._checkpoints or isinstance(self._trainable, Bundling)):  # later, steps have been trained here
+                untrained = UntrainedFork.made(self._trainable)
+            self._checkpoints = checkpoints
+            self._bundle = Bundle(
+                self._trainable,
+                store,
+                live,
+                worker=self._worker,
+                tell=self._tell_late,
+                host=host,
+                untrained=untrained,
+            )
         return self._bundle
 
 

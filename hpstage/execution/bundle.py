@@ -13,6 +13,7 @@ from hpstage.execution.fetching import Fetcher
 from hpstage.execution.flight import Due, Gathering, Took
 from hpstage.execution.runner import ChainRunner, Running
 from hpstage.execution.saving import Writer
+from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
 from hpstage.plan.step_times import StepTimes
@@ -35,6 +36,7 @@ class Bundle:
         host: how other workers reach this one's host.
         tell: gives reports that had to wait until a state was written, from a thread. With it states are written while
             training goes on, if the store allows that; without it at once.
+        untrained: a fork of this process from before training, of use where there is a single lane.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Bundle:
         clock: Callable[[], float] = time.time,
         host: str = "127.0.0.1",
         tell: Callable[[ChainReport], object] | None = None,
+        untrained: UntrainedFork | None = None,
     ) -> None:
         self._fetcher = Fetcher(checkpoints, live)
         writer = None if tell is None or not checkpoints.beside_training else Writer(tell)
@@ -65,6 +68,7 @@ class Bundle:
                 host=host,
                 inputs=self._inputs,
                 writer=writer,
+                untrained=None if self._together is not None else untrained,
             )
             for lane, member in zip(names_of(worker, lanes_in(trainable)), members, strict=True)
         }
@@ -146,4 +150,6 @@ class Bundle:
         ended = [chain.id for chain, _, _ in self._running.values()]
         self._running.clear()
         self._due.clear()
+        for runner in self._runners.values():
+            runner.close()
         return ended

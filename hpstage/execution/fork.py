@@ -63,7 +63,7 @@ class Fork:
         if self._pid == 0:
             status = 1
             try:
-                _become_separate(parent, theirs)
+                become_separate(parent, theirs)
                 answer = memoryview(work())
                 while answer:
                     answer = answer[os.write(theirs, answer) :]
@@ -108,7 +108,7 @@ class Fork:
             self._status = 0
 
 
-def _become_separate(parent: int, channel: int) -> None:
+def become_separate(parent: int, channel: int) -> None:
     """Share neither the end of the other process, nor its signals, output and positions in files."""
     die_with(parent)
     gc.disable()  # what the other process has, such as connections, is not to be closed here

@@ -12,11 +12,12 @@ from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import measured
+from hpstage.execution.untrained import UntrainedFork
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report, WorkerJoined, names_of
 from hpstage.schedule import Scalar
-from hpstage.trainable import Trainable
+from hpstage.trainable import Bundling, Trainable
 from hpstage.training.identity import threads
 from hpstage.training.identity.inputs import inputs_of
 from hpstage.training.trainables import as_trainable
@@ -30,6 +31,7 @@ class InlineExecutor(Executor):
     def __init__(self) -> None:
         self._trainable: Trainable | None = None
         self._bundle: Bundle | None = None
+        self._untrained: UntrainedFork | None = None
         self._closing = ExitStack()
         self._events: deque[Report] = deque()
 
@@ -42,11 +44,17 @@ class InlineExecutor(Executor):
         from hpstage.training.identity.environment import describe
 
         self._closing.enter_context(threads.restored())
-        return describe(self._trainable)
+        described = describe(self._trainable)
+        if not isinstance(self._trainable, Bundling) and (untrained := UntrainedFork.made(self._trainable)) is not None:
+            self._untrained = untrained
+            self._closing.callback(untrained.close)
+        return described
 
     def use(self, checkpoints: CheckpointStore) -> None:
         assert self._trainable is not None, "open() comes first"
-        self._bundle = Bundle(self._trainable, checkpoints, LiveCache(), worker=_WORKER, clock=self.clock)
+        self._bundle = Bundle(
+            self._trainable, checkpoints, LiveCache(), worker=_WORKER, clock=self.clock, untrained=self._untrained
+        )
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         assert self._bundle is not None, "use() comes first"

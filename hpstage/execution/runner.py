@@ -19,21 +19,31 @@ from hpstage.errors import (
     GangLost,
     NonFiniteLoss,
     StateError,
-    UsageError,
 )
 from hpstage.execution import gang
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
-from hpstage.execution.outcomes import failure_of, missing_hyperparameter, outcome_of, outcome_of_store
+from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
 from hpstage.execution.recording import Recording, release_streams
+from hpstage.execution.rerun import Reruns
 from hpstage.execution.saving import Save, Saves, Writer
+from hpstage.execution.trying_out import metrics_untrained
+from hpstage.execution.untrained import UntrainedFork
 from hpstage.execution.verifier import Verifier
-from hpstage.plan.facts import InputsRead, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
+from hpstage.plan.facts import (
+    InputsRead,
+    StateKey,
+    StateReached,
+    TrainingEnded,
+    UserFailure,
+    WorkerId,
+    to_metrics,
+)
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.text import writable
 from hpstage.trainable import Trainable
-from hpstage.training.adapter import Adapter, checked_metrics
+from hpstage.training.adapter import checked_metrics
 from hpstage.training.identity.inputs import Inputs, inputs_of
 
 logger = logging.getLogger("hpstage")
@@ -67,6 +77,7 @@ class ChainRunner:
         inputs: records what training reads besides; those of ``trainable`` if not given.
         writer: writes states while training goes on. Reports that have to wait for one are then told by it; without it
             each state is written at once.
+        untrained: a fork of this process from before training, in which the ends of some chains are trained again.
     """
 
     def __init__(
@@ -82,6 +93,7 @@ class ChainRunner:
         host: str = "127.0.0.1",
         inputs: Inputs | None = None,
         writer: Writer | None = None,
+        untrained: UntrainedFork | None = None,
     ) -> None:
         self._trainable = trainable
         self._bundled = bundled
@@ -98,6 +110,7 @@ class ChainRunner:
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
         self._verifier = Verifier(trainable, self._train_step)
+        self._reruns = None if untrained is None else Reruns(trainable, untrained, self._kept, worker, clock)
         self._end_is_verified = False
         self._lost_a_log = False
 
@@ -179,17 +192,31 @@ class ChainRunner:
         course = flight.course
         values = Values(flight.stage)
         self._turned(flight)
+        if self._reruns is not None:
+            self._reruns.follow(flight)
         flight.start_clock()
         while True:
             boundary = course.boundaries.pop(flight.step, None)
+            metrics = None
             if boundary is not None:
                 self._settle()
                 flight.stop_clock()
-                reached = self._reach(flight, boundary)
+                reached, save = self._reach(flight, boundary)
+                metrics = reached.reached.metrics
                 yield from self._read(flight)
-                yield from flight.saves.give(*reached)
+                yield from flight.saves.give(reached, save)
                 flight.start_clock()
             at_end = boundary is not None and (flight.step == course.end or not (course.boundaries or control.called))
+            if self._reruns is not None:
+                if at_end:
+                    self._settle_saves(flight)
+                    differs = self._reruns.at_end(flight, metrics)
+                    flight.start_clock()
+                else:
+                    differs = self._reruns.see(flight, at_boundary=boundary is not None)
+                if differs is not None:
+                    yield differs
+                    return "stopped"
             if self._verifier.is_due(flight, boundary, at_end=at_end):
                 # After the boundary, so that nothing is lost if the process dies here.
                 self._settle_saves(flight)
@@ -334,6 +361,15 @@ class ChainRunner:
         with self._inputs:
             self._trainable.train(step, values)
 
+    def _kept(self, key: StateKey) -> object:
+        state = self._find_live(key)
+        return self._checkpoints.load(key) if state is None else state
+
+    def close(self) -> None:
+        """Give up what was forked of this process. It trains nothing any more."""
+        if self._reruns is not None:
+            self._reruns.close()
+
     def _turned(self, flight: Flight) -> None:
         """Start a stage."""
         if flight.stage.verify and flight.verification is None and not flight.chain.gang:
@@ -343,29 +379,7 @@ class ChainRunner:
         """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
         self._stands_at = None
         with self._inputs:
-            return self._tried_out(initial)
-
-    def _tried_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        try:
-            try:
-                if (rehearse := getattr(self._trainable, "rehearse", None)) is not None:
-                    rehearse(initial)
-                self._trainable.setup(initial)
-                if isinstance(self._trainable, Adapter):
-                    self._trainable.prepare()
-            except KeyError as error:
-                if missing_hyperparameter(error, initial) is None:
-                    raise
-                # With its traceback: it may be a key of something else.
-                failure = failure_of(error, __file__, initial)
-                raise UsageError(f"training cannot begin: {failure.summary}\n{failure.traceback}") from error
-            return checked_metrics(self._trainable.evaluate())
-        except UsageError:
-            raise  # a misuse that training cannot fix
-        except Exception:
-            # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). A real error will be
-            # raised again, with its traceback, in the first chain.
-            return None
+            return metrics_untrained(self._trainable, initial)
 
     def _enter(self, chain: Chain, flight: Flight) -> None:
         """Bring the trainable to the chain's source, and record how."""

@@ -1,0 +1,273 @@
+"""Training the end of a chain again in a process in which nothing was trained, from a state of the chain.
+
+What training keeps outside the states (in a library, in an object of C, in the process) is missing there, or as it was
+before the first step. Whatever it is, the results differ if they depend on it: nothing has to be known of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from hpstage.errors import CheckpointError
+from hpstage.execution.flight import Flight
+from hpstage.execution.retraining import Compared, Problem, Retrained, Segment
+from hpstage.execution.untrained import UntrainedFork, scratch
+from hpstage.plan.facts import ChainId, ForkVerified, Metrics, NodeId, StateKey, WorkerId
+from hpstage.plan.messages import Stage
+from hpstage.trainable import Trainable
+
+logger = logging.getLogger("hpstage")
+
+_CHAINS = 1, 2, 4
+"""Which chains of a process. The first is compared with training from a state within it. Later ones train after others,
+so they are compared from their beginning."""
+_SECONDS, _SHARE = 0.15, 0.01
+"""What the steps that are trained again may take, in seconds and of the seconds since the first."""
+_PATIENCE = 10.0
+"""Seconds for which training waits besides those of the chain, so that short searches are covered."""
+_LONGEST = 60.0
+"""Seconds of the longest steps that are trained again."""
+_FROM, _TO = StateKey("0" * 32), StateKey("1" * 32)
+
+
+class Reruns:
+    """Trains chains of one trainable again. Closed, it does nothing.
+
+    Args:
+        untrained: a fork of this process from before training, which this closes.
+        load: returns a kept state.
+    """
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        untrained: UntrainedFork,
+        load: Callable[[StateKey], object],
+        worker: WorkerId,
+        clock: Callable[[], float],
+    ) -> None:
+        self._trainable = trainable
+        self._untrained: UntrainedFork | None = untrained
+        self._load = load
+        self._worker = worker
+        self._clock = clock
+        self._chains = 0
+        self._began = self._chain_began = time.perf_counter()
+        self._flight: Flight | None = None  # the chain that is followed
+        self._first_step = 0.0
+        self._at: int | None = None  # where a state of it is taken
+        self._taken: int | None = None  # where one was taken
+        self._running: _Rerun | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the states of one rerun
+
+    def follow(self, flight: Flight) -> None:
+        """Note that a chain begins, from its source."""
+        self._flight = None
+        if self._untrained is None:
+            return
+        if self._running is None:
+            self._discard()  # a chain that has not come to its end may have left a state
+        self._chains += 1
+        if not flight.chain.verify_new or (self._chains > _CHAINS[-1] and self._running is None):
+            self.close()
+        elif self._chains in _CHAINS and self._running is None and not flight.chain.gang and _has_room():
+            self._flight, self._at, self._taken = flight, None, None
+            self._chain_began = time.perf_counter()
+
+    def see(self, flight: Flight, *, at_boundary: bool) -> ForkVerified | None:
+        """Note that the chain has come to its step and trains on. Return a difference that was found by now."""
+        if self._flight is flight:
+            self._see(flight)
+        return self._ended() if at_boundary else None
+
+    def _see(self, flight: Flight) -> None:
+        done = flight.step - flight.chain.stages[0].start
+        if done == 1:
+            self._first_step = time.perf_counter()
+        elif done == 2:
+            self._at = self._choose(flight, time.perf_counter() - self._first_step)
+        if flight.step == self._at:
+            self._take(flight.step)
+
+    def _choose(self, flight: Flight, seconds: float) -> int | None:
+        """Return where a state is to be taken, if a step takes so many seconds; ``None``: nowhere."""
+        begin = flight.chain.stages[0].start
+        end = flight.course.end or max(flight.course.boundaries, default=flight.step)
+        allowed = _SECONDS + _SHARE * (time.perf_counter() - self._began)
+        most = max(2, int(min(allowed / max(seconds, 1e-9), end)))
+        if seconds > _LONGEST:
+            self._flight = None
+            return None
+        if self._chains == 1:
+            return max(flight.step, end - min(most, (end - begin + 1) // 2))
+        return None if end - begin <= most else end - most
+
+    def _take(self, step: int) -> None:
+        try:
+            scratch(self._path()).save(_FROM, self._trainable.state_dict(), step=step, parent=None)
+            self._taken = step
+        except (CheckpointError, OSError) as error:
+            self._give_up(str(error))
+
+    def at_end(self, flight: Flight, metrics: Metrics | None) -> ForkVerified | None:
+        """Train the end of the chain again, if it is one of those. Return a difference, if one is found soon.
+
+        Args:
+            metrics: those at its present step, its last.
+        """
+        if self._flight is not flight or self._untrained is None:
+            return self._ended()
+        self._flight = None
+        start = flight.chain.stages[0].start if self._taken is None else self._taken
+        if start >= flight.step or (self._at is not None and self._taken is None) or not _has_room():
+            return self._ended()
+        began = time.perf_counter()
+        try:
+            store = scratch(self._path())
+            source = flight.chain.source
+            if self._taken is None and source is not None:
+                store.save(_FROM, self._load(source), step=start, parent=None)
+            state = self._trainable.state_dict()
+            kept = store.save(_TO, state, step=flight.step, parent=None)
+            segment = Segment(
+                initial=flight.chain.initial,
+                stages=_between(flight.course.stages, start, flight.step),
+                stop=flight.step,
+                source=None if self._taken is None and source is None else _FROM,
+                compared=(Compared(flight.step, _TO, kept.digest, kept.marks),),
+                metrics={} if metrics is None else {flight.step: metrics},
+                numerics=flight.chain.numerics,
+            )
+            self._running = _Rerun(flight.chain.id, flight.stage.node, segment)
+            self._untrained.begin(self._path(), segment)
+        except (CheckpointError, OSError) as error:
+            self._give_up(str(error))
+            return None
+        differs = self._ended(_PATIENCE + time.perf_counter() - self._chain_began)
+        flight.load_seconds += time.perf_counter() - began
+        return differs
+
+    def _ended(self, timeout: float = 0.0) -> ForkVerified | None:
+        """Return the difference that was found by training again, if that has ended by then."""
+        running, untrained = self._running, self._untrained
+        if running is None or untrained is None:
+            return None
+        try:
+            found = untrained.wait(timeout)
+            if found is not None and found.apart is not None and running.first is None:
+                # Once more: metrics such as the memory used or a process id are never the same.
+                running.first = found
+                untrained.begin(self._path(), running.segment)
+                found = untrained.wait(timeout)
+        except (ChildProcessError, OSError) as error:
+            self._give_up(str(error))
+            return None
+        if found is None:
+            return None
+        self._running = None
+        self._discard()
+        if found.problem is not None:
+            _warn(found.problem, running.segment)
+        difference = running.difference(found)
+        if difference is None:
+            return None
+        return ForkVerified(
+            chain=running.chain,
+            worker=self._worker,
+            node=running.node,
+            step=running.segment.start,
+            steps=running.segment.stop - running.segment.start,
+            seconds=found.seconds,
+            at=self._clock(),
+            difference=difference,
+        )
+
+    def _give_up(self, why: str) -> None:
+        logger.debug("the end of a chain is not trained again: %s", why)
+        self.close()
+
+    def _path(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hpstage-rerun-", ignore_cleanup_errors=True)
+        return Path(self._folder.name)
+
+    def _discard(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def close(self) -> None:
+        """End the fork, with what it trains. Idempotent."""
+        self._flight = self._running = None
+        self._discard()
+        if self._untrained is not None:
+            self._untrained.close()
+            self._untrained = None
+
+
+@dataclass
+class _Rerun:
+    """The end of a chain that is trained again. ``first``: what it led to, if that was another state or metric."""
+
+    chain: ChainId
+    node: NodeId
+    segment: Segment
+    first: Retrained | None = None
+
+    def difference(self, found: Retrained) -> str | None:
+        """Describe what differs, given what training has led to now; ``None``: nothing that matters."""
+        first = found if self.first is None else self.first
+        apart = first.apart
+        if apart is None or (apart.what.startswith(_METRICS) and (found.apart is None or found.apart != apart)):
+            return None
+        begun = "step 0" if self.segment.source is None else f"the state at step {self.segment.start}"
+        return (
+            f"training depends on something outside its state: {apart}. First it was trained in a process that had "
+            f"trained the steps before, or other trials; then again from {begun} in a process that had trained "
+            f"nothing. Make what changes an attribute of the trainable or attach it, or a function of the step; a "
+            f"setting of a library belongs at module level. If training does not depend on it, name it in "
+            f"`stateless`; `hpstage check` looks for it"
+        )
+
+
+_METRICS = "the metric ", "state['metrics']"
+
+
+def _between(stages: Sequence[Stage], start: int, stop: int) -> tuple[Stage, ...]:
+    return tuple(
+        replace(stage, start=max(stage.start, start), stop=min(stage.stop, stop), verify=False)
+        for stage in stages
+        if stage.start < stop and stage.stop > start
+    )
+
+
+def _warn(problem: Problem, segment: Segment) -> None:
+    logger.warning(
+        "Steps %d to %d could not be trained again in a process that had trained nothing, as they would be if a "
+        "worker were lost: %s",
+        segment.start,
+        segment.stop,
+        problem.text,
+    )
+
+
+def _has_room() -> bool:
+    """Whether memory has room for another process that trains the same: not the last of what there is. That of a GPU
+    is taken to be needed for training."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return False
+    text = Path("/proc/meminfo").read_text()
+    available = next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("MemAvailable:"))
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return available > 2 * resident

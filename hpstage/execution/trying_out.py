@@ -1,0 +1,39 @@
+"""What the untrained model comes to, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpstage.errors import UsageError
+from hpstage.execution.outcomes import failure_of, missing_hyperparameter
+from hpstage.schedule import Scalar
+from hpstage.trainable import Trainable
+from hpstage.training.adapter import Adapter, checked_metrics
+
+
+def metrics_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+    """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet.
+
+    Raises:
+        UsageError: training cannot begin, for example because a hyperparameter has no value.
+    """
+    try:
+        try:
+            if (rehearse := getattr(trainable, "rehearse", None)) is not None:
+                rehearse(initial)
+            trainable.setup(initial)
+            if isinstance(trainable, Adapter):
+                trainable.prepare()
+        except KeyError as error:
+            if missing_hyperparameter(error, initial) is None:
+                raise
+            # With its traceback: it may be a key of something else.
+            failure = failure_of(error, __file__, initial)
+            raise UsageError(f"training cannot begin: {failure.summary}\n{failure.traceback}") from error
+        return checked_metrics(trainable.evaluate())
+    except UsageError:
+        raise  # a misuse that training cannot fix
+    except Exception:
+        # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). A real error will be
+        # raised again, with its traceback, in the first chain.
+        return None

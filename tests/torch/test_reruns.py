@@ -1,0 +1,179 @@
+"""The end of a chain is trained again in a process in which nothing was trained: what no survey sees is found."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import sklearn
+import torch
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.cluster import DaskExecutor
+from hpstage.errors import StateError
+from hpstage.execution.untrained import UntrainedFork
+from tests.torch.trainables import Small
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    limit, memory = sys.getrecursionlimit(), sklearn.get_config()["working_memory"]
+    yield
+    sys.setrecursionlimit(limit)
+    sklearn.set_config(working_memory=memory)
+
+
+class Counting(Small):
+    """Knows its step, which is captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def model(self, hp: Any) -> Any:
+        self.n = 0
+        return super().model(hp)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.n += 1
+        self.change()
+        return super().loss(model, batch) * self.factor()
+
+    def change(self) -> None:
+        """Change something."""
+
+    def factor(self) -> float:
+        return 1.0
+
+
+class SettingOfLibrary(Counting):
+    """A setting is made late, once."""
+
+    def change(self) -> None:
+        if self.n == 6:
+            sklearn.set_config(working_memory=2048)
+
+    def factor(self) -> float:
+        return float(sklearn.get_config()["working_memory"]) / 1024
+
+
+class SettingOfInterpreter(Counting):
+    def change(self) -> None:
+        if self.n == 7:
+            sys.setrecursionlimit(3000)
+
+    def factor(self) -> float:
+        return sys.getrecursionlimit() / 1000
+
+
+class Leaking(Counting):
+    """What one trial sets late, the next ones see from their beginning."""
+
+    def change(self) -> None:
+        if self.n == STEPS:
+            sklearn.set_config(working_memory=2048)
+
+    factor = SettingOfLibrary.factor
+
+
+class Measuring(Counting):
+    """Some of its metrics are never the same."""
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        return {**super().evaluate(model), "pid": float(os.getpid()), "time": time.time()}
+
+
+class Connected(Counting):
+    """Fails in a process that has not trained its beginning."""
+
+    def change(self) -> None:
+        if self.n == 2:
+            sys.setrecursionlimit(3000)
+        if self.n == 11 and sys.getrecursionlimit() != 3000:
+            raise ConnectionError("it is not open")
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    drop = trial.suggest_categorical("drop", [3, 5, 8])
+    return {"lr": s.multistep(0.1, [drop], gamma=0.1), "momentum": 0.9, "batch_size": 8, "seed": 3}
+
+
+def search(trainable: object, store: Path, **options: Any) -> hpstage.Result:
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [3, 5, 8]}, seed=0))
+    return hpstage.optimize(
+        study,
+        trainable,
+        space,
+        metric="loss",
+        steps=STEPS,
+        n_trials=3,
+        store=store,
+        **{"executor": hpstage.InlineExecutor(), **options},
+    )
+
+
+@pytest.mark.parametrize("trainable", [SettingOfLibrary, SettingOfInterpreter, Leaking])
+def test_what_training_leaves_in_the_process_is_found_whatever_it_is(trainable: type, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"depends on something outside its state.* in a process that had trained"):
+        search(trainable(), tmp_path)
+
+
+def test_without_verification_nothing_is_trained_again(tmp_path: Path) -> None:
+    search(SettingOfLibrary(), tmp_path, verify="off")
+
+
+@pytest.mark.parametrize("trainable", [Counting, Measuring])
+def test_metrics_that_are_never_the_same_are_no_difference(trainable: type, tmp_path: Path) -> None:
+    result = search(trainable(), tmp_path)
+    assert result.best_trial.value is not None
+
+
+def test_what_cannot_be_trained_in_another_process_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        search(Connected(), tmp_path)
+    assert "could not be trained again in a process that had trained nothing" in caplog.text
+    assert "ConnectionError: it is not open" in caplog.text
+
+
+def test_no_process_is_left(tmp_path: Path) -> None:
+    before = children()
+    search(Counting(), tmp_path)
+    assert children() == before
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_a_fork_that_is_killed_ends_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = UntrainedFork.made
+
+    def killed(trainable: Any) -> UntrainedFork | None:
+        fork = made(trainable)
+        assert fork is not None
+        os.kill(fork._pid, 9)
+        return fork
+
+    monkeypatch.setattr(UntrainedFork, "made", killed)
+    search(SettingOfLibrary(), tmp_path)
+
+
+@pytest.mark.ci
+def test_workers_train_again_too(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"in a process that had trained"):
+        search(SettingOfInterpreter(), tmp_path, executor=DaskExecutor(n_workers=1, gpus=0))
+    assert torch.get_num_threads() >= 1
