@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Literal
@@ -23,6 +22,7 @@ from hpstage.errors import (
 from hpstage.execution import gang
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
+from hpstage.execution.logs import Logs
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
 from hpstage.execution.recording import Recording, release_streams
 from hpstage.execution.rerun import Reruns
@@ -30,23 +30,13 @@ from hpstage.execution.saving import Save, Saves, Writer
 from hpstage.execution.trying_out import metrics_untrained
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.execution.verifier import Verifier
-from hpstage.plan.facts import (
-    InputsRead,
-    StateKey,
-    StateReached,
-    TrainingEnded,
-    UserFailure,
-    WorkerId,
-    to_metrics,
-)
+from hpstage.plan.facts import InputsRead, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.text import writable
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.identity.inputs import Inputs, inputs_of
-
-logger = logging.getLogger("hpstage")
 
 Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
 
@@ -112,7 +102,7 @@ class ChainRunner:
         self._verifier = Verifier(trainable, self._train_step)
         self._reruns = None if untrained is None else Reruns(trainable, untrained, self._kept, worker, clock)
         self._end_is_verified = False
-        self._lost_a_log = False
+        self._logs = Logs(checkpoints)
 
     def run(self, chain: Chain, control: Control) -> Running:
         """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause, and a
@@ -160,7 +150,7 @@ class ChainRunner:
                 yield from self._end(flight, error)
                 yield self._over(flight, "done")
             else:
-                self._save_last_log(flight)
+                self._logs.save_last(flight)
                 yield self._over(flight, "failed", failure=failure_of(error, __file__, chain.initial))
             return
         try:
@@ -179,7 +169,7 @@ class ChainRunner:
         except Exception as error:
             if flight.at_boundary:
                 flight.step -= 1  # the state cannot be taken, as if the step before it had failed
-            self._save_last_log(flight)
+            self._logs.save_last(flight)
             flight.take_back()
             yield self._over(flight, "failed", failure=failure_of(error, __file__, chain.initial))
         else:
@@ -304,7 +294,7 @@ class ChainRunner:
         else:
             if step > flight.since:
                 last, save = self._reach(flight, flight.course.own(step, keep=False))
-            self._save_last_log(flight)
+            self._logs.save_last(flight)
         self._stands_at = None
         if verify:
             self._verify_end(flight, source, begun, step)
@@ -448,7 +438,7 @@ class ChainRunner:
             if boundary.key != flight.parent:
                 state = self._trainable.state_dict()
                 save = flight.saves.save(boundary.key, state, step=boundary.step, parent=flight.parent)
-        self._save_log(flight, boundary.key, boundary.step)
+        self._logs.save(flight, boundary.key, boundary.step)
         saved = time.perf_counter()
         reached = StateReached(
             chain=flight.chain.id,
@@ -474,23 +464,6 @@ class ChainRunner:
         if save is not None:
             flight.parent = boundary.key
         return BoundaryReached(reached, failure), save
-
-    def _save_log(self, flight: Flight, key: StateKey, stop: int) -> None:
-        """Keep what steps before ``stop`` have logged and printed. Where that is not possible, nothing else is lost."""
-        log = flight.recorder.take(stop)
-        if log is None:
-            return
-        try:
-            self._checkpoints.save_log(key, log)
-        except CheckpointError as error:
-            if not self._lost_a_log:
-                self._lost_a_log = True
-                logger.warning("A training log is lost: %s. Training goes on; further ones are not told.", error)
-
-    def _save_last_log(self, flight: Flight) -> None:
-        """Keep what a step that has not come to its end has logged and printed, under the state it would have made."""
-        if flight.step < flight.course.stages[-1].stop:
-            self._save_log(flight, flight.course.own(flight.step + 1).key, flight.step + 1)
 
     def _over(
         self,

@@ -159,9 +159,9 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
     with closing(SQLiteJournal(plan, read_only=True)) as journal:
         verified = [fact.steps for fact in read_facts(journal) if isinstance(fact, ForkVerified)]
         assert open_existing_plan(journal).totals.steps_trained == inline.savings.steps_unique
-    # Steps by which forks were verified, of the workload and after the load; twice as many where training ended there.
+    # Steps by which forks were verified, of the workload and after the load, and the ends of chains trained again.
     more = (folder / "steps").stat().st_size - inline.savings.steps_unique
-    assert 2 <= sum(verified) <= more <= 2 * sum(verified)
+    assert 2 <= sum(verified) <= more
     best = inline.best_trial
     assert out.splitlines()[0] == f"Best trial {best.number}: loss {best.value:.6g} with {best.params}"
     assert re.search(r"^merge rate +\d", out, re.MULTILINE)

@@ -35,6 +35,12 @@ def settings() -> Iterator[None]:
     sklearn.set_config(working_memory=memory)
 
 
+@pytest.fixture(autouse=True)
+def without_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process can be forked, whatever other tests have imported, such as JAX: it is not used here."""
+    monkeypatch.setattr("hpstage.execution.untrained.obstacle", lambda: "")
+
+
 class Counting(Small):
     """Knows its step, which is captured."""
 
