@@ -20,14 +20,19 @@ def require_main_guard() -> None:
         UsageError: they would reach it.
         SystemExit: this is such a process. The process that started it reports more; a traceback would not help.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(f"a training process has reached the start of the search; {_REMEDY}")
+    refuse_while_imported()
     line = _unguarded_line(inspect.currentframe())
     if line is not None:
         raise UsageError(
             f"training processes import your script, and so would reach line {line} of it, and start the search, "
             f"again; {_REMEDY}"
         )
+
+
+def refuse_while_imported() -> None:
+    """Raise SystemExit in a process that imports the script of a search, which must not start the search again."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(f"importing the script starts the search again; {_REMEDY}")
 
 
 def _unguarded_line(frame: FrameType | None) -> int | None:

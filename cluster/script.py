@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import spawn
+from types import ModuleType
 from typing import Any
 
 _KEYS = ("init_main_from_name", "init_main_from_path")
@@ -37,3 +41,18 @@ def import_script(script: dict[str, str]) -> None:
         # The script exits if it is imported; what was sent of it does not need it.
     finally:
         del process._inheriting
+
+
+@contextmanager
+def as_main(script: dict[str, str]) -> Iterator[ModuleType]:
+    """Import a script as a training process does, and make it the main module of this process in the context."""
+    before = {name: sys.modules.get(name) for name in ("__main__", "__mp_main__")}
+    try:
+        import_script(script)
+        yield sys.modules["__main__"]
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module

@@ -41,7 +41,7 @@ def audit(
         described, loaded: the workload that the segment belongs to, as its plan describes it, and its code by name.
         script: see :class:`~hpstage.cluster.messages.Load`.
         server: see :class:`~hpstage.cluster.fresh.FreshProcess`.
-        waiting: called now and then; false: nobody waits any longer, and the process is ended.
+        waiting: called every 0.2 s; once it returns false, the process is ended.
 
     Raises:
         UsageError: the trainable cannot be sent to another process.
@@ -52,11 +52,7 @@ def audit(
         if environment is not None:
             numerics, differs = _numerics_of(trainable, environment, described, loaded)
             if differs:
-                text = (
-                    f"what would be trained here is not what was trained there ({'; '.join(differs)}); give the code, "
-                    f"the data and a machine that it was trained with"
-                )
-                return Retrained(steps=0, seconds=0.0, problem=Problem("refused", text, 0))
+                return Retrained(steps=0, seconds=0.0, problem=Problem("refused", differs, 0))
             process.start(replace(segment, numerics=numerics), checkpoints)
         while (found := process.wait(_LOOK)) is None and waiting():
             pass
@@ -69,8 +65,8 @@ def audit(
         process.kill()
 
 
-def told(segment: Segment, found: Retrained, trial: str) -> str:
-    """Return one sentence, or two, on the outcome of auditing a whole trial."""
+def outcome_text(segment: Segment, found: Retrained, trial: str) -> str:
+    """Describe the outcome of auditing a whole trial, in one sentence or two."""
     if found.apart is not None:
         return (
             f"trial {trial} was trained again alone, from nothing, in a fresh process, and differs: {found.apart}. "
@@ -90,13 +86,27 @@ def told(segment: Segment, found: Retrained, trial: str) -> str:
 
 def _numerics_of(
     trainable: object, environment: Environment, described: Mapping[str, str], loaded: Mapping[str, str]
-) -> tuple[str, list[str]]:
-    """Return the step backend that a plan's description names, where the trainable leaves it open, and how the workload
-    differs here from the one described."""
+) -> tuple[str, str]:
+    """Return the step backend that a plan's description names, where the trainable leaves it open; and how the workload
+    differs here from the one described, with the remedy, or nothing."""
     identity = environment.identity or code_identity(trainable)
     here = described_by(environment, identity, sharing=described.get("sharing") != "off")
     choices = candidates(here) if is_open(here) else {"": here}
     for name, choice in choices.items():
         if choice == described:
-            return name, []
-    return "", differing(described, loaded, next(iter(choices.values()), here), by_name(environment.loaded))
+            return name, ""
+    here = next(iter(choices.values()), here)
+    changes = differing(described, loaded, here, by_name(environment.loaded))
+    names = {name for name in {*described, *here} if described.get(name) != here.get(name)}
+    edited = changes[0].startswith("edited since")
+    if edited:
+        changes = [change for change in changes if not change.startswith("code: ")]
+    if "attributes" in names and not edited:
+        remedy = "name an object with the attributes of the one that was searched, such as path/to/script.py:OBJECT"
+    elif names <= {"trainable", "code", "attributes"}:
+        remedy = "undo the edit, or name a copy of the code as it was: path/to/copy.py:NAME"
+    elif any("data" in name or name == "environment:files" for name in names):
+        remedy = "give the data that it was trained with"
+    else:
+        remedy = "use an environment like the one that it was trained in"
+    return "", f"this is not what was trained then ({'; '.join(changes)}); {remedy}"

@@ -13,13 +13,16 @@ import typer
 
 from hpstage.checking import certificate as certificates
 from hpstage.checking.audit import audit as perform
-from hpstage.checking.audit import told
+from hpstage.checking.audit import outcome_text
+from hpstage.checking.certificate import Certificate
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
-from hpstage.cli.naming import send_along, trainable_named
+from hpstage.cli.naming import imported_as_main, send_along, trainable_named
 from hpstage.cli.terminal import echo
+from hpstage.cluster.script import this_script
 from hpstage.errors import HpstageError, UsageError
 from hpstage.execution.retraining import Retrained, Segment
 from hpstage.execution.segments import whole
+from hpstage.plan.facts import PlanCreated
 from hpstage.plan.log import read_header
 from hpstage.search.results import open as open_store
 from hpstage.store.opening import open_journal
@@ -32,7 +35,7 @@ def audit(
         typer.Argument(
             metavar="STORE [TRAINABLE]",
             help="The plan: a folder, or redis://host:6379?prefix=NAME; and what was trained: MODULE:NAME, or "
-            "path/to/script.py:NAME, if its code is not found by the plan. Of a certificate, the trainable alone.",
+            "path/to/script.py:NAME, if it is not in this folder. Of a certificate, the trainable alone.",
         ),
     ],
     trial: Annotated[
@@ -42,7 +45,9 @@ def audit(
     study: Annotated[str | None, typer.Option(help="The study that the number is of, if there are several.")] = None,
     certificate: Annotated[
         Path | None,
-        typer.Option(help="Write to this file what another machine needs to repeat it; without a store, repeat it."),
+        typer.Option(
+            help="A file to write if all is equal: what another machine needs to repeat it. Without a store: repeat it."
+        ),
     ] = None,
     checkpoints: Annotated[
         str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
@@ -67,15 +72,25 @@ def audit(
     hpstage audit --certificate trial-3.json search.py:Digits
     """
     try:
+        for option, file in (("--certificate", certificate), ("--json", json_file)):
+            if file is not None and not file.parent.is_dir():
+                raise UsageError(f"{option} {clean(file)}: there is no folder {clean(file.parent)}; give another file")
         with ExitStack() as closing:
-            id, segment, found = _audited(given, trial, study, certificate, checkpoints, closing)
+            id, segment, found, content = _audited(given, trial, study, certificate, checkpoints, closing)
         if json_file is not None:
             _write(json_file, id, segment, found)
+        if certificate is not None and content is not None and found.equal:
+            certificates.write(content, certificate)
     except HpstageError as error:
         typer.echo(f"hpstage: {error}", err=True)
         raise typer.Exit(2) from None
-    text = told(segment, found, clean(id))
+    except KeyboardInterrupt:
+        typer.echo("hpstage: interrupted; nothing was compared, and nothing has changed in the store", err=True)
+        raise typer.Exit(130) from None
+    text = outcome_text(segment, found, clean(id))
     echo(text[0].upper() + text[1:])
+    if content is not None:
+        echo(f"Certificate: {clean(certificate)}" if found.equal else "No certificate is written.")
     if not found.equal:
         raise typer.Exit(1 if found.apart is not None else 2)
 
@@ -87,8 +102,8 @@ def _audited(
     certificate: Path | None,
     checkpoints: str | None,
     closing: ExitStack,
-) -> tuple[str, Segment, Retrained]:
-    """Return the trial's id, all of it, and the outcome of training it again."""
+) -> tuple[str, Segment, Retrained, Certificate | None]:
+    """Return the trial's id, all of it, the outcome of training it again, and the certificate of equality."""
     if len(given) > 2:
         raise UsageError(f"{' '.join(given[2:])} is one argument too many; give a store, and a trainable")
     if certificate is not None and len(given) == 1 and _is_trainable(given[0]):
@@ -97,40 +112,57 @@ def _audited(
         known = certificates.read(certificate)
         nowhere = FolderCheckpoints(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")), "none")
         segment = known.segment()
-        return known.trial, segment, _trained(given[0], segment, nowhere, known.described, known.loaded)
+        found = _trained(given[0], segment, nowhere, known.described, known.loaded, closing)
+        return known.trial, segment, found, None
     plan = open_store(given[0], checkpoints=checkpoints)
     header = read_header(open_journal(given[0], closing=closing, read_only=True))
     planned = (plan.best_trial(study) if trial is None else plan.trial(trial, study)).planned
     if not planned.answered:
         raise UsageError(f"trial {clean(planned.id)} has no result yet, with which to compare; audit one that has")
-    if certificate is not None:
-        certificates.write(certificates.certificate_of(planned, header), certificate)
-    named = given[1] if len(given) == 2 else _found(header.described.get("trainable", ""), header.loaded)
+    named = given[1] if len(given) == 2 else _recorded(header)
     segment = whole(planned)
-    return planned.id, segment, _trained(named, segment, plan.checkpoints, header.described, header.loaded)
+    found = _trained(named, segment, plan.checkpoints, header.described, header.loaded, closing)
+    return planned.id, segment, found, None if certificate is None else certificates.certificate_of(planned, header)
 
 
 def _trained(
-    named: str, segment: Segment, checkpoints: CheckpointStore, described: dict[str, str], loaded: dict[str, str]
+    named: str,
+    segment: Segment,
+    checkpoints: CheckpointStore,
+    described: dict[str, str],
+    loaded: dict[str, str],
+    closing: ExitStack,
 ) -> Retrained:
-    subject = trainable_named(named)
+    of_script = any(name.startswith("__main__.") for name in loaded)
+    subject = trainable_named(named, imported_as_main(named, "the trainable", closing) if of_script else None)
     send_along(named)
-    return perform(subject, segment, checkpoints, described, loaded)
+    return perform(subject, segment, checkpoints, described, loaded, script=this_script() if of_script else None)
 
 
 def _is_trainable(word: str) -> bool:
     return ":" in word and "://" not in word and not Path(word).is_dir()
 
 
-def _found(name: str, loaded: dict[str, str]) -> str:
-    """Return where the code that a plan names is, as the command line names it."""
-    for known in loaded:
-        module, _, last = known.rpartition(".")
-        if last == name and module and module != "__main__":
-            return f"{module}:{name}"
+def _recorded(header: PlanCreated) -> str:
+    """Return the trainable as a plan names it, from the current folder.
+
+    Raises:
+        UsageError: the plan has no name, or nothing has it.
+    """
+    name = clean(header.described.get("trainable", ""))
+    if not header.origin:
+        raise UsageError(
+            f"no name leads to the {name or 'trainable'} of this plan: it was defined in a notebook, in a function or "
+            f"by a library. Write it into a file, and name it after the store: path/to/script.py:{name or 'NAME'}"
+        )
+    module_name, _, name = header.origin.rpartition(":")
+    # A store may come from anybody, and importing executes: what it names is only looked for here.
+    if not module_name.endswith(".py") or (module_name == Path(module_name).name and Path(module_name).is_file()):
+        return header.origin
+    script = clean(Path(header.folder, module_name))
     raise UsageError(
-        f"the plan does not tell where the code of {clean(name) or 'its trainable'} is; name it after the store: "
-        f"MODULE:NAME, or path/to/script.py:NAME"
+        f"this plan was made by {script}, which is not in this folder; if you trust it, name it after the store, there "
+        f"or where it is now: {script}:{clean(name)}"
     )
 
 
@@ -138,7 +170,7 @@ def _write(file: Path, trial: str, segment: Segment, found: Retrained) -> None:
     report = {
         "trial": trial,
         "equal": found.equal,
-        "told": told(segment, found, trial),
+        "summary": outcome_text(segment, found, trial),
         "captured": segment.captured,
         **msgspec.to_builtins(found),
     }

@@ -7,11 +7,15 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
+from hpstage.cluster.script import as_main
 from hpstage.errors import UsageError
 from hpstage.store import plugins
 
@@ -34,9 +38,13 @@ def space_named(reference: str) -> Space:
     return space  # type: ignore[no-any-return]
 
 
-def trainable_named(reference: str) -> object:
-    """The trainable; of a class, an instance that is made without arguments. Raises as :func:`named` does."""
-    subject = named(reference, "the trainable")
+def trainable_named(reference: str, module: ModuleType | None = None) -> object:
+    """The trainable; of a class, an instance that is made without arguments. Raises as :func:`named` does.
+
+    Args:
+        module: the module that is named, if it was imported already.
+    """
+    subject = named(reference, "the trainable", module)
     if not isinstance(subject, type):
         return subject
     try:
@@ -52,27 +60,55 @@ def _kind(thing: object) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
 
 
-def named(reference: str, what: str) -> Any:
+def named(reference: str, what: str, module: ModuleType | None = None) -> Any:
     """What ``MODULE:NAME`` or ``path/to/script.py:NAME`` names; the module is imported as if it were run from here.
 
     Raises:
         UsageError: there is no such module or name.
     """
+    module_name, name = _parts(reference, what)
+    if module is None:
+        module = _script(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        raise UsageError(f"{what} is {reference!r}, but {module_name} has no {name}") from None
+
+
+def imported_as_main(reference: str, what: str, closing: ExitStack) -> ModuleType:
+    """Import the module that is named as workers import the script of a search. Raises as :func:`named` does."""
+    module_name, _ = _parts(reference, what)
+    if module_name.endswith(".py"):
+        file = Path(module_name).resolve()
+        if not file.is_file():
+            raise UsageError(f"there is no file {file}")
+        import_from(file.parent)
+        script = {"init_main_from_path": str(file)}
+    else:
+        _module(module_name.rpartition(".")[0] or module_name)  # the package
+        script = {"init_main_from_name": module_name}
+    try:
+        module = closing.enter_context(as_main(script))
+    except SystemExit as leave:
+        raise UsageError(f"{module_name} exits where it is imported: {leave.code}") from None
+    cloudpickle.register_pickle_by_value(module)
+    closing.callback(cloudpickle.unregister_pickle_by_value, module)
+    return module
+
+
+def _parts(reference: str, what: str) -> tuple[str, str]:
     module_name, colon, name = reference.rpartition(":")
     is_script = module_name.endswith(".py")
     if not colon or not name or not module_name or (module_name.startswith(".") and not is_script):
         raise UsageError(f"{what} is {reference!r}; give MODULE:NAME, or path/to/script.py:NAME")
-    module = _script(Path(module_name)) if is_script else _module(module_name)
-    if not hasattr(module, name):
-        raise UsageError(f"{what} is {reference!r}, but {module_name} has no {name}")
-    return getattr(module, name)
+    return module_name, name
 
 
 def send_along(reference: str) -> None:
     """Have a script that was named by its path sent to the workers with what it defines, like the script that Python
     runs: they have no module of that name."""
     module_name, _, _ = reference.rpartition(":")
-    if module_name.endswith(".py"):
+    if module_name.endswith(".py") and Path(module_name).stem in sys.modules:
         cloudpickle.register_pickle_by_value(sys.modules[Path(module_name).stem])
 
 
@@ -87,7 +123,7 @@ def _script(path: Path) -> Any:
         raise UsageError(f"{path} has the name of the module {path.stem!r}, which is in use; give the script another")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
-    _import_from(path.parent)
+    import_from(path.parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # where classes of the script look for their module
     try:
@@ -100,7 +136,7 @@ def _script(path: Path) -> Any:
 
 
 def _module(name: str) -> Any:
-    _import_from(Path.cwd())
+    import_from(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -111,7 +147,8 @@ def _module(name: str) -> Any:
         ) from None
 
 
-def _import_from(folder: Path) -> None:
+def import_from(folder: Path) -> None:
+    """Have modules of a folder imported before those of the same name elsewhere."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

@@ -39,6 +39,7 @@ def join_plan(
     workload: StateKey,
     described: Mapping[str, str],
     loaded: Mapping[str, str],
+    origin: tuple[str, str],
     sharing: bool,
     checkpoint_every: int | None,
     verify: Verify,
@@ -67,7 +68,7 @@ def join_plan(
         StoreError: training reads something that changed since the plan's results were trained.
         HistoryChanged: the journal has lost records that this process has folded. It may also join again.
     """
-    plan = open_plan(journal, workload, described, loaded, sharing=sharing)
+    plan = open_plan(journal, workload, described, loaded, origin=origin, sharing=sharing)
     check_inputs(plan, executor)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None

@@ -86,13 +86,17 @@ AuditOutcome = Literal["equal", "differs", "stopped", "failed"]
 
 class PlanCreated(msgspec.Struct, frozen=True, tag=True):
     """The first event of a journal: its format, its workload, and the ``id`` that distinguishes plans of the same
-    workload. ``loaded``: digests of the workload's code by name, used to report which code was edited."""
+    workload. ``loaded``: digests of the workload's code by name, used to report which code was edited. ``origin``: the
+    trainable as a command line names it (``search.py:Digits``, ``package.module:Digits``), in ``folder`` of the host
+    that created the plan; empty if no name leads to it."""
 
     format: int
     workload: StateKey
     described: dict[str, str]
     id: str = ""
     loaded: dict[str, str] = {}
+    origin: str = ""
+    folder: str = ""
 
 
 class TrialAdded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

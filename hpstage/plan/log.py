@@ -40,6 +40,7 @@ def open_plan(
     described: Mapping[str, str],
     loaded: Mapping[str, str] = NOTHING,
     *,
+    origin: tuple[str, str] = ("", ""),
     sharing: bool = True,
 ) -> SearchPlan:
     """Fold the plan from a journal; an empty journal gets its first event.
@@ -47,13 +48,14 @@ def open_plan(
     Args:
         described: the description that the workload's key was hashed from.
         loaded: digests of the workload's code by name, to report differences.
+        origin: the trainable as a command line names it, and the folder that this name starts from.
 
     Raises:
         StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage,
             contains a record that is not a fact, or contradicts itself.
     """
     if len(journal) == 0:
-        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded))
+        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded), *origin)
         journal.append([encode(created)], expect=Cursor())  # may lose a race: the check below covers both
     _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
     plan = _from_snapshot(journal, workload, sharing)
@@ -300,6 +302,8 @@ def differing(
         if there.get(name) != here.get(name)
     ]
     edited = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
+    # Names that one of the two lacks, as values of code that was sent by value, matter only if nothing else differs.
+    edited = [name for name in edited if name in loaded_there and name in loaded_here] or edited
     if edited and loaded_there and loaded_here:
         changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
     return changes

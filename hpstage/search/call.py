@@ -38,6 +38,7 @@ from hpstage.store.opening import Places, check_places, open_places
 from hpstage.training.adapter import noisy_of
 from hpstage.training.code.unread import unread
 from hpstage.training.identity.described import described_by, is_open
+from hpstage.training.identity.origin import origin_of
 from hpstage.training.identity.workload import by_name, code_identity
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def open_call(
                 workload=workload,
                 described=described,
                 loaded=by_name(environment.loaded),
+                origin=origin_of(request.trainable),
                 sharing=request.sharing,
                 checkpoint_every=request.checkpoint_every,
                 verify=request.verify if exact else "off",

@@ -12,6 +12,7 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import budget_bytes
+from hpstage.cluster.main_guard import refuse_while_imported
 from hpstage.executor import Executor
 from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, longest, points_of
@@ -143,6 +144,7 @@ def optimize(
         TrainingError: the user's code raised an exception that ``catch`` does not include.
         KeyboardInterrupt: Ctrl-C; everything reached is kept.
     """
+    refuse_while_imported()
     request = Request(
         study=study,
         trainable=trainable,

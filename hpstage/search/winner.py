@@ -7,7 +7,7 @@ import logging
 import optuna
 from optuna.trial import FrozenTrial
 
-from hpstage.checking.audit import audit, told
+from hpstage.checking.audit import audit, outcome_text
 from hpstage.cluster.script import this_script
 from hpstage.driver.driver import Driver
 from hpstage.errors import StateError
@@ -47,7 +47,7 @@ def audit_winner(call: Call, driver: Driver, session: Session) -> None:
         script={} if isinstance(call.executor, InlineExecutor) else this_script(),
         waiting=lambda: not call.interruption.asked,
     )
-    text = told(segment, found, planned.id)
+    text = outcome_text(segment, found, planned.id)
     at, node = call.executor.clock(), planned.node_at(segment.stop).id
     outcome: AuditOutcome = "differs" if found.apart is not None else "equal" if found.problem is None else "failed"
     audited = Audited(

@@ -186,7 +186,7 @@ def test_a_guard_that_guards_nothing_is_found_out_by_the_first_training_process(
     done = ran(tmp_path, f"{SEARCH}\nif Tape is not None:\n    search()\n")
     assert done.returncode == 1
     assert "UsageError: the trainable cannot be set up on worker" in done.stderr
-    assert "a training process has reached the start of the search; put what starts it under" in done.stderr
+    assert "importing the script starts the search again; put what starts it under" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cli.app import app
 from hpstage.errors import UsageError
 from hpstage.execution.retraining import retrain
+from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.log import read_header
 from hpstage.store import SQLiteJournal
 from hpstage.training.trainables import as_trainable
@@ -64,7 +67,8 @@ def search(folder: Path, name: str, left_behind: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_folder_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEFT_BEHIND", "")
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -77,9 +81,11 @@ def test_a_trial_is_audited_on_its_store_and_repeated_from_its_certificate(tmp_p
     assert found.exit_code == 0, found.output
     assert "Trial Tiny/1 was trained again alone, 8 steps" in found.output
     assert "0 differences" in found.output
-    told = json.loads(report.read_text())
-    assert told["equal"]
-    assert told["metrics"] == 1
+    assert f"Certificate: {certificate}" in found.output
+    content = json.loads(report.read_text())
+    assert content["equal"]
+    assert content["metrics"] == 1
+    assert "0 differences" in content["summary"]
     again = run("audit", "--certificate", str(certificate), f"{script}:Tiny")
     assert again.exit_code == 0, again.output
     assert re.search(r"1 metric and \d states? compared, 0 differences", again.output)
@@ -97,10 +103,15 @@ def test_a_trial_is_audited_on_its_store_and_repeated_from_its_certificate(tmp_p
 def test_what_another_trial_has_left_behind_is_a_difference_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(UntrainedFork, "made", lambda trainable: None)  # else the search finds it
     script = search(tmp_path, "leaking_script", "x")
     monkeypatch.setenv("LEFT_BEHIND", "")  # as in another process
-    found = run("audit", str(tmp_path / "store"), f"{script}:Tiny", "--trial", "Tiny/1")
+    certificate = tmp_path / "trial.json"
+    words = ["audit", str(tmp_path / "store"), f"{script}:Tiny", "--trial", "Tiny/1", "--certificate", str(certificate)]
+    found = run(*words)
     assert found.exit_code == 1, found.output
+    assert not certificate.exists()
+    assert "No certificate is written" in found.output
     assert re.search(r"after \d+ steps, model\.weight is float32 \[2, 4\] \w+, and was float32 \[2, 4\]", found.output)
     assert "hpstage check" in found.output
 
@@ -114,7 +125,94 @@ def test_edited_code_cannot_be_audited_and_what_was_edited_is_named(tmp_path: Pa
     del sys.modules["edited_script"]
     found = run("audit", str(tmp_path / "store"), f"{other}:Tiny", "--trial", "1")
     assert found.exit_code == 2, found.output
-    assert "Tiny.optimizer" in found.output
+    assert "(edited since: edited_script.Tiny.optimizer); undo the edit" in found.output
+
+
+SEARCHES = """
+LOG = logging.getLogger(__name__)
+
+class Logs(Tiny):
+    def model(self, hp):
+        LOG.info("a model")
+        return super().model(hp)
+
+if __name__ == "__main__":
+    import optuna
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [3, 5]}))
+    hpstage.optimize(
+        study, Logs(), space, metric="loss", steps=8, n_trials=2, store="store", executor=hpstage.InlineExecutor()
+    )
+"""
+
+
+def search_by_running(folder: Path) -> Path:
+    script = folder / "searching.py"
+    script.write_text(f"import logging{SCRIPT.replace('WHAT', repr(''))}{SEARCHES}")
+    subprocess.run([sys.executable, str(script)], cwd=folder, check=True, capture_output=True)
+    return script
+
+
+@pytest.mark.ci
+def test_a_script_that_was_run_is_found_by_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, store = search_by_running(tmp_path), str(tmp_path / "store")
+    main = sys.modules["__main__"]
+    found = run("audit", "store", "--trial", "1")
+    assert found.exit_code == 0, found.output
+    assert "0 differences" in found.output
+    assert sys.modules["__main__"] is main
+    moved = tmp_path / "elsewhere" / script.name
+    moved.parent.mkdir()
+    script.rename(moved)
+    found = run("audit", "store", "--trial", "1")
+    assert found.exit_code == 2, found.output
+    assert f"this plan was made by {script}, which is not in this folder" in found.output
+    assert f"{script}:Logs" in found.output
+    assert run("audit", "store", f"{moved}:Logs", "--trial", "1").exit_code == 0
+    monkeypatch.chdir(moved.parent)
+    assert run("audit", store, "--trial", "1").exit_code == 0
+    moved.write_text(moved.read_text().replace("momentum=0.9", "momentum=0.8"))
+    found = run("audit", store, "--trial", "1")
+    assert found.exit_code == 2, found.output
+    assert "(edited since: __main__.Tiny.optimizer); undo the edit" in found.output
+
+
+@pytest.mark.ci
+def test_what_a_store_names_is_imported_from_the_current_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is anybody's."""
+    script = search_by_running(tmp_path)
+    script.write_text("raise SystemExit('this was run')")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    found = run("audit", str(tmp_path / "store"), "--trial", "1")
+    assert found.exit_code == 2, found.output
+    assert "if you trust it" in found.output
+    assert "this was run" not in found.output
+
+
+def test_a_script_that_searches_where_it_is_imported_is_not_run_again(tmp_path: Path) -> None:
+    script = search_by_running(tmp_path)
+    script.write_text(script.read_text().replace('if __name__ == "__main__":', "if True:"))
+    found = run("audit", str(tmp_path / "store"), "--trial", "1")
+    assert found.exit_code == 2, found.output
+    assert "importing the script starts the search again" in found.output
+
+
+@pytest.mark.ci
+def test_an_audit_that_is_interrupted_says_so(tmp_path: Path) -> None:
+    script = search_by_running(tmp_path)
+    script.write_text(
+        script.read_text().replace("LOG = ", "import time; print('loading', flush=True); time.sleep(60); LOG = ")
+    )
+    words = [sys.executable, "-m", "hpstage", "audit", "store", "--trial", "1"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "hpstage: interrupted; nothing was compared" in errors
 
 
 def test_what_cannot_be_audited_is_named_with_status_2(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hpstage.training.code.hashing import hashed
-from hpstage.training.code.owner import is_users_code, module_of
+from hpstage.training.code.owner import as_run, is_users_code, module_of
 
 # Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
@@ -225,7 +225,7 @@ def _collect(
         name = instruction.argval
         module = ""
         if instruction.opname in FROM_GLOBALS and name in names:
-            content, module = names[name], names.get("__name__", "")
+            content, module = names[name], as_run(names.get("__name__", ""))
         elif instruction.opname in FROM_GLOBALS and _is_put(content := vars(builtins).get(name)):
             pass
         elif instruction.opname in FROM_LOCALS and name in bound:

@@ -49,9 +49,12 @@ def module_of(thing: object) -> str:
     """Return the module name of a class or function: of the main script's also where multiprocessing has imported it
     under another name. A metaclass in C may have a descriptor as ``__module__``."""
     found = getattr(thing, "__module__", None)
-    if found == "__mp_main__":
-        return "__main__"
-    return found if isinstance(found, str) else "builtins"
+    return as_run(found) if isinstance(found, str) else "builtins"
+
+
+def as_run(module: str) -> str:
+    """Return the name that a module had in the process that was started with it."""
+    return "__main__" if module == "__mp_main__" else module
 
 
 def name_of(code: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import io
+import logging
 import os
 import sys
 import threading
@@ -25,7 +26,7 @@ from hpstage.training.code.attributes import has_own_memory, own_of
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.known import has_no_state
 from hpstage.training.code.made import is_script
-from hpstage.training.code.owner import has_name, is_users_code, module_of
+from hpstage.training.code.owner import as_run, has_name, is_users_code, module_of
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.placing import CODE, from_code
 
@@ -133,6 +134,10 @@ class Values:
             return text
         if isinstance(value, bytes) and len(value) > _LONG:
             return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
+        if type(value) is logging.Logger:
+            return "logger"  # by whatever name: where records go decides no bits
+        if type(value) is str:
+            value = as_run(value)  # such as NAME = __name__
         if type(value) in _PLAIN or (isinstance(value, tuple(_PLAIN)) and not is_users_code(type(value))):
             return _short(repr(value))
         if isinstance(value, type | ModuleType) or is_function(value) or is_script(value):

@@ -187,7 +187,7 @@ class Walk:
                 entity.lines.add(f"{member}: {self.refer(part)}")
             if not parts:
                 self._hold(
-                    entity, f"{member} =", self.values.content(value), cls.__module__, f"{cls.__name__}.{member}"
+                    entity, f"{member} =", self.values.content(value), module_of(cls), f"{cls.__name__}.{member}"
                 )
 
     def _function(self, entity: Entity, function: Any) -> None:
