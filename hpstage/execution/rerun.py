@@ -29,8 +29,10 @@ from hpstage.trainable import Trainable
 logger = logging.getLogger("hpstage")
 
 _CHAINS = 1, 2, 4
-"""Which chains of a process. The first is compared with training from a state within it. Later ones train after others,
-so they are compared from their beginning."""
+"""Which chains of a process, besides the second one that begins with nothing. The first is compared with training from
+a state within it. Later ones train after others, so they are compared from their beginning."""
+_LAST = 16
+"""The last chain of a process that may be the second one that begins with nothing."""
 _SECONDS, _SHARE = 0.15, 0.01
 """What the steps that are trained again may take, in seconds and of the seconds since the first."""
 _PATIENCE = 10.0
@@ -61,7 +63,7 @@ class Reruns:
         self._load = load
         self._worker = worker
         self._clock = clock
-        self._chains = 0
+        self._chains = self._from_nothing = 0
         self._began = self._chain_began = time.perf_counter()
         self._flight: Flight | None = None  # the chain that is followed
         self._first_step = 0.0
@@ -78,19 +80,20 @@ class Reruns:
         if self._running is None:
             self._discard()  # a chain that has not come to its end may have left a state
         self._chains += 1
-        if not flight.chain.verify_new or (self._chains > _CHAINS[-1] and self._running is None):
+        from_nothing = flight.chain.source is None
+        self._from_nothing += from_nothing
+        chosen = self._chains in _CHAINS or (from_nothing and self._from_nothing == 2)
+        done = self._chains > (_CHAINS[-1] if self._from_nothing >= 2 else _LAST) and not chosen
+        if not flight.chain.verify_new or (done and self._running is None):
             self.close()
-        elif self._chains in _CHAINS and self._running is None and not flight.chain.gang and _has_room():
+        elif chosen and self._running is None and not flight.chain.gang and _has_room():
             self._flight, self._at, self._taken = flight, None, None
             self._chain_began = time.perf_counter()
 
-    def see(self, flight: Flight, *, at_boundary: bool) -> ForkVerified | None:
-        """Note that the chain has come to its step and trains on. Return a difference that was found by now."""
-        if self._flight is flight:
-            self._see(flight)
-        return self._ended() if at_boundary else None
-
-    def _see(self, flight: Flight) -> None:
+    def see(self, flight: Flight) -> None:
+        """Note that the chain has come to its step and trains on."""
+        if self._flight is not flight:
+            return
         done = flight.step - flight.chain.stages[0].start
         if done == 1:
             self._first_step = time.perf_counter()
@@ -119,18 +122,18 @@ class Reruns:
         except (CheckpointError, OSError) as error:
             self._give_up(str(error))
 
-    def at_end(self, flight: Flight, metrics: Metrics | None) -> ForkVerified | None:
-        """Train the end of the chain again, if it is one of those. Return a difference, if one is found soon.
+    def begin(self, flight: Flight, metrics: Metrics | None) -> None:
+        """Begin to train the end of the chain again, if it is one of those.
 
         Args:
             metrics: those at its present step, its last.
         """
         if self._flight is not flight or self._untrained is None:
-            return self._ended()
+            return
         self._flight = None
         start = flight.chain.stages[0].start if self._taken is None else self._taken
         if start >= flight.step or (self._at is not None and self._taken is None) or not _has_room():
-            return self._ended()
+            return
         began = time.perf_counter()
         try:
             store = scratch(self._path())
@@ -152,20 +155,26 @@ class Reruns:
             self._untrained.begin(self._path(), segment)
         except (CheckpointError, OSError) as error:
             self._give_up(str(error))
-            return None
-        differs = self._ended(_PATIENCE + time.perf_counter() - self._chain_began)
+        flight.load_seconds += time.perf_counter() - began
+
+    def ended(self, flight: Flight, *, at_end: bool) -> ForkVerified | None:
+        """Return the difference that was found by training again, if that has ended; the end of a chain waits for its
+        own for a while."""
+        running, began = self._running, time.perf_counter()
+        own = at_end and running is not None and running.chain == flight.chain.id
+        differs = self._ended(_PATIENCE + began - self._chain_began if own else 0.0)
         flight.load_seconds += time.perf_counter() - began
         return differs
 
-    def _ended(self, timeout: float = 0.0) -> ForkVerified | None:
+    def _ended(self, timeout: float) -> ForkVerified | None:
         """Return the difference that was found by training again, if that has ended by then."""
         running, untrained = self._running, self._untrained
         if running is None or untrained is None:
             return None
         try:
             found = untrained.wait(timeout)
-            if found is not None and found.apart is not None and running.first is None:
-                # Once more: metrics such as the memory used or a process id are never the same.
+            if found is not None and (found.apart or found.problem) is not None and running.first is None:
+                # Once more: metrics such as the memory used or a process id are never the same, and a failure may pass.
                 running.first = found
                 untrained.begin(self._path(), running.segment)
                 found = untrained.wait(timeout)
@@ -176,10 +185,10 @@ class Reruns:
             return None
         self._running = None
         self._discard()
-        if found.problem is not None:
-            _warn(found.problem, running.segment)
         difference = running.difference(found)
         if difference is None:
+            if found.problem is not None:
+                _warn(found.problem, running.segment)
             return None
         return ForkVerified(
             chain=running.chain,
@@ -217,7 +226,8 @@ class Reruns:
 
 @dataclass
 class _Rerun:
-    """The end of a chain that is trained again. ``first``: what it led to, if that was another state or metric."""
+    """The end of a chain that is trained again. ``first``: what it led to, if that was another state or metric, or a
+    failure."""
 
     chain: ChainId
     node: NodeId
@@ -227,10 +237,18 @@ class _Rerun:
     def difference(self, found: Retrained) -> str | None:
         """Describe what differs, given what training has led to now; ``None``: nothing that matters."""
         first = found if self.first is None else self.first
+        begun = "step 0" if self.segment.source is None else f"the state at step {self.segment.start}"
+        if (error := _error(first.problem)) and error == _error(found.problem):
+            return (
+                f"steps {self.segment.start} to {self.segment.stop}, which were trained before, cannot be trained "
+                f"again from {begun} in a process that had trained nothing, as they would be if a worker were lost: "
+                f"{error}. "
+                f"Make what they need an attribute of the trainable that can be pickled, or open it in the step that "
+                f"uses it; what belongs to the process, such as a file descriptor, is in no state"
+            )
         apart = first.apart
         if apart is None or (apart.what.startswith(_METRICS) and (found.apart is None or found.apart != apart)):
             return None
-        begun = "step 0" if self.segment.source is None else f"the state at step {self.segment.start}"
         return (
             f"training depends on something outside its state: {apart}. First it was trained in a process that had "
             f"trained the steps before, or other trials; then again from {begun} in a process that had trained "
@@ -241,6 +259,16 @@ class _Rerun:
 
 
 _METRICS = "the metric ", "state['metrics']"
+_MEMORY = "MemoryError", "OutOfMemoryError", "allocate memory"
+
+
+def _error(problem: Problem | None) -> str:
+    """Return the last line of a traceback, unless it tells that memory has run out: that of the first training is in
+    use as well."""
+    if problem is None or problem.kind != "failed":
+        return ""
+    line = problem.text.splitlines()[-1]
+    return "" if any(words in line for words in _MEMORY) else line
 
 
 def _between(stages: Sequence[Stage], start: int, stop: int) -> tuple[Stage, ...]:

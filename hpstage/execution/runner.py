@@ -200,13 +200,9 @@ class ChainRunner:
             if self._reruns is not None:
                 if at_end:
                     self._settle_saves(flight)
-                    differs = self._reruns.at_end(flight, metrics)
-                    flight.start_clock()
+                    self._reruns.begin(flight, metrics)
                 else:
-                    differs = self._reruns.see(flight, at_boundary=boundary is not None)
-                if differs is not None:
-                    yield differs
-                    return "stopped"
+                    self._reruns.see(flight)
             if self._verifier.is_due(flight, boundary, at_end=at_end):
                 # After the boundary, so that nothing is lost if the process dies here.
                 self._settle_saves(flight)
@@ -218,6 +214,12 @@ class ChainRunner:
                     yield verified
                     if verified.difference is not None:
                         return "stopped"
+                flight.start_clock()
+            if self._reruns is not None and boundary is not None:
+                differs = self._reruns.ended(flight, at_end=at_end)
+                if differs is not None:
+                    yield differs
+                    return "stopped"
                 flight.start_clock()
             if at_end:
                 return "done"

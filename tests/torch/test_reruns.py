@@ -111,6 +111,43 @@ class Connected(Counting):
             raise ConnectionError("it is not open")
 
 
+class Greedy(Connected):
+    def change(self) -> None:
+        try:
+            super().change()
+        except ConnectionError as error:
+            raise MemoryError("too much") from error
+
+
+class Piping(Counting):
+    """Holds the numbers of file descriptors, which mean others, or nothing, in another process."""
+
+    def model(self, hp: Any) -> Any:
+        self.ends = os.pipe()
+        return super().model(hp)
+
+    def change(self) -> None:
+        if self.n > 4:
+            os.write(self.ends[1], b"x")
+        if self.n > 7:
+            os.read(self.ends[0], 1)
+
+
+class LeakingFromTheLastStep(Counting):
+    """Whoever begins with nothing after another trial sees what that one has left."""
+
+    def model(self, hp: Any) -> Any:
+        self.limit = sys.getrecursionlimit()
+        return super().model(hp)
+
+    def change(self) -> None:
+        if self.n == STEPS:
+            sys.setrecursionlimit(3000)
+
+    def factor(self) -> float:
+        return self.limit / 1000
+
+
 def space(trial: optuna.Trial) -> dict[str, Any]:
     drop = trial.suggest_categorical("drop", [3, 5, 8])
     return {"lr": s.multistep(0.1, [drop], gamma=0.1), "momentum": 0.9, "batch_size": 8, "seed": 3}
@@ -146,13 +183,45 @@ def test_metrics_that_are_never_the_same_are_no_difference(trainable: type, tmp_
     assert result.best_trial.value is not None
 
 
-def test_what_cannot_be_trained_in_another_process_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "hpstage"):
+def test_what_cannot_be_trained_in_another_process_ends_the_search(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot be trained again .* lost: ConnectionError: it is not"):
         search(Connected(), tmp_path)
+
+
+def test_a_failure_that_passes_or_lacks_memory_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        search(Greedy(), tmp_path)
     assert "could not be trained again in a process that had trained nothing" in caplog.text
-    assert "ConnectionError: it is not open" in caplog.text
+    assert "MemoryError: too much" in caplog.text
+
+
+def test_a_pipe_of_the_process_is_no_state(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot be trained again .*: OSError"):
+        search(Piping(), tmp_path)
+
+
+def test_the_second_chain_from_nothing_is_trained_again(tmp_path: Path) -> None:
+    """Five trials share their first steps; the sixth shares none."""
+    study = optuna.create_study()
+    for drop, momentum in [(3, 0.9), (5, 0.9), (8, 0.9), (10, 0.9), (11, 0.9), (3, 0.8)]:
+        study.enqueue_trial({"drop": drop, "momentum": momentum})
+
+    def several(trial: optuna.Trial) -> dict[str, Any]:
+        momentum = trial.suggest_float("momentum", 0, 1)
+        drop = trial.suggest_int("drop", 1, 12)
+        return {"lr": s.multistep(0.1, [drop], gamma=0.1), "momentum": momentum, "batch_size": 8, "seed": 3}
+
+    with pytest.raises(StateError, match=r"then again from step 0 in a process that had trained nothing"):
+        hpstage.optimize(
+            study,
+            LeakingFromTheLastStep(),
+            several,
+            metric="loss",
+            steps=STEPS,
+            n_trials=6,
+            executor=hpstage.InlineExecutor(),
+            store=tmp_path,
+        )
 
 
 def test_no_process_is_left(tmp_path: Path) -> None:

@@ -109,17 +109,22 @@ def power(by: float) -> float:
     return by
 
 
+def damped(*, by: float = 1.0) -> float:
+    return by
+
+
 class Rewriting(Small):
-    """It gives functions other code and a default where a hyper-parameter asks for it."""
+    """It gives functions other code and defaults where a hyper-parameter asks for it."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["other"]:
             scale.__code__ = (lambda: 0.5).__code__
             power.__defaults__ = (2.0,)
+            damped.__kwdefaults__["by"] *= 0.5
         return super().model(hp)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return super().loss(model, batch) * scale() ** (power.__defaults__ or (1.0,))[0]
+        return super().loss(model, batch) * damped() * scale() ** (power.__defaults__ or (1.0,))[0]
 
 
 def test_code_and_defaults_that_a_trial_gives_functions_are_not_the_next_trials_nor_the_next_searchs() -> None:
@@ -129,10 +134,12 @@ def test_code_and_defaults_that_a_trial_gives_functions_are_not_the_next_trials_
     for _ in range(2):
         trainable.setup({**hp_at(0), "other": True})
         assert outcome(advance(trainable, 0, 3)) != expected
+        assert damped() == 0.5
         trainable.setup({**hp_at(0), "other": False})
         assert outcome(advance(trainable, 0, 3)) == expected
     trainable.setup({**hp_at(0), "other": True})
     trainable.close()
+    assert damped() == 1.0
     assert (scale.__code__, power.__defaults__) == (before, None)
     assert code_identity(Rewriting()) == identity
 

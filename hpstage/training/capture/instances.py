@@ -376,7 +376,7 @@ class Function(Kind):
         _, defaults, keywords, own, code = content
         if obj.__code__ is not code:
             obj.__code__ = code
-        obj.__defaults__, obj.__kwdefaults__ = defaults or None, keywords or None
+        obj.__defaults__, obj.__kwdefaults__ = defaults or None, dict(keywords) or None
         vars(obj).clear()
         vars(obj).update(own)
 
