@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointError
 from hpstage.execution.flight import Flight
 from hpstage.execution.retraining import Compared, Problem, Retrained, Segment
@@ -25,6 +26,7 @@ from hpstage.execution.untrained import UntrainedFork, scratch
 from hpstage.plan.facts import ChainId, ForkVerified, Metrics, NodeId, StateKey, WorkerId
 from hpstage.plan.messages import Stage
 from hpstage.trainable import Trainable
+from hpstage.training.capture.portrait import state_texts
 
 logger = logging.getLogger("hpstage")
 
@@ -141,13 +143,13 @@ class Reruns:
             if self._taken is None and source is not None:
                 store.save(_FROM, self._load(source), step=start, parent=None)
             state = self._trainable.state_dict()
-            kept = store.save(_TO, state, step=flight.step, parent=None)
+            reached = Compared(flight.step, _TO, digest(state), texts=dict(state_texts("state", state)))
             segment = Segment(
                 initial=flight.chain.initial,
                 stages=_between(flight.course.stages, start, flight.step),
                 stop=flight.step,
                 source=None if self._taken is None and source is None else _FROM,
-                compared=(Compared(flight.step, _TO, kept.digest, kept.marks),),
+                compared=(reached,),
                 metrics={} if metrics is None else {flight.step: metrics},
                 numerics=flight.chain.numerics,
             )

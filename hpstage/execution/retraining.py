@@ -30,12 +30,14 @@ Values = Callable[[int], Mapping[str, Scalar]]
 
 class Compared(msgspec.Struct, frozen=True):
     """A state on the way to compare with: that after ``step`` steps, kept under ``key`` with this digest, and if known
-    the marks of its leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
+    the marks of its leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`), or the texts that describe them, by
+    path; with these, the state need not have been kept."""
 
     step: int
     key: StateKey
     digest: str
     marks: str = ""
+    texts: dict[str, str] = {}
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,7 +247,7 @@ class _Comparison:
             self.states += 1
             return
         try:
-            before: Any = self._checkpoints.load(compared.key)
+            then = compared.texts or self._texts(self._checkpoints.load(compared.key))
         except CheckpointError as error:
             if self._whole:
                 self.states += 1
@@ -255,7 +257,7 @@ class _Comparison:
                 self.apart = Apart(compared.step, what, compared.digest, now)
             return
         self.states += 1
-        then, again = self._texts(before), self._texts(state)
+        again = self._texts(state)
         found = [
             path
             for path in (dict.fromkeys([*then, *again]) if self._whole else (path for path in then if path in again))

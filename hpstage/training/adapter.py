@@ -6,12 +6,19 @@ import re
 from collections.abc import Mapping
 
 from hpstage.errors import MetricsError, TrainingError, UsageError
+from hpstage.training.capture.world import World
 from hpstage.training.identity import jax_environment
 from hpstage.training.identity.workload import StandsFor, packages
 
 
 class Adapter(StandsFor):
     """Base class of Trainables that wrap a user's object, ``subject``, whose identity is used as theirs."""
+
+    _world: World
+
+    def find_patches(self) -> None:
+        """Look for the user's functions in libraries, which takes a while, and which ``setup`` does otherwise."""
+        self._world.patches()
 
     def describe_environment(self) -> dict[str, str]:
         """Return the settings that decide the bits of training: those of torch, pinned, and of JAX, if the subject's

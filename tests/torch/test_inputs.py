@@ -24,7 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset, TensorDataset
 
 import hpstage
+from hpstage.checkpoints.folder import FolderPlace
 from hpstage.errors import StoreError
+from hpstage.training.identity.inputs import Inputs
 from tests.torch import reading
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -524,3 +526,17 @@ def test_two_checkouts_of_equal_code_and_data_have_one_key_and_of_other_data_not
     assert "taken" in printed["one"]
     assert printed["one"] == printed["another"]
     assert "taken" not in printed["third"]
+
+
+def test_a_state_that_is_fetched_meanwhile_is_no_input(tmp_path: Path) -> None:
+    for name in ("state.safetensors", "data"):
+        (tmp_path / name).write_bytes(b"content")
+    inputs = Inputs(Tiny())
+    with inputs:  # a step
+        pass
+    with FolderPlace(tmp_path).open("state.safetensors"):  # by another thread
+        with inputs:
+            pass
+        assert inputs.news() == {}
+    with open(tmp_path / "data"):
+        assert [*inputs.news()] == [f"file {tmp_path / 'data'}"]

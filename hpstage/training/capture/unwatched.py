@@ -7,7 +7,7 @@ of audits train whole searches in this way, by setting ``HPSTAGE_UNWATCHED``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,9 @@ def world_of(stateless: Collection[str], roots: Callable[[], Roots]) -> World:
 
 class Unwatched(World):
     """A world of which only the roots' own ``state_dict()`` is known."""
+
+    def patches(self) -> Sequence[tuple[str, object]]:
+        return ()
 
     def reset(self) -> None:
         self.pristine = Survey()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -59,14 +59,18 @@ class World:
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
         yield from self._roots()
-        if self._patched is None:
-            self._patched = [*_functions_in_libraries()]
-        yield from self._patched
+        yield from self.patches()
         refuse_modes()
         if torch() is not None:
             yield from hooks_of_all()
             yield from libraries()
         yield PATH, SETTINGS
+
+    def patches(self) -> Sequence[tuple[str, object]]:
+        """Return the user's functions in libraries, as they were when this was first called: before the first setup."""
+        if self._patched is None:
+            self._patched = [*_functions_in_libraries()]
+        return self._patched
 
     def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
         """Restore everything as far as possible to how it was before the first setup, and forget it.

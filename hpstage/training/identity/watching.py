@@ -170,7 +170,7 @@ def held_open() -> set[str]:
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     # Called for every event of the process, such as id(): what follows is for few of them.
-    if _current is not None and event in _EVENTS:
+    if _last is not None and event in _EVENTS:
         _EVENTS[event](*args)
 
 
@@ -216,13 +216,23 @@ def _text(path: object) -> str | None:
 
 def _note(kind: str, path: object) -> None:
     watch, text = _current, _text(path)
-    if watch is None or not text or watch.knows(kind, text):
+    if watch is None:
+        _note_other(kind, text)
+        return
+    if not text or watch.knows(kind, text):
         return
     place = os.path.abspath(text)
     if kind != _WRITTEN and (_is_systems(place) or not _for_user(sys._getframe(3))):
         watch.others.add(place)
         return
     _record(watch, kind, place if kind == _WRITTEN else text)
+
+
+def _note_other(kind: str, text: str | None) -> None:
+    """Note what hpstage reads for itself between steps, such as a state that it fetches: while the next step is
+    trained, it may still be open."""
+    if text and kind == _READ and _last is not None and len(_last.others) < _MOST and not _for_user(sys._getframe(4)):
+        _last.others.add(os.path.abspath(text))
 
 
 def _record(watch: Watch, kind: str, text: str) -> None:
