@@ -13,7 +13,7 @@ from hpstage.scheduler.audit_draw import AuditDraw, Drawn
 from hpstage.scheduler.workers import Worker
 
 GRACE = 0.25
-"""Seconds for which a worker is idle before it audits: after most chains the next one follows at once."""
+"""Least seconds for which a worker is idle before it audits: after most chains the next one follows at once."""
 _ROUNDING = 1e-6
 """Seconds by which a clock may be behind the time that was waited for."""
 _BEGINNING = 1.5
@@ -88,7 +88,7 @@ class Audits:
         for host, since in self._idle_since.items():
             if not self.wanted:
                 break
-            if host in self._on or (seconds is None and now + _ROUNDING < since + GRACE):
+            if host in self._on or (seconds is None and now + _ROUNDING < since + self._grace):
                 continue
             begun = self._next(seconds)
             if begun is None:
@@ -123,6 +123,12 @@ class Audits:
         return self._end(id for id, its in self._running.items() if its.drawn.seen or ends[id] > now + seconds)
 
     @property
+    def _grace(self) -> float:
+        """Seconds for which a worker is idle before it audits: as long as an audit takes until it trains. A pause that
+        ends before that is too short for one, which would only take from those that train what they share with it."""
+        return max(GRACE, self._beginning)
+
+    @property
     def _beginning(self) -> float:
         return fmean(self._beginnings) if self._beginnings else _BEGINNING
 
@@ -131,7 +137,7 @@ class Audits:
         if not self.wanted or not self.draw:
             return None
         waiting = [since for host, since in self._idle_since.items() if host not in self._on]
-        return min(waiting) + GRACE if waiting else None
+        return min(waiting) + self._grace if waiting else None
 
     def make_way(self, workers: Iterable[WorkerId]) -> list[StopAudit]:
         """End the audits on these workers."""

@@ -82,6 +82,14 @@ def test_an_idle_worker_trains_again_what_a_chain_trained_between_two_kept_state
     }
 
 
+def test_a_worker_audits_once_it_was_idle_for_as_long_as_an_audit_takes_to_begin() -> None:
+    """The second worker is idle from 8 s on; before any was measured, an audit is taken to begin within 1.5 s."""
+    executor = Recording(2, step_seconds=lambda hp: 0.1)
+    run(executor, lopsided(400, 80))
+    first, _, _ = executor.audited[0]
+    assert 9.5 <= first < 10
+
+
 def test_no_state_is_audited_twice() -> None:
     search = run(Recording(2), lopsided(200, 8))
     equal = [(fact.node, fact.step) for fact in audits_of(search) if fact.of == "segment" and fact.outcome == "equal"]
