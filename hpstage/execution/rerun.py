@@ -18,11 +18,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import digest
+from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError
 from hpstage.execution.flight import Flight
 from hpstage.execution.retraining import Compared, Problem, Retrained, Segment
-from hpstage.execution.untrained import UntrainedFork, scratch
+from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ChainId, ForkVerified, Metrics, NodeId, StateKey, WorkerId
 from hpstage.plan.messages import Stage
 from hpstage.trainable import Trainable
@@ -49,19 +51,22 @@ class Reruns:
 
     Args:
         untrained: a fork of this process from before training, which this closes.
-        load: returns a kept state.
+        checkpoints: the store of kept states.
+        load: returns one of them, or one that is kept in memory only.
     """
 
     def __init__(
         self,
         trainable: Trainable,
         untrained: UntrainedFork,
+        checkpoints: CheckpointStore,
         load: Callable[[StateKey], object],
         worker: WorkerId,
         clock: Callable[[], float],
     ) -> None:
         self._trainable = trainable
         self._untrained: UntrainedFork | None = untrained
+        self._checkpoints = checkpoints
         self._load = load
         self._worker = worker
         self._clock = clock
@@ -119,7 +124,7 @@ class Reruns:
 
     def _take(self, step: int) -> None:
         try:
-            scratch(self._path()).save(_FROM, self._trainable.state_dict(), step=step, parent=None)
+            self._scratch().save(_FROM, self._trainable.state_dict(), step=step, parent=None)
             self._taken = step
         except (CheckpointError, OSError) as error:
             self._give_up(str(error))
@@ -138,26 +143,34 @@ class Reruns:
             return
         began = time.perf_counter()
         try:
-            store = scratch(self._path())
-            source = flight.chain.source
-            if self._taken is None and source is not None:
-                store.save(_FROM, self._load(source), step=start, parent=None)
+            store, source = self._source(flight, start)
             state = self._trainable.state_dict()
             reached = Compared(flight.step, _TO, digest(state), texts=dict(state_texts("state", state)))
             segment = Segment(
                 initial=flight.chain.initial,
                 stages=_between(flight.course.stages, start, flight.step),
                 stop=flight.step,
-                source=None if self._taken is None and source is None else _FROM,
+                source=source,
                 compared=(reached,),
                 metrics={} if metrics is None else {flight.step: metrics},
                 numerics=flight.chain.numerics,
             )
-            self._running = _Rerun(flight.chain.id, flight.stage.node, segment)
-            self._untrained.begin(self._path(), segment)
+            self._running = _Rerun(flight.chain.id, flight.stage.node, store, segment)
+            self._untrained.begin(store, segment)
         except (CheckpointError, OSError) as error:
             self._give_up(str(error))
         flight.load_seconds += time.perf_counter() - began
+
+    def _source(self, flight: Flight, start: int) -> tuple[FolderCheckpoints, StateKey | None]:
+        """Return the state to begin with, ``None`` for none, and where it is."""
+        own, kept = flight.chain.source, self._checkpoints
+        if self._taken is not None or own is None:
+            return self._scratch(), None if self._taken is None else _FROM
+        if isinstance(kept, FolderCheckpoints) and Path(kept.location(own)).exists():
+            return kept, own
+        store = self._scratch()
+        store.save(_FROM, self._load(own), step=start, parent=None)
+        return store, _FROM
 
     def ended(self, flight: Flight, *, at_end: bool) -> ForkVerified | None:
         """Return the difference that was found by training again, if that has ended; the end of a chain waits for its
@@ -178,7 +191,7 @@ class Reruns:
             if found is not None and (found.apart or found.problem) is not None and running.first is None:
                 # Once more: metrics such as the memory used or a process id are never the same, and a failure may pass.
                 running.first = found
-                untrained.begin(self._path(), running.segment)
+                untrained.begin(running.store, running.segment)
                 found = untrained.wait(timeout)
         except (ChildProcessError, OSError) as error:
             self._give_up(str(error))
@@ -207,10 +220,11 @@ class Reruns:
         logger.debug("the end of a chain is not trained again: %s", why)
         self.close()
 
-    def _path(self) -> Path:
+    def _scratch(self) -> FolderCheckpoints:
+        """Return a store for the state that one rerun begins with."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="hpstage-rerun-", ignore_cleanup_errors=True)
-        return Path(self._folder.name)
+        return FolderCheckpoints(self._folder.name, "trained again", sweep=False)
 
     def _discard(self) -> None:
         if self._folder is not None:
@@ -233,6 +247,7 @@ class _Rerun:
 
     chain: ChainId
     node: NodeId
+    store: FolderCheckpoints
     segment: Segment
     first: Retrained | None = None
 

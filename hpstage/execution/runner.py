@@ -100,7 +100,9 @@ class ChainRunner:
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
         self._verifier = Verifier(trainable, self._train_step)
-        self._reruns = None if untrained is None else Reruns(trainable, untrained, self._kept, worker, clock)
+        self._reruns = (
+            None if untrained is None else Reruns(trainable, untrained, checkpoints, self._kept, worker, clock)
+        )
         self._end_is_verified = False
         self._logs = Logs(checkpoints)
 

@@ -10,7 +10,6 @@ import traceback
 import warnings
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 
 import msgspec
 
@@ -24,7 +23,7 @@ logger = logging.getLogger("hpstage")
 _PATIENCE = 600.0
 """Seconds after which training in a fork hangs."""
 _encode = msgspec.msgpack.Encoder().encode
-_REQUESTS = msgspec.msgpack.Decoder(tuple[str, Segment])
+_REQUESTS = msgspec.msgpack.Decoder(tuple[str, str, Segment])
 _RESULTS = msgspec.msgpack.Decoder(Retrained | None)
 
 
@@ -65,14 +64,14 @@ class UntrainedFork:
         logger.debug("nothing is trained again in a fork of the process as it was before training: %s", why)
         return None
 
-    def begin(self, checkpoints: Path, segment: Segment) -> None:
-        """Train a segment, whose states are in the folder ``checkpoints``, and compare.
+    def begin(self, checkpoints: FolderCheckpoints, segment: Segment) -> None:
+        """Train a segment, whose states are in ``checkpoints``, and compare.
 
         Raises:
             OSError: the fork has ended.
         """
         assert not self._training, "it trains one segment at a time"
-        self._channel.send_bytes(_encode((str(checkpoints), segment)))
+        self._channel.send_bytes(_encode((str(checkpoints.path), checkpoints.workload, segment)))
         self._training = True
 
     def wait(self, timeout: float) -> Retrained | None:
@@ -107,10 +106,10 @@ def _serve(trainable: Trainable, channel: Connection) -> None:
     """Train what is requested, each in a fork, so that nothing is trained in this process, until it is not needed."""
     while True:
         try:
-            folder, segment = _REQUESTS.decode(channel.recv_bytes())
+            folder, workload, segment = _REQUESTS.decode(channel.recv_bytes())
         except EOFError:
             return
-        checkpoints = FolderCheckpoints(folder, _WORKLOAD, sweep=False)
+        checkpoints = FolderCheckpoints(folder, workload, sweep=False)
         fork = Fork(lambda store=checkpoints, what=segment: _encode(retrain(trainable, store, what)))  # type: ignore[misc]
         try:
             answer = fork.wait(_PATIENCE) or _encode(None)
@@ -118,11 +117,3 @@ def _serve(trainable: Trainable, channel: Connection) -> None:
             answer = _encode(None)
         fork.close(kill=True)
         channel.send_bytes(answer)
-
-
-_WORKLOAD = "trained again"
-
-
-def scratch(folder: Path) -> FolderCheckpoints:
-    """Return the store of the states in a temporary folder that is to be given to :meth:`UntrainedFork.begin`."""
-    return FolderCheckpoints(folder, _WORKLOAD, sweep=False)
