@@ -172,22 +172,38 @@ class DictView(Kind):
         yield ".mapping", content
 
 
-class WeakKeys(Mapping):
-    """``WeakKeyDictionary``; its keys are kept alive during a survey."""
-
-    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
-        return dict(_weak(weakref.WeakKeyDictionary, obj)), _apart(obj)
+class _Weak(Mapping):
+    """Dicts that do not keep their keys, or values, alive; a survey does."""
 
     def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
         obj.clear()
         obj.update(content[0])
 
 
-class WeakValues(WeakKeys):
+class WeakKeys(_Weak):
+    """``WeakKeyDictionary``."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        return dict(_weak(weakref.WeakKeyDictionary, obj)), _apart(obj)
+
+    def children(self, content: Pairs) -> Iterator[Child]:
+        yield from super().children((dict(enumerate(content[0].values())), content[1]))
+
+    def weakly(self, content: Pairs) -> Iterator[Child]:
+        return ((f".key({index})", key) for index, key in enumerate(content[0]))
+
+
+class WeakValues(_Weak):
     """``WeakValueDictionary``."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         return dict(_weak(weakref.WeakValueDictionary, obj)), _apart(obj)
+
+    def children(self, content: Pairs) -> Iterator[Child]:
+        yield from super().children((dict.fromkeys(content[0]), content[1]))
+
+    def weakly(self, content: Pairs) -> Iterator[Child]:
+        return ((f"[{key!r}]" if type(key) is str else f"[{i}]", v) for i, (key, v) in enumerate(content[0].items()))
 
 
 def _weak(kind: Any, obj: Any) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
 from hpstage.training.capture.kind import is_atom, numpy, torch
+from hpstage.training.capture.kinds import kind_of
 from hpstage.training.capture.memory import Places
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
@@ -161,12 +162,19 @@ class Encoder:
         if kind is types.MethodType:
             return self._method(path, value)
         if kind is weakref.ref:
-            return "weak", self.value(path, value())
+            return "weak", self._referred(path, value())
         if is_atom(value):
             return self._atom(path, value)
         if kind is types.BuiltinFunctionType or kind is types.FunctionType:
             return self._named(path, value)
         return self._fresh(path, value)
+
+    def _referred(self, path: str, value: Any) -> Plain:
+        """Encode what a weak reference refers to."""
+        leads = not issubclass(type(value), type | types.ModuleType) and kind_of(value) is not None
+        if leads and (value not in self._now or id(value) in self._now.weak):
+            raise held_by_nothing(path)
+        return self.value(path, value)
 
     def _method(self, path: str, value: Any) -> Plain:
         name = value.__func__.__name__
@@ -415,6 +423,14 @@ class Encoder:
             f"__init__(), so that it is there when a fork begins, or keep plain values (numbers, tensors, lists); if "
             f"training does not depend on it, name it in `stateless`"
         )
+
+
+def held_by_nothing(path: str) -> StateError:
+    return StateError(
+        f"{path} is referred to weakly, and held by nothing that training reaches, so that no state can hold it: it "
+        f"may cease to exist at any time. Keep it by another attribute for as long as training depends on it; if "
+        f"training does not, name what refers to it in `stateless`"
+    )
 
 
 def is_answered(plain: Plain) -> bool:

@@ -140,6 +140,10 @@ class Kind(ABC):
     def children(self, content: Any) -> Iterator[Child]:
         return iter(())
 
+    def weakly(self, content: Any) -> Iterator[Child]:
+        """Yield what it refers to and does not keep alive."""
+        return iter(())
+
 
 class Opaque(Kind):
     """Objects that do not decide training (a lock, a logger, compiled code) or cannot be inspected. They are compared

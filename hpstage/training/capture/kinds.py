@@ -102,7 +102,8 @@ _SKIPPED = (
 
 VALUES, SET = Values(), Unordered()
 _WEAK_SET, _FROZEN = WeakMembers(), Frozen()
-SETS = (SET, _WEAK_SET, _FROZEN)
+_WEAK_KEYS, _WEAK_VALUES = WeakKeys(), WeakValues()
+SETS, WEAK = (SET, _WEAK_SET, _FROZEN), (_WEAK_SET, _WEAK_KEYS, _WEAK_VALUES)
 _SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
 SKIPPED = Skipped()
 _INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
@@ -126,8 +127,8 @@ _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((dict,), _MAPPING),
     ((types.MappingProxyType,), ReadOnly()),
     (DICT_VIEWS, DictView()),
-    ((weakref.WeakKeyDictionary,), WeakKeys()),
-    ((weakref.WeakValueDictionary,), WeakValues()),
+    ((weakref.WeakKeyDictionary,), _WEAK_KEYS),
+    ((weakref.WeakValueDictionary,), _WEAK_VALUES),
     ((set,), SET),
     ((frozenset,), _FROZEN),
     ((weakref.WeakSet,), _WEAK_SET),

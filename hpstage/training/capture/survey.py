@@ -17,6 +17,7 @@ from hpstage.training.capture.kinds import (
     SKIPPED,
     TUPLE,
     VALUES,
+    WEAK,
     WITHOUT_ATTRIBUTES,
     kind_of,
     kind_of_type,
@@ -83,6 +84,8 @@ class Survey:
         """Ids of what objects of libraries hold that modules keep, such as the handles of a session."""
         self.cached: dict[int, Record] = {}
         """By id, objects reachable only through what functions keep by ``functools.lru_cache``."""
+        self.weak: set[int] = set()
+        """Ids of objects that were met by weak references alone: what keeps them alive is not known."""
         self.beyond: Collection[str] = ()
         """Names by which code reaches memory that a tensor or array shares but does not show."""
 
@@ -166,17 +169,23 @@ class Surveyor:
         sets: list[Record] = []
         caches: list[Record] = []
         skipped: list[Step] = []
+        weak: list[Record] = []
         seen: set[int] = set()
-        late = False
+        late = weakly = False
         into = records
-        while stack or skipped or sets or caches or (self._read & _BEYOND and not found.beyond):
+        while stack or skipped or sets or weak or caches or (self._read & _BEYOND and not found.beyond):
             if not stack and skipped:
                 stack, skipped, late = skipped, [], True  # now it is known what code reads
             if not stack and not found.beyond and self._read & _BEYOND:
                 found.beyond = self._read & _BEYOND
                 stack = self._owners(found)
                 continue
+            if not stack and not sets and weak:
+                stack = [step for record in reversed(weak) for step in reversed(self._weakly(found, record))]
+                weak, weakly = [], True
+                continue
             if not stack and not sets:
+                weakly = False
                 into, before = found.cached, {} if known is None else known.cached
                 kept = [pair for record in caches for pair in _kept_by(record)]
                 stack = self._led(found, "", kept)
@@ -227,9 +236,13 @@ class Surveyor:
                     record.path += "'"
                 self._lead(found, record)
             into[key] = record
+            if weakly:
+                found.weak.add(key)
             if into is records:
                 paths[record.path] = record
-            if record.kind in SETS:
+            if record.kind in WEAK:
+                weak.append(record)
+            elif record.kind in SETS:
                 sets.append(record)
             elif record.kind is CACHE:
                 caches.append(record)
@@ -276,6 +289,11 @@ class Surveyor:
             found.within_libraries.update(id(child) for _, child in pairs)
         record.inner = self._led(found, base, pairs)
         record.inner.reverse()
+
+    def _weakly(self, found: Survey, record: Record) -> list[Step]:
+        if record.kind in SETS:
+            return _members(found.records, record)
+        return self._led(found, record.path, record.kind.weakly(record.content))
 
     def _led(self, found: Survey, path: str, pairs: Iterable[tuple[str, object]]) -> list[Step]:
         """Return the mutable objects these lead to. Tuples and methods never change, but what they hold may."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.decoding import Decoder
-from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
+from hpstage.training.capture.encoding import ANSWERED, Encoder, held_by_nothing, is_answered
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
@@ -184,6 +184,8 @@ class World:
         now = self._surveyor.survey(self._all_roots(), known=base)
         self._watch(now.cached.values())
         self._refuse_caches_of_state(base, now)
+        for key in now.weak - base.weak:
+            raise held_by_nothing(now.records[key].path)
         if self._entered is not None:
             self._entered.check(variables, now)
         values: dict[str, Any] = {}

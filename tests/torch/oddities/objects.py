@@ -39,6 +39,40 @@ def _(kept: Any, self: Odd) -> float:
     return self.steps >= 2 and self.layer() is self.net[1]
 
 
+class Forgetful:
+    def __init__(self) -> None:
+        self.recent: list[Item] = []
+        self.known: Any = weakref.WeakValueDictionary()
+
+
+@odd(
+    "what only a weak dictionary refers to",
+    Forgetful,
+    refused=r"\.known\[0\] is referred to weakly, and held by nothing",
+)
+def _(kept: Any, self: Odd) -> float:
+    """The first list belongs to what training begins with, so that it is not forgotten here."""
+    if self.steps == 2:
+        kept.recent = []
+    kept.recent.append(Item())
+    kept.known[self.steps] = kept.recent[-1]
+    return len(kept.known)
+
+
+@odd(
+    "a weak reference to what is held by nothing",
+    Forgetful,
+    refused=r"\.only is referred to weakly, and held by nothing",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 1:
+        kept.recent.append(Item())
+        kept.only = weakref.ref(kept.recent[0])
+    if self.steps == 2:
+        kept.recent = []
+    return kept.only() is not None
+
+
 # --- objects that do not like to be looked at
 
 
