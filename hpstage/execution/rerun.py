@@ -73,6 +73,7 @@ class Reruns:
         self._chains = self._from_nothing = 0
         self._began = self._chain_began = time.perf_counter()
         self._flight: Flight | None = None  # the chain that is followed
+        self._seen: int | None = None  # its last step that was seen
         self._first_step = 0.0
         self._at: int | None = None  # where a state of it is taken
         self._taken: int | None = None  # where one was taken
@@ -94,13 +95,14 @@ class Reruns:
         if not flight.chain.verify_new or (done and self._running is None):
             self.close()
         elif chosen and self._running is None and not flight.chain.gang and _has_room():
-            self._flight, self._at, self._taken = flight, None, None
+            self._flight, self._seen, self._at, self._taken = flight, None, None, None
             self._chain_began = time.perf_counter()
 
     def see(self, flight: Flight) -> None:
         """Note that the chain has come to its step and trains on."""
-        if self._flight is not flight:
+        if self._flight is not flight or flight.step == self._seen:  # again, where a stage begins
             return
+        self._seen = flight.step
         done = flight.step - flight.chain.stages[0].start
         if done == 1:
             self._first_step = time.perf_counter()

@@ -19,6 +19,8 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import StateError
+from hpstage.execution.flight import Flight
+from hpstage.execution.rerun import Reruns
 from hpstage.execution.untrained import UntrainedFork
 from tests.torch.trainables import Small
 
@@ -149,7 +151,7 @@ class LeakingFromTheLastStep(Counting):
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
-    drop = trial.suggest_categorical("drop", [3, 5, 8])
+    drop = trial.suggest_int("drop", 1, STEPS)
     return {"lr": s.multistep(0.1, [drop], gamma=0.1), "momentum": 0.9, "batch_size": 8, "seed": 3}
 
 
@@ -222,6 +224,33 @@ def test_the_second_chain_from_nothing_is_trained_again(tmp_path: Path) -> None:
             executor=hpstage.InlineExecutor(),
             store=tmp_path,
         )
+
+
+def test_a_state_is_taken_once_in_a_chain_also_where_a_stage_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a state is taken depends on the time that steps take: asked twice, the answers may differ."""
+    chosen: list[tuple[str, int]] = []
+    choose = Reruns._choose
+
+    def noting(self: Reruns, flight: Flight, seconds: float) -> int | None:
+        chosen.append((flight.chain.id, flight.step))
+        return choose(self, flight, seconds)
+
+    monkeypatch.setattr(Reruns, "_choose", noting)
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [2, 4, 6]}, seed=0))
+    hpstage.optimize(
+        study,
+        Counting(),
+        space,
+        metric="loss",
+        steps=STEPS,
+        n_trials=3,
+        checkpoint_every=1,
+        executor=hpstage.InlineExecutor(),
+        store=tmp_path,
+    )
+    assert len(chosen) == len(set(chosen)) > 1
 
 
 def test_no_process_is_left(tmp_path: Path) -> None:
