@@ -20,6 +20,7 @@ from hpstage.schedule import Scalar
 from hpstage.trainable import Bundling, Trainable
 from hpstage.training.identity import threads
 from hpstage.training.identity.inputs import inputs_of
+from hpstage.training.randomness import generators_restored
 from hpstage.training.trainables import as_trainable
 
 _WORKER = WorkerId("inline")
@@ -30,6 +31,7 @@ class InlineExecutor(Executor):
 
     def __init__(self) -> None:
         self._trainable: Trainable | None = None
+        self._checkpoints: CheckpointStore | None = None
         self._bundle: Bundle | None = None
         self._untrained: UntrainedFork | None = None
         self._closing = ExitStack()
@@ -44,6 +46,7 @@ class InlineExecutor(Executor):
         from hpstage.training.identity.environment import describe
 
         self._closing.enter_context(threads.restored())
+        self._closing.enter_context(generators_restored())
         described = describe(self._trainable)
         if not isinstance(self._trainable, Bundling) and (untrained := UntrainedFork.made(self._trainable)) is not None:
             self._untrained = untrained
@@ -52,9 +55,21 @@ class InlineExecutor(Executor):
 
     def use(self, checkpoints: CheckpointStore) -> None:
         assert self._trainable is not None, "open() comes first"
+        self._checkpoints = checkpoints
         self._bundle = Bundle(
             self._trainable, checkpoints, LiveCache(), worker=_WORKER, clock=self.clock, untrained=self._untrained
         )
+
+    def put_back(self) -> None:
+        """Put the user's object back to how it was before training, which would set it up anew."""
+        assert self._bundle is not None, "use() comes first"
+        assert self._checkpoints is not None
+        self._bundle.close()
+        self._untrained = None  # it has ended with the bundle
+        close = getattr(self._trainable, "close", None)
+        if close is not None:
+            close()
+        self.use(self._checkpoints)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         assert self._bundle is not None, "use() comes first"

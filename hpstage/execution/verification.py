@@ -17,6 +17,7 @@ from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.execution.fork import Fork, obstacle
 from hpstage.schedule import Scalar
+from hpstage.text import count_of
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.portrait import LOCAL, Difference, differences, first_difference, shown
@@ -344,8 +345,8 @@ def _explained(found: Outcome, difference: Difference, verification: ForkVerific
     steps = verification.steps
     if found.pickle is not None:
         return (
-            f"{found.pickle} is pickled, and its bytes after {steps} more steps from a kept state are not those "
-            f"of training straight through, though all else that training can reach is the same: {REMEDY}"
+            f"{found.pickle} is pickled, and its bytes after {count_of(steps, 'more step')} from a kept state are not "
+            f"those of training straight through, though all else that training can reach is the same: {REMEDY}"
         )
     path, straight, forked = shown(difference[0]), *difference[1:]
     remedy = (
@@ -355,13 +356,14 @@ def _explained(found: Outcome, difference: Difference, verification: ForkVerific
     )
     if found.by_measuring:
         return (
-            f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "
-            f"for a report and did not before, or does not and did. What is done only where run.wants_report is true "
-            f"must leave all as it was: call model.eval() before it and model.train() after it; what is noted there "
-            f"and training does not depend on is named in `stateless`"
+            f"measuring changes training: {path} is {straight} after {count_of(steps, 'step')}, and {forked} where one "
+            f"asks for a report and did not before, or does not and did. What is done only where run.wants_report is "
+            f"true must leave all as it was: call model.eval() before it and model.train() after it; what is noted "
+            f"there and training does not depend on is named in `stateless`"
         )
     return (
-        f"training continues differently from a kept state than straight through: after {steps} more steps {path} is "
-        f"{forked} from the state and {straight} straight through. Something that training changes is in no state: "
-        f"{remedy}, or make it a function of the step; if training does not depend on it, name it in `stateless`"
+        f"training continues differently from a kept state than straight through: after {count_of(steps, 'more step')} "
+        f"{path} is {forked} from the state and {straight} straight through. Something that training changes is in no "
+        f"state: {remedy}, or make it a function of the step; if training does not depend on it, name it in "
+        f"`stateless`. Or a step depends on what is never the same, such as the time or the system's random numbers"
     )

@@ -72,16 +72,15 @@ class AuditFigures:
         of = {"segment": 0, "trial": 0, "winner": 0}
         for fact in self.found:
             of[fact.of] += 1
-        told = [count_of(of["segment"], "segment")]
-        if of["trial"]:
-            told.append(count_of(of["trial"], "whole trial"))
-        if of["winner"]:
-            told.append("the winner")
+        parts = [count_of(of[kind], noun) for kind, noun in _NOUNS.items() if of[kind]]
         if self.stopped:
-            told.append(f"{self.stopped:,} gave way to training")
+            parts.append(f"{self.stopped:,} gave way to training")
         if self.failed:
-            told.append(f"{len(self.failed):,} failed")
-        return f"{audited(self.share(plan), self.differences, self.seconds)}: {', '.join(told)}"
+            parts.append(f"{len(self.failed):,} failed")
+        return f"{audited(self.share(plan), self.differences, self.seconds)}: {', '.join(parts)}"
+
+
+_NOUNS = {"segment": "segment", "trial": "whole trial", "winner": "winner"}
 
 
 def audited(share: float, differences: int, seconds: float) -> str:
@@ -104,7 +103,7 @@ class AuditReport:
     """One line on all of it; empty if nothing was audited."""
 
     def __str__(self) -> str:
-        return f"audited {self.line}" if self.line else "nothing was audited"
+        return f"audited {self.line}" if self.line else "nothing was audited; `hpstage audit` does it at any time"
 
 
 def audits_of(plan: SearchPlan, facts: Iterable[Fact]) -> AuditReport:

@@ -100,7 +100,7 @@ class Savings:
         extra = {
             "loading states": self.load_seconds,
             "saving states": self.save_seconds,
-            "lost training": self.wasted_seconds,
+            "lost training and verification": self.wasted_seconds,
             "the exchange of workers": self.exchange_seconds,
         }
         return f": less than {max(extra, key=extra.__getitem__)} took" if any(extra.values()) else ""

@@ -111,8 +111,8 @@ class Call:
         initial = {name: schedule.value(0) for name, schedule in described.schedules.items()}
         for name, like in unread(self.request.trainable, initial).items():
             logger.warning(
-                "No code of the trainable mentions the hyper-parameter %r, but %r: trials that differ in it train the "
-                "same, each for itself",
+                "No code of the trainable mentions the hyper-parameter %r; did you mean %r? Trials that differ in it "
+                "alone are trained separately, with the same result",
                 name,
                 like,
             )

@@ -38,15 +38,24 @@ def audit_winner(call: Call, driver: Driver, session: Session) -> None:
         return
     header: PlanCreated = read_header(driver.log.journal)
     segment = whole(planned)
+    executor = call.executor
+    if isinstance(executor, InlineExecutor):
+        executor.put_back()  # what is sent to the fresh process is as it was when it was described
     found = audit(
         call.request.trainable,
         segment,
         call.places.checkpoints,
         header.described,
         header.loaded,
-        script={} if isinstance(call.executor, InlineExecutor) else this_script(),
+        script={} if isinstance(executor, InlineExecutor) else this_script(),
         waiting=lambda: not call.interruption.asked,
     )
+    if found.problem is not None and call.interruption.asked:
+        logger.warning(
+            "audit='winner' was interrupted: the result is safe, and `hpstage audit STORE --trial %s` compares it",
+            planned.id,
+        )
+        call.interruption.check()
     text = outcome_text(segment, found, planned.id)
     at, node = call.executor.clock(), planned.node_at(segment.stop).id
     outcome: AuditOutcome = "differs" if found.apart is not None else "equal" if found.problem is None else "failed"

@@ -38,7 +38,27 @@ def grid() -> optuna.Study:
     return optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [3, 5]}, seed=0), study_name="small")
 
 
-@pytest.mark.parametrize("trainable", [Small(), ordinary_loop])
+class Remembering(Small):
+    """What training changes on the object, on its class and in its module is part of what is sent to a process."""
+
+    losses_seen = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[float] = []
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        self.history.append(1.0)
+        type(self).losses_seen += 1
+        SEEN.append(1)
+        return loss * (len(self.history) + self.losses_seen + len(SEEN))
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize("trainable", [Small(), ordinary_loop, Remembering()])
 def test_a_winner_that_is_the_same_alone_is_recorded(
     trainable: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -91,7 +91,7 @@ def values_text(obj: Any) -> str:
         if obj.layout is library.strided and not obj.is_contiguous():
             form.append(f"strides {list(obj.stride())}")
         if obj.requires_grad:
-            form.append("trained")
+            form.append("requires_grad")
         return f"{' '.join(form)} {content}"
     order = "" if obj.flags.c_contiguous else f"strides {list(obj.strides)} "
     return f"{obj.dtype.str} {list(obj.shape)} {order}{'' if obj.flags.writeable else 'read-only '}{content}"
@@ -108,7 +108,7 @@ def state_texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
         for index, item in enumerate(value):
             yield from state_texts(f"{path}[{index}]", item)
     elif not isinstance(value, bytes) and isinstance(leaves.describe("", value), leaves.Leaf):
-        yield path, values_text(value).replace(" trained", "")
+        yield path, values_text(value).replace(" requires_grad", "")
     elif jax_arrays.is_array(value):
         yield path, f"{value.dtype} array of JAX {value.shape} {digest(value)}"
     else:

@@ -576,5 +576,5 @@ def test_what_no_audit_can_be_is_named_before_anything_is_written(given: dict[st
 def test_an_executor_that_cannot_audit_searches_as_ever() -> None:
     result = search(audit="idle", audit_budget=0)
     check_values(result)
-    assert str(result.audit) == "nothing was audited"
+    assert str(result.audit).startswith("nothing was audited")
     assert not result.audit.figures and result.audit.line == ""
