@@ -496,6 +496,13 @@ def test_a_module_that_is_imported_by_a_text_counts_as_a_whole(how: str, write: 
     assert code(write("script", **{**texts, "helper": edited, "pkg__small": edited}).Trainable()) != before
 
 
+def test_code_that_hands_on_the_function_that_imports_has_an_identity(write: Write) -> None:
+    """It was an internal error: nothing but the return follows."""
+    script = "from importlib import import_module\ndef importer(): return import_module\ndef train(run): importer()"
+    before = code(write("script", script=script).train)
+    assert code(write("script", script=script + "('helper')", helper="").train) != before
+
+
 def test_the_package_of_code_counts_that_imports_modules_by_names_that_are_not_written(write: Write) -> None:
     texts = {
         "pkg____init__": "",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import importlib
 import importlib.util
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from dis import Instruction
 from itertools import pairwise
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from hpstage.training.code.hashing import hashed
@@ -20,6 +22,7 @@ from hpstage.training.code.owner import as_run, is_users_code, module_of
 
 # Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
+_BEFORE_CALLS = frozenset(("PUSH_NULL", "PRECALL"))
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _CONSTANTS = frozenset(dis.hasconst)
 _LOCAL = frozenset((*dis.haslocal, *dis.hasfree))
@@ -109,6 +112,12 @@ def instructions_of(code: CodeType) -> Sequence[Instruction]:
     return found
 
 
+@functools.lru_cache(_REMEMBERED)
+def operations_of(code: CodeType) -> Sequence[Instruction]:
+    """Return the instructions without those that prepare a call, so that an argument is beside what takes it."""
+    return [instruction for instruction in instructions_of(code) if instruction.opname not in _BEFORE_CALLS]
+
+
 class _Locals:
     """What stands for the names of local variables in a digest: numbers, but for arguments, which callers may name."""
 
@@ -148,6 +157,17 @@ class Imported:
     member: str = ""
     package: bool = False
 
+    def result(self) -> object:
+        """Import it. Raises whatever the import raises."""
+        module = importlib.import_module(self.module)
+        if self.package:
+            return sys.modules[self.module.partition(".")[0]]
+        if not self.member:
+            return module
+        if not hasattr(module, self.member):
+            return importlib.import_module(f"{self.module}.{self.member}")
+        return getattr(module, self.member)
+
 
 Resolve = Callable[[Imported], object]
 """Returns the imported module or object, or ``None`` if it is not to be looked into."""
@@ -161,6 +181,15 @@ class Named:
     content: object
     module: str = ""
     name: str = ""
+
+
+def cells_of(function: FunctionType) -> dict[str, object]:
+    """Return the contents of a function's free variables, as far as they are bound."""
+    found: dict[str, object] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib
 import re
 import sys
 import types
@@ -18,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpstage.training.code import imports
-from hpstage.training.code.bytecode import Imported, references
+from hpstage.training.code.bytecode import Imported, cells_of, inner, references
 from hpstage.training.code.names import attributes_stored_in, names_in, stored_in, texts_in
 from hpstage.training.code.namespaces import (
     MISSING,
@@ -104,8 +103,7 @@ class Graph:
 
     def _function(self, function: types.FunctionType) -> None:
         self.functions.append(function)
-        code, names = function.__code__, function.__globals__
-        cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+        code, names, cells = function.__code__, function.__globals__, cells_of(function)
         found = references(code, names, cells, _imported, of_user)
         for named in found.named:
             if named.module == names.get("__name__", "") and named.name in names:
@@ -143,12 +141,15 @@ class Graph:
         """Add modules that a function imports by a string, and those that it takes from ``sys.modules``; and all
         globals if it takes them by text."""
         code, names = function.__code__, names_in(function.__code__)
-        for text, complete in imports.imported(code, imports.import_functions(names, function.__globals__)):
+        texts = [found for part in inner(code) for found in imports.imported(part, function.__globals__)]
+        for text, complete in texts:
             prefix = str(function.__globals__.get("__package__") or "") if text.startswith(".") else text
+            if text == imports.OWN:
+                prefix, complete = str(function.__globals__.get("__name__") or ""), False
             if not complete:
                 self.namespaces[id(imports.Modules), prefix] = _modules(prefix)
-            elif of_user(text.partition(".")[0]):
-                self._todo.append(imports.load(text))
+            else:  # now: if training imported it later, its contents would not have been surveyed
+                self._todo.append(_imported(Imported(text)))
         if "modules" in names and "sys" in names:
             for text in texts_in(code):
                 if text in sys.modules and text != "__main__":
@@ -238,14 +239,9 @@ def _imported(imported: Imported) -> object:
     if not of_user(imported.module.partition(".")[0]):
         return None
     try:
-        module = importlib.import_module(imported.module)
-        if imported.package:
-            return sys.modules[imported.module.partition(".")[0]]
-        if imported.member and imported.member not in vars(module):
-            return importlib.import_module(f"{imported.module}.{imported.member}")
+        return imported.result()
     except Exception:  # training may never import it; if it does, the error is raised there
         return None
-    return vars(module)[imported.member] if imported.member else module
 
 
 @functools.cache
@@ -265,10 +261,3 @@ def _once(owner: object, slot: Slot) -> Slot:
 def _may_be_given(value: object) -> bool:
     """Return whether code can set attributes on ``value`` that other code sees."""
     return isinstance(value, types.ModuleType | types.FunctionType | type)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import importlib
 import inspect
-import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +12,13 @@ from dis import Instruction
 from types import CodeType
 from typing import Any
 
-from hpstage.training.code.bytecode import FROM_GLOBALS, FROM_LOCALS, inner, instructions_of
+from hpstage.training.code.bytecode import FROM_GLOBALS, inner, operations_of
+from hpstage.training.code.imports import OWN, imported
+from hpstage.training.code.names import texts_among
 
 _OWN = (builtins.globals, builtins.eval, builtins.exec)
-_IMPORTERS = (importlib.import_module, builtins.__import__, pkgutil.resolve_name)
-_IMPORTER_NAMES = frozenset(importer.__name__ for importer in _IMPORTERS)
 _NAMESPACES = frozenset(("__globals__", "f_globals"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"))
-_CALLS = frozenset(("PRECALL", "CALL"))
 _DOTTED = re.compile(r"[^\W\d]\w*\.[\w.]*")
 
 
@@ -51,46 +48,34 @@ def lookups(code: CodeType, names: Mapping[str, Any]) -> Lookups:
 
 
 def _collect(code: CodeType, names: Mapping[str, Any], found: Lookups) -> None:
-    instructions = [instruction for instruction in instructions_of(code) if instruction.opname != "PUSH_NULL"]
+    for text, complete in imported(code, names):
+        if text == OWN:
+            found.own = True
+        elif complete:
+            found.modules.add(text)
+        else:
+            found.anywhere = True
+            found.modules.update(_packages(code))
+    instructions = operations_of(code)
     for index, instruction in enumerate(instructions):
         name, before = instruction.argval, instructions[index - 1] if index else None
-        content: object = None
-        imports = modules = False
+        modules = False
         if instruction.opname in FROM_GLOBALS:
             content = names.get(name, getattr(builtins, name, None))
-            imports = any(content is importer for importer in _IMPORTERS)
             modules = content is sys.modules
             found.own |= any(content is looks for looks in _OWN)
-        elif instruction.opname in FROM_LOCALS:
-            imports = name in _IMPORTER_NAMES
         elif instruction.opname in _ATTRIBUTES:
-            imports = name in _IMPORTER_NAMES and instruction.opname != "IMPORT_FROM"
             modules = name == "modules" and before is not None and _is_sys(before, names)
             found.own |= name in _NAMESPACES
             if name == "__subclasses__":
                 found.own = True
                 found.bases += _class_named(instructions[:index], names)
-        if imports:
-            _asked_for(instructions[index + 1 : index + 3], code, found)
         if modules:
             found.own = True
             found.modules.update(_packages(code))
             following = instructions[index + 1]
             if following.opname == "LOAD_CONST" and isinstance(following.argval, str):
                 found.modules.add(following.argval)
-
-
-def _asked_for(following: Sequence[Instruction], code: CodeType, found: Lookups) -> None:
-    """Record an import by the two instructions after the importer: the argument, and the call if it is the only one."""
-    argument, call = following
-    alone = call.opname in _CALLS
-    if alone and argument.opname == "LOAD_CONST" and isinstance(argument.argval, str):
-        found.modules.add(argument.argval)
-    elif alone and argument.opname in FROM_GLOBALS and argument.argval == "__name__":
-        found.own = True
-    else:
-        found.anywhere = True
-        found.modules.update(_packages(code))
 
 
 def _class_named(instructions: Sequence[Instruction], names: Mapping[str, Any]) -> Iterator[type]:
@@ -115,12 +100,4 @@ def _is_sys(instruction: Instruction, names: Mapping[str, Any]) -> bool:
 
 def _packages(code: CodeType) -> Iterator[str]:
     """Yield packages of which strings in the code may name modules: ``nets`` for ``"nets."`` and ``"nets.conv"``."""
-    return (text.partition(".")[0] for text in _texts(code.co_consts) if _DOTTED.fullmatch(text))
-
-
-def _texts(constants: object) -> Iterator[str]:
-    if isinstance(constants, str):
-        yield constants
-    elif isinstance(constants, tuple | frozenset):
-        for constant in constants:
-            yield from _texts(constant)
+    return (text.partition(".")[0] for text in texts_among(code.co_consts) if _DOTTED.fullmatch(text))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 from collections.abc import Iterator
 
-from hpstage.training.code.bytecode import inner
+from hpstage.training.code.bytecode import inner, instructions_of
 
 _REMEMBERED = 4096
 """Size of caches of disassembled functions: surveys meet the same ones again and again."""
@@ -22,6 +21,15 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
 def texts_in(code: types.CodeType) -> Iterator[str]:
     """Yield string literals in a code object or one nested in it."""
     return (constant for part in inner(code) for constant in part.co_consts if isinstance(constant, str))
+
+
+def texts_among(constants: object) -> Iterator[str]:
+    """Yield strings among constants, including those in tuples and sets."""
+    if isinstance(constants, str):
+        yield constants
+    elif isinstance(constants, tuple | frozenset):
+        for constant in constants:
+            yield from texts_among(constant)
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -40,4 +48,4 @@ def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _arguments(code: types.CodeType, operation: str) -> tuple[str, ...]:
-    return tuple(item.argval for part in inner(code) for item in dis.get_instructions(part) if item.opname == operation)
+    return tuple(item.argval for part in inner(code) for item in instructions_of(part) if item.opname == operation)

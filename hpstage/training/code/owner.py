@@ -181,13 +181,15 @@ _OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinF
 
 
 def _is_found(code: types.FunctionType | type) -> bool:
-    """Return whether a loaded module has a function or class under its name. Nothing is called."""
-    found: object = sys.modules.get(module_of(code))
-    for part in code.__qualname__.split("."):
-        if not isinstance(found, types.ModuleType | type):
-            return False
-        found = vars(found).get(part)
-    return found is code
+    """Return whether a loaded module has a function or class under its name."""
+    return found_in(sys.modules.get(module_of(code)), code.__qualname__) is code
+
+
+def found_in(owner: object, path: str) -> object:
+    """Return what a module has under a qualified name, or ``None`` if nothing. No code of the user's is called."""
+    for part in path.split("."):
+        owner = vars(owner).get(part) if isinstance(owner, types.ModuleType | type) else None
+    return owner
 
 
 def functions_in(member: object) -> Iterator[Any]:

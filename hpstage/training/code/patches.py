@@ -12,7 +12,7 @@ from typing import Any
 
 from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import code_in, written_in
-from hpstage.training.code.owner import functions_in, is_users
+from hpstage.training.code.owner import found_in, functions_in, is_users
 
 _WITHOUT_TRAINING = frozenset(("sys", "time", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
 """Packages where a process attaches what observes it, the clock, and packages that run trainings."""
@@ -66,7 +66,12 @@ def patches() -> dict[str, str]:
 def lacking(there: Mapping[str, str]) -> list[str]:
     """Return the places of those patches of another process that are not, or are others, here. Libraries that are not
     imported here are passed by."""
-    return [place for place, text in there.items() if _is_loaded(place) and _text(_standing(place)) != text]
+    places = {place: place.partition(":") for place in there}
+    return [
+        place
+        for place, (module, _, path) in places.items()
+        if module in sys.modules and _text(found_in(sys.modules[module], path)) != there[place]
+    ]
 
 
 def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
@@ -125,18 +130,6 @@ def _has_code(users: frozenset[str], hooks: Mapping[Any, object]) -> bool:
 def _parts(wrapper: Any) -> Iterable[types.FunctionType]:
     parts = (wrapper.func,) if isinstance(wrapper, functools.partial) else functions_in(wrapper)
     return [part for part in parts if isinstance(part, types.FunctionType)]
-
-
-def _is_loaded(place: str) -> bool:
-    return place.partition(":")[0] in sys.modules
-
-
-def _standing(place: str) -> object:
-    module, _, path = place.partition(":")
-    found: Any = sys.modules[module]
-    for part in path.split("."):
-        found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
-    return found
 
 
 def _text(value: Any) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import dis
 from collections.abc import Iterator
 from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from hpstage.training.code.bytecode import inner, references
+from hpstage.training.code.bytecode import inner, operations_of, references
 from hpstage.training.code.graph import functions_reached
 
 _NAMES = frozenset(
@@ -27,7 +26,6 @@ _MODULES = frozenset(
 )
 
 _SEEDED = ("default_rng", "Random", "RandomState", "SeedSequence")
-_BESIDE = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG")
 
 
 def suspects(subject: object) -> list[str]:
@@ -49,8 +47,7 @@ def suspects(subject: object) -> list[str]:
 def unseeded(code: CodeType) -> Iterator[str]:
     """Yield the generators that a code object, or one nested in it, creates without an argument."""
     for part in inner(code):
-        instructions = [item for item in dis.get_instructions(part) if item.opname not in _BESIDE]
-        for made, call in pairwise(instructions):
+        for made, call in pairwise(operations_of(part)):
             if made.argval in _SEEDED and call.opname == "CALL" and call.arg == 0:
                 yield made.argval
 

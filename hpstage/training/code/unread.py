@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import dis
 import functools
 import inspect
 import re
@@ -11,7 +10,9 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 
+from hpstage.training.code.bytecode import inner, instructions_of
 from hpstage.training.code.graph import functions_reached
+from hpstage.training.code.names import texts_among
 
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
@@ -74,19 +75,14 @@ def _roots(subject: object) -> Iterator[object]:
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    yield from code.co_varnames
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _words(constant)
-        elif isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, tuple | frozenset):
-            yield from (value for value in constant if isinstance(value, str))
+    for part in inner(code):
+        yield from part.co_names
+        yield from part.co_varnames
+        yield from texts_among(part.co_consts)
 
 
 def _spreads(function: types.FunctionType) -> bool:
-    return any(instruction.opname in _SPREADS for instruction in dis.get_instructions(function))
+    return any(instruction.opname in _SPREADS for instruction in instructions_of(function.__code__))
 
 
 def _optimizers_fields() -> set[str]:

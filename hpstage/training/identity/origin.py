@@ -6,6 +6,7 @@ import os
 import sys
 
 from hpstage.training.code.owner import is_users_code
+from hpstage.training.identity.placing import folder_above
 from hpstage.training.identity.values import is_function
 from hpstage.training.identity.workload import StandsFor
 
@@ -24,9 +25,6 @@ def origin_of(trainable: object) -> tuple[str, str]:
     if module is None or file is None or "<" in name or not is_users_code(target) or not os.path.isfile(file):
         return "", ""
     dotted = module.__name__ if module.__name__ != "__main__" else getattr(module.__spec__, "name", "")
-    if "." in dotted or os.path.basename(file) == "__init__.py":
-        folder = os.path.dirname(os.path.abspath(file))
-        for _ in range(dotted.count(".") + (os.path.basename(file) == "__init__.py")):
-            folder = os.path.dirname(folder)
-        return f"{dotted}:{name}", folder
-    return f"{os.path.basename(file)}:{name}", os.path.dirname(os.path.abspath(file))
+    is_in_package = "." in dotted or os.path.basename(file) == "__init__.py"
+    place = dotted if is_in_package else os.path.basename(file)
+    return f"{place}:{name}", folder_above(file, dotted)

@@ -26,8 +26,11 @@ def folder_of(target: object) -> str:
         file = code.__globals__.get("__file__", file)
     if code is not None and not code.__code__.co_filename.startswith("<"):
         file = code.__code__.co_filename
-    if not file:
-        return ""
+    return folder_above(file, module) if file else ""
+
+
+def folder_above(file: str, module: str) -> str:
+    """Return the folder from which a module of this dotted name is imported, by its file."""
     folder = os.path.dirname(os.path.abspath(file))
     for _ in range(module.count(".") + (os.path.basename(file) == "__init__.py")):
         folder = os.path.dirname(folder)

@@ -138,7 +138,10 @@ def _of_torch(library: Any) -> dict[str, Setting]:
             lambda: (library.is_anomaly_enabled(), library.is_anomaly_check_nan_enabled()),
             lambda value: library.autograd.set_detect_anomaly(value[0], check_nan=value[1]),
         ),
-        "denormal numbers": (lambda: bool(_SMALLEST_NORMAL / 2), _keep_denormals(library)),
+        "denormal numbers": (
+            lambda: bool(sys.float_info.min / 2),
+            lambda value: library.set_flush_denormal(not value),
+        ),
         NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
     }
     for device in ("cpu", "cuda"):
@@ -203,16 +206,6 @@ def _set_saved(library: Any, hooks: Any) -> None:
         library._pop_saved_tensors_default_hooks()
     if present != hooks:
         library._push_saved_tensors_default_hooks(*hooks)
-
-
-_SMALLEST_NORMAL = sys.float_info.min
-
-
-def _keep_denormals(library: Any) -> Callable[[Any], None]:
-    def keep(value: bool) -> None:
-        library.set_flush_denormal(not value)
-
-    return keep
 
 
 _DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")

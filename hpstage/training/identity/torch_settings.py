@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dis import Instruction
 from functools import partial
 from types import FunctionType
 from typing import Any
 
-from hpstage.training.code.bytecode import instructions_of
+from hpstage.training.code.names import stored_in
 
 Setting = tuple[Callable[[], Any], Callable[[Any], None]]
 """What returns the value of a setting, and what sets it."""
@@ -99,7 +98,7 @@ def _of_python() -> Iterator[tuple[str, Setting]]:
         names = vars(getattr(module, "m", module))
         for function in [value for name, value in names.items() if name.lstrip("_").startswith("set_")]:
             if isinstance(function, FunctionType) and function.__globals__ is names:
-                for name in {item.argval for item in instructions_of(function.__code__) if _assigns(item)}:
+                for name in {*stored_in(function.__code__)}:
                     if type(names.get(name)) in _PLAIN:
                         yield (
                             f"{module.__name__}.{name}",
@@ -111,10 +110,6 @@ def _assign(module: Any, name: str, value: Any) -> None:
     if hasattr(module, "m"):
         vars(module).pop(name, None)  # set on the object in place of the module, which it hides
     vars(getattr(module, "m", module))[name] = value
-
-
-def _assigns(instruction: Instruction) -> bool:
-    return instruction.opname == "STORE_GLOBAL"
 
 
 def _backends() -> list[Any]:

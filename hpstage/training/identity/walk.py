@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 from hpstage.errors import UsageError
 from hpstage.training.code import bytecode
-from hpstage.training.code.bytecode import Imported, references
+from hpstage.training.code.bytecode import Imported, cells_of, references
 from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
@@ -22,6 +21,7 @@ from hpstage.training.code.made import functions_into, is_script, script_digest
 from hpstage.training.code.names import names_in
 from hpstage.training.code.owner import (
     came_by_value,
+    found_in,
     functions_in,
     has_name,
     is_users,
@@ -201,12 +201,7 @@ class Walk:
         code = as_written(function)
         entity.lines.add(f"does {bytecode.digest(code)}")
         entity.lines.add(f"defaults {self.values.value((function.__defaults__ or (), function.__kwdefaults__ or {}))}")
-        cells = {}
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                cells[name] = cell.cell_contents
-            except ValueError:
-                continue  # not bound yet
+        cells = cells_of(function)
         cells.pop("__class__", None)
         for name, value in sorted(vars(function).items()):
             if name != "__wrapped__":
@@ -277,14 +272,7 @@ class Walk:
         if not is_users(imported.module):
             return None
         try:
-            module = importlib.import_module(imported.module)
-            if imported.package:
-                return sys.modules[imported.module.partition(".")[0]]
-            if not imported.member:
-                return module
-            if not hasattr(module, imported.member):
-                return importlib.import_module(f"{imported.module}.{imported.member}")
-            return getattr(module, imported.member)
+            return imported.result()
         except ImportError:
             # It may exist on workers only, or not be needed; if it is, the code raises when it runs.
             self.packages[imported.module] = ABSENT
@@ -369,9 +357,7 @@ def _users_below(cls: type) -> Iterator[type]:
     how long these stay alive is arbitrary."""
     found: list[type] = type.__subclasses__(cls)
     for below in found:
-        now: object = sys.modules.get(below.__module__)
-        for name in below.__qualname__.split("."):
-            now = getattr(now, name, None)
+        now = found_in(sys.modules.get(below.__module__), below.__qualname__)
         if is_users_code(below) and (now is None or now is below):
             yield below
         yield from _users_below(below)
