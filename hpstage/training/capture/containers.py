@@ -288,9 +288,7 @@ class WeakMembers(Unordered):
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         return Members.of(obj)
 
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        new = self.read(obj, skip)
-        return old if self.same(old, new) else new
+    again = Kind.again
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         obj.clear()

@@ -21,8 +21,8 @@ from hpstage.training.capture.kind import numpy, torch
 from hpstage.training.capture.kinds import VALUES
 from hpstage.training.capture.memory import Rebuilt
 from hpstage.training.capture.on_disk import opened_file, opened_map
+from hpstage.training.capture.stateful import RandomSource
 from hpstage.training.capture.survey import Survey
-from hpstage.training.capture.told import RandomSource
 from hpstage.training.capture.values import duplicate, fill, is_tensor, move, restore_array
 from hpstage.training.code.attributes import write_own
 from hpstage.training.code.namespaces import MISSING

@@ -26,8 +26,8 @@ from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import kind_of
 from hpstage.training.capture.memory import Places
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
+from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
-from hpstage.training.capture.told import RandomSource, stands_only
 from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, is_tensor, same_hooks, storable
 from hpstage.training.code.attributes import own_of
 from hpstage.training.code.namespaces import MISSING

@@ -71,9 +71,7 @@ class PerThread(Instance):
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         return {name: value for name, value in vars(obj).items() if name not in skip}
 
-    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
-        new = self.read(obj, skip)
-        return old if same_mapping(old, new) else new
+    again = Kind.again
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
         own = vars(obj)
@@ -138,9 +136,7 @@ class Scripted(Instance):
                 found[name] = _OF_SCRIPT, _literal(value)
         return found
 
-    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
-        new = self.read(obj, skip)
-        return old if same_mapping(old, new) else new
+    again = Kind.again
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
         for name in _script_attributes(obj):

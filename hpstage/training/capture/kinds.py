@@ -52,7 +52,17 @@ from hpstage.training.capture.instances import (
 )
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.settings import OfProcess, Settings
-from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
+from hpstage.training.capture.stateful import (
+    CACHE_TYPE,
+    ITERATORS,
+    Cache,
+    Context,
+    File,
+    Lock,
+    Moving,
+    RandomSource,
+    View,
+)
 from hpstage.training.capture.values import Accumulator, Storage, Values, is_read_only
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules

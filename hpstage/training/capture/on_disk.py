@@ -15,7 +15,7 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import numpy
-from hpstage.training.capture.told import is_for_reading
+from hpstage.training.capture.stateful import is_for_reading
 from hpstage.training.capture.values import cannot_change, sample
 
 Where = tuple[Any, ...]

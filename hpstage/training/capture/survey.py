@@ -22,7 +22,7 @@ from hpstage.training.capture.kinds import (
     kind_of,
     kind_of_type,
 )
-from hpstage.training.capture.told import CACHED, Cache
+from hpstage.training.capture.stateful import CACHED, Cache
 from hpstage.training.capture.values import Marked, owner_of
 from hpstage.training.code.attributes import dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph

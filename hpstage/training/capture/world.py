@@ -23,8 +23,8 @@ from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_alone, hooks_of_all
+from hpstage.training.capture.stateful import arguments_kept
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
-from hpstage.training.capture.told import arguments_kept
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
 from hpstage.training.code.graph import OF_CODE
@@ -51,7 +51,7 @@ class World:
         self._patched: list[tuple[str, object]] | None = None
         self.pristine: Survey | None = None
         self.base: Survey | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._cached: dict[int, Record] = {}
         self._filled: dict[int, Any] = {}
         self._entered: Variables | None = None
@@ -311,7 +311,7 @@ class World:
         finally:
             for record in before:
                 if warn and record.kind not in (VALUES, CACHE, MODULES) and record.changed():
-                    self._tell(record, what)
+                    self._warn_once(record, what)
                 _put_back(record, f"{what} must not change the state", values=record.kind is not VALUES)
             for record in guard.changed():
                 if not guard.put_back(record):
@@ -320,18 +320,18 @@ class World:
                         f"restore there what was before, work on a copy, or name it in `stateless`"
                     )
 
-    def _tell(self, record: Record, what: str) -> None:
+    def _warn_once(self, record: Record, what: str) -> None:
         """Warn once that a change is not kept: it may be a cache, recreated each time, or something training needs."""
         present = record.read()
         before, now = dict(record.kind.children(record.content)), dict(record.kind.children(present))
         made = [record.path + label for label in now if label not in before]
-        if record.path in self._told:
+        if record.path in self._warned:
             return
         if not made:
             if record.kind.name == "attributes":
                 name = next((name for name in present if not _same(record.content, present, name)), None)
                 if name is not None and name != "training":  # changes by model.eval() are expected
-                    self._told.add(record.path)
+                    self._warned.add(record.path)
                     logger.warning(
                         "%s has changed %s.%s, which is undone, so that training does not depend on when it is called; "
                         "what training is to go by, a scheduler or a best value, belongs in a training step",
@@ -340,7 +340,7 @@ class World:
                         name,
                     )
             return
-        self._told.add(record.path)
+        self._warned.add(record.path)
         logger.warning(
             "%s has made %s, which is removed again, so that training does not depend on it; if it is a cache, make it "
             "in dataset() or __init__(), or name it in `stateless`",

@@ -1,4 +1,4 @@
-"""Kinds of objects with a position or an inner state (iterators, files, locks, random sources)."""
+"""Kinds of stateful objects of Python and NumPy: iterators, files, locks, random sources, caches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from typing import Any
 
 import xxhash
 
-from hpstage.training.capture.kind import Child, Kind, is_atom, numpy, same_mapping, same_value
+from hpstage.training.capture.instances import Cell
+from hpstage.training.capture.kind import Child, Kind, is_atom, numpy, same_mapping
 
 _SOURCES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(0), range(1 << 70))
 ITERATORS: tuple[Any, ...] = (
@@ -43,17 +44,16 @@ class RandomSource(Kind):
     name = "random state"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        numbers = getattr(numpy(), "random", None)
         if isinstance(obj, random.Random):
             return obj.getstate()
-        library = numpy()
-        if library is not None:
-            if isinstance(obj, library.random.RandomState):
-                return obj.get_state(legacy=False)
-            if isinstance(obj, library.random.SeedSequence):
-                return {"spawned": obj.n_children_spawned}
-            if isinstance(obj, library.random.Generator | library.random.BitGenerator):
-                source = _source(obj)
-                return {**source.state, "spawned": getattr(source.seed_seq, "n_children_spawned", 0)}
+        if numbers is not None and isinstance(obj, numbers.RandomState):
+            return obj.get_state(legacy=False)
+        if numbers is not None and isinstance(obj, numbers.SeedSequence):
+            return {"spawned": obj.n_children_spawned}
+        if numbers is not None and isinstance(obj, numbers.Generator | numbers.BitGenerator):
+            source = _source(obj)
+            return {**source.state, "spawned": getattr(source.seed_seq, "n_children_spawned", 0)}
         return obj.get_state()  # torch's
 
     def same(self, old: Any, new: Any) -> bool:
@@ -62,23 +62,17 @@ class RandomSource(Kind):
         return digest(old) == digest(new)
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        numbers = getattr(numpy(), "random", None)
         if isinstance(obj, random.Random):
             obj.setstate(content)
-            return
-        library = numpy()
-        if library is not None:
-            if isinstance(obj, library.random.RandomState):
-                obj.set_state(content)
-                return
-            if isinstance(obj, library.random.SeedSequence):
-                _set_spawned(obj, content["spawned"])
-                return
-            if isinstance(obj, library.random.Generator | library.random.BitGenerator):
-                source, state = _source(obj), dict(content)
-                _set_spawned(source.seed_seq, state.pop("spawned"))
-                source.state = state
-                return
-        obj.set_state(content)
+        elif numbers is not None and isinstance(obj, numbers.SeedSequence):
+            _set_spawned(obj, content["spawned"])
+        elif numbers is not None and isinstance(obj, numbers.Generator | numbers.BitGenerator):
+            source, state = _source(obj), dict(content)
+            _set_spawned(source.seed_seq, state.pop("spawned"))
+            source.state = state
+        else:
+            obj.set_state(content)  # torch's, or NumPy's RandomState
 
 
 def _source(obj: Any) -> Any:
@@ -145,14 +139,14 @@ class File(Kind):
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         if not stands_only(obj, content, self.read(obj, skip)):
-            raise TypeError("it has been written to, closed, or read where it cannot be told how far")
+            raise TypeError("it has been written to, closed, or read up to a position that is unknown")
         obj.seek(content[0])
 
 
 def stands_only(file: Any, old: Any, new: Any) -> bool:
     """Return whether two contents of a file differ only in position, which alone decides what is read next."""
-    told = type(old[0]) is int and type(new[0]) is int and -1 not in (old[0], new[0])
-    return told and old[1] == new[1] and (type(file) in _IN_MEMORY or is_for_reading(file))
+    known = type(old[0]) is int and type(new[0]) is int and -1 not in (old[0], new[0])
+    return known and old[1] == new[1] and (type(file) in _IN_MEMORY or is_for_reading(file))
 
 
 _IN_MEMORY = (io.BytesIO, io.StringIO, mmap.mmap)
@@ -194,10 +188,8 @@ class Lock(Kind):
         return obj.locked() if hasattr(obj, "locked") else obj._get_value()
 
 
-class Context(Kind):
+class Context(Cell):
     """A context variable as seen by this thread."""
-
-    name = "variable"
 
     def read(self, obj: contextvars.ContextVar[Any], skip: frozenset[str]) -> Any:
         try:
@@ -205,18 +197,11 @@ class Context(Kind):
         except LookupError:
             return ()
 
-    def same(self, old: Any, new: Any) -> bool:
-        return same_value(old, new)
-
     def write(self, obj: contextvars.ContextVar[Any], content: Any, skip: frozenset[str] = frozenset()) -> None:
         if content:
             obj.set(content[0])
         elif self.read(obj, skip):
             raise TypeError("only who has set it can unset it")
-
-    def children(self, content: Any) -> Iterator[Child]:
-        for value in content:
-            yield "", value
 
 
 class Cache(Kind):
