@@ -24,12 +24,15 @@ def standing() -> Iterator[tuple[str, Any]]:
     """Yield the place, such as ``torch.nn.functional:relu``, and the value of each function or class of the user's in a
     module or class of a library. It trains whether or not other code of the user's names it, unlike data."""
     users, libraries = _modules()
+    own = frozenset(id(vars(module)) for module in libraries.values())
+    passed_by: set[type] = set()
     for name, module in libraries.items():
-        for value in [value for _, value in _items(vars(module))]:
+        items = _items(vars(module))
+        for _, value in items:
             if issubclass(type(value), type) and value.__module__ == name:
-                for member, inner in _users(users, vars(value)):
+                for member, inner in _users(users, own, passed_by, _items(vars(value))):
                     yield f"{name}:{value.__qualname__}.{member}", inner
-        for attribute, value in _users(users, vars(module)):
+        for attribute, value in _users(users, own, passed_by, items):
             yield f"{name}:{attribute}", value
 
 
@@ -90,12 +93,21 @@ def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
     return frozenset(users), libraries
 
 
-def _users(users: frozenset[str], names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the names that stand for code or objects of the user's. Fast: there are hundreds of thousands of names."""
-    for name, value in _items(names):
+def _users(
+    users: frozenset[str], own: frozenset[int], passed_by: set[type], items: Iterable[tuple[str, Any]]
+) -> Iterator[tuple[str, object]]:
+    """Yield the names that stand for code or objects of the user's. Fast: there are hundreds of thousands of names.
+
+    Args:
+        own: ids of the namespaces of libraries' modules.
+        passed_by: types of which no object is the user's, to which others are added.
+    """
+    for name, value in items:
         kind = type(value)
+        if kind in passed_by:
+            continue
         if kind is types.FunctionType:
-            if value.__globals__ is not names and value.__globals__.get("__name__") in users:
+            if id(value.__globals__) not in own and value.__globals__.get("__name__") in users:
                 yield name, value
         elif issubclass(kind, type):  # isinstance() would ask the object, which may be any
             if value.__module__ in users:
@@ -103,9 +115,12 @@ def _users(users: frozenset[str], names: Mapping[str, Any]) -> Iterator[tuple[st
         elif kind in _WRAPPERS:
             if any(part.__globals__.get("__name__") in users for part in _parts(value)):
                 yield name, value
-        elif (kind.__module__ in users and callable(value)) or (
-            kind in (dict, OrderedDict) and name.startswith(_HOOKS) and _has_code(users, value)
-        ):
+        elif kind in _TABLES:
+            if name.startswith(_HOOKS) and _has_code(users, value):
+                yield name, value
+        elif kind.__module__ not in users:
+            passed_by.add(kind)
+        elif callable(value):
             yield name, value
 
 
@@ -119,6 +134,7 @@ def _items(names: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 _WRAPPERS = frozenset((staticmethod, classmethod, property, functools.partial))
+_TABLES = frozenset((dict, OrderedDict))
 
 
 def _has_code(users: frozenset[str], hooks: Mapping[Any, object]) -> bool:
