@@ -12,6 +12,7 @@ from hpstage.plan.plan import SearchPlan
 
 _NAMED = 5
 _KINDS = {"variable": "the environment variable ", "folder": "the folder ", "more": "more files than are compared"}
+_SHARED = "shared "
 _UNLESS = "If training does not depend on it, name it in `stateless`"
 
 
@@ -48,9 +49,20 @@ def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
         # Not what does not exist: code often asks for files that may be there.
         names = [name for name, digest in report.inputs.items() if digest and name not in known]
         known.update(names)
-        if names:
-            found.append(_notice(names))
+        shared = [name for name in names if name.startswith(_SHARED)]
+        if len(names) > len(shared):
+            found.append(_notice([name for name in names if name not in shared]))
+        if shared:
+            found.append(_notice_of_shared(shared))
     return found
+
+
+def _notice_of_shared(names: list[str]) -> str:
+    return (
+        f"Training reads {_listed(names)}, which earlier steps have written: it is in no state, so that a fork finds "
+        f"what another trial has left there, and training again shows no difference. Keep it in an attribute of the "
+        f"trainable; if it is the same whichever trial has written it, name it in `stateless`"
+    )
 
 
 def _notice(names: list[str]) -> str:

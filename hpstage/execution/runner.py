@@ -266,6 +266,7 @@ class ChainRunner:
                 flight.start_clock()
             ending = None
             flight.recorder.step = flight.step
+            self._inputs.begin_step(first=flight.step == flight.chain.stages[0].start)
             try:
                 with Recording(flight.recorder):
                     self._train_step(flight.step, values, flight.announced)

@@ -10,6 +10,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,10 +205,9 @@ def search(trainable: object, store: str = "store", n_trials: int = 1, **argumen
         trainable,
         lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.1), "batch_size": 4},
         metric="loss",
-        steps=2,
         n_trials=n_trials,
         store=store,
-        **{"executor": hpstage.InlineExecutor(), "verify": "off", **arguments},
+        **{"steps": 2, "executor": hpstage.InlineExecutor(), "verify": "off", **arguments},
     )
     return study.best_value
 
@@ -540,3 +540,42 @@ def test_a_state_that_is_fetched_meanwhile_is_no_input(tmp_path: Path) -> None:
         assert inputs.news() == {}
     with open(tmp_path / "data"):
         assert [*inputs.news()] == [f"file {tmp_path / 'data'}"]
+
+
+class Rewinding(Tiny):
+    """Keeps the weights of some step in a file, and loads them again later."""
+
+    def model(self, hp: Any) -> Any:
+        self.steps = 0
+        return super().model(hp)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.steps += 1
+        time.sleep(0.01)
+        if self.steps == 3:
+            torch.save(model.state_dict(), "best.pt")
+        if self.steps == 6:
+            model.load_state_dict(torch.load("best.pt"))
+        return super().loss(model, batch)
+
+
+class Scratching(Rewinding):
+    """Reads what the same step has written."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        Path("scratch").write_text(f"{self.steps}")
+        return super(Rewinding, self).loss(model, batch) * (1 + float(Path("scratch").read_text()))
+
+
+class Answering(Rewinding):
+    stateless = ("best.pt",)
+
+
+@pytest.mark.parametrize(("trainable", "is_named"), [(Rewinding, True), (Scratching, False), (Answering, False)])
+def test_a_file_that_steps_write_and_later_ones_read_is_named(
+    trainable: type, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    search(trainable(), steps=8, n_trials=2)
+    assert ("Training reads best.pt, which earlier steps have written" in caplog.text) is is_named
+    assert ("which earlier steps have written" in caplog.text) is is_named

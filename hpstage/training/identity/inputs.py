@@ -21,6 +21,8 @@ from hpstage.training.identity.watching import Watch, held_open, modified, of_ch
 ABSENT = ""
 """The digest of what does not exist."""
 FILE, FOLDER, VARIABLE = "file ", "folder ", "variable "
+SHARED = "shared "
+"""Begins the name of a file that steps have written and later ones read."""
 MORE = "more"
 """The name of all files beyond those whose content is compared."""
 _HOME = "~"
@@ -58,6 +60,11 @@ class Inputs:
     ) -> None:
         if self._watch is not None:
             self._watch.__exit__(kind, error, trace)
+
+    def begin_step(self, *, first: bool) -> None:
+        """Note that a step is trained, the ``first`` one of a chain or a later one."""
+        if self._watch is not None:
+            self._watch.begin_step(first=first)
 
     def take(self, watch: Watch, *, reads: bool) -> None:
         """Add what was read elsewhere, or without ``reads`` only what was written."""
@@ -111,6 +118,7 @@ class Inputs:
             is_changed = modified(path) >= watch.began or any(_is_within(each, {place}) for each in watch.written)
             if not is_changed and not _is_within(place, watch.written):
                 yield FOLDER + self._shown(path)
+        yield from (SHARED + self._shown(path) for path in sorted(watch.shared))
         yield from (VARIABLE + name for name in sorted(watch.variables - watch.exported - _WORKERS))
 
     def _shown(self, path: str) -> str:
@@ -128,8 +136,8 @@ class Inputs:
 
     def _digest(self, name: str) -> str | None:
         """Return the digest of an input; ``None`` for what has no content, such as a pipe."""
-        if name == MORE:
-            return MORE
+        if name == MORE or name.startswith(SHARED):
+            return name  # no content is compared
         if name.startswith(VARIABLE):
             value = os.environ.get(name.removeprefix(VARIABLE))
             return ABSENT if value is None else hashed(value)

@@ -37,6 +37,8 @@ _OURS = tuple(
 )
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
 _IN_MEMORY = "/dev/shm/"  # where it is mounted, whoever names a folder in it
+_GRAIN = 10_000_000
+"""Nanoseconds by which a modification may seem earlier than it is."""
 _MOST = 100_000
 """Number of files that are remembered. What is read beyond is likely to be samples of a data set."""
 
@@ -52,6 +54,7 @@ class Watch:
         variables: environment variables that the user's code has read.
         exported: environment variables that were set.
         others: files that were opened, but not for the user's code.
+        shared: files that the user's code has read after they were written in earlier steps, as they were named.
         began: when it began, as modification times are given.
     """
 
@@ -63,6 +66,9 @@ class Watch:
         self.variables: set[str] = set()
         self.exported: set[str] = set()
         self.others: set[str] = set()
+        self.shared: set[str] = set()
+        self._first = self._step = 0  # when the first step that counts began, and the present one
+        self._now: set[str] = set()  # absolute paths of what the present step has written
         self.began = time.time_ns()
         self._before: Watch | None = None
         _install()
@@ -78,6 +84,24 @@ class Watch:
     ) -> None:
         global _current
         _current, self._before = self._before, None
+
+    def begin_step(self, *, first: bool) -> None:
+        """Note that a step begins. What is written in the ``first`` one of a chain may prepare its data."""
+        self._step = time.time_ns()
+        self._first = self._first or (0 if first else self._step)
+        self._now.clear()
+
+    def see_again(self, kind: str, path: str, place: str) -> None:
+        """Record a file that is read after steps have written it, however often: what it holds is in no state.
+
+        The time of its modification tells, since much is written by libraries in C.
+        """
+        if kind == _WRITTEN:
+            self._now.add(place)
+        elif kind == _READ and self._first and path not in self.shared and place not in self._now:
+            is_earlier = self._first <= modified(path) < self._step - _GRAIN
+            if is_earlier and _for_user(sys._getframe(4)):
+                self.shared.add(path)
 
     def see(self, kind: str, path: str) -> None:
         """Record what was done with a file, folder or variable."""
@@ -219,9 +243,12 @@ def _note(kind: str, path: object) -> None:
     if watch is None:
         _note_other(kind, text)
         return
-    if not text or watch.knows(kind, text):
+    if not text:
         return
     place = os.path.abspath(text)
+    watch.see_again(kind, text, place)
+    if watch.knows(kind, text):
+        return
     if kind != _WRITTEN and (_is_systems(place) or not _for_user(sys._getframe(3))):
         watch.others.add(place)
         return
