@@ -61,7 +61,7 @@ class InlineExecutor(Executor):
         )
 
     def put_back(self) -> None:
-        """Put the user's object back to how it was before training, which would set it up anew."""
+        """Put the user's object back to how it was before training. A chain that follows sets it up again."""
         assert self._bundle is not None, "use() comes first"
         assert self._checkpoints is not None
         self._bundle.close()

@@ -567,11 +567,24 @@ class Scratching(Rewinding):
         return super(Rewinding, self).loss(model, batch) * (1 + float(Path("scratch").read_text()))
 
 
+class Measured(Rewinding):
+    """To the system's files, looking at them for the first time is a modification."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.steps += 1
+        time.sleep(0.02)
+        if self.steps >= 3:
+            Path(f"/proc/self/task/{os.getpid()}/limits").read_text()
+        return super(Rewinding, self).loss(model, batch)
+
+
 class Answering(Rewinding):
     stateless = ("best.pt",)
 
 
-@pytest.mark.parametrize(("trainable", "is_named"), [(Rewinding, True), (Scratching, False), (Answering, False)])
+@pytest.mark.parametrize(
+    ("trainable", "is_named"), [(Rewinding, True), (Scratching, False), (Measured, False), (Answering, False)]
+)
 def test_a_file_that_steps_write_and_later_ones_read_is_named(
     trainable: type, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,13 +94,13 @@ class Watch:
     def see_again(self, kind: str, path: str, place: str) -> None:
         """Record a file that is read after steps have written it, however often: what it holds is in no state.
 
-        The time of its modification tells, since much is written by libraries in C.
+        The modification time decides, since libraries in C write files of which Python learns nothing.
         """
         if kind == _WRITTEN:
             self._now.add(place)
         elif kind == _READ and self._first and path not in self.shared and place not in self._now:
             is_earlier = self._first <= modified(path) < self._step - _GRAIN
-            if is_earlier and _for_user(sys._getframe(4)):
+            if is_earlier and not _is_systems(place) and _for_user(sys._getframe(4)):
                 self.shared.add(path)
 
     def see(self, kind: str, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures of audits: each step counts once, and all that was begun is told."""
+"""Figures of audits: each step counts once, and all that was begun is counted."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_audits_that_gave_way_or_failed_have_trained_nothing_again_but_their_sec
     figures.add(fact(plan, 0, 4, "stopped"), plan)
     figures.add(fact(plan, 0, 4, "failed"), plan)
     assert (figures.steps, figures.seconds) == (0, 3.0)
-    told = "0 % of the steps in 0.0008 h, 0 differences: 1 gave way to training, 1 failed"
-    assert figures.line(plan) == told
+    line = "0 % of the steps in 0.0008 h, 0 differences: 1 gave way to training, 1 failed"
+    assert figures.line(plan) == line
 
 
 def test_whole_trials_the_winner_and_differences_are_told(plan: SearchPlan) -> None:
@@ -56,8 +56,8 @@ def test_whole_trials_the_winner_and_differences_are_told(plan: SearchPlan) -> N
     report = audits_of(plan, [other, *trials, differs])
     assert report.figures.outcomes() == {"equal": 2, "differs": 1, "stopped": 0, "failed": 0}
     assert report.differences == (differs,)
-    told = "audited 67 % of the steps in 0.0013 h, 1 difference: 1 segment, 1 whole trial, 1 winner"
-    assert str(report) == told
+    line = "audited 67 % of the steps in 0.0013 h, 1 difference: 1 segment, 1 whole trial, 1 winner"
+    assert str(report) == line
 
 
 def test_nothing_was_audited(plan: SearchPlan) -> None:
