@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import msgspec
 import xxhash
 
-from hpstage.checkpoints import leaves
+from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, marks_of, unflatten
 from hpstage.checkpoints.store import Manifest
@@ -34,6 +34,7 @@ MANIFEST = "manifest.json"
 
 _TENSORS = re.compile(r"state(-[0-9a-f]{1,64})?\.safetensors")
 _STRUCTURE = re.compile(r"state(-[0-9a-f]{1,64})?\.json")
+_PIECE = 1 << 20
 
 
 class Sink(Protocol):
@@ -119,26 +120,14 @@ def write(
 
 def read(place: Place, manifest: Manifest) -> object:
     """Read a state and check every byte. Raises :class:`CheckpointCorrupt`; ``OSError`` if a file is missing."""
-    tensors, structure_file = data_files(place, manifest)
-    content = place.read(structure_file)
-    _check(place, structure_file, xxhash.xxh3_128_hexdigest(content), manifest.files)
-    try:
-        structure = msgspec.json.decode(content, type=_Structure)
-        values = _read_values(place, tensors, structure.leaves, manifest.files)
+    structure, values = _read(place, manifest, build=True)
+    with _understanding(place):  # such as arrays that this JAX does not have
         return unflatten(structure.tree, values)
-    except (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        # Only reached by another program's structure, or a dtype unknown to this torch, since the checksum is correct.
-        raise CheckpointCorrupt(f"{place.where(structure_file)} does not describe a state: {error}") from error
 
 
 def verify(place: Place, manifest: Manifest) -> None:
-    """Check every byte without building the state. Raises as :func:`read` does."""
-    for name in data_files(place, manifest):
-        whole = xxhash.xxh3_128()
-        with place.open(name) as file:
-            while chunk := file.read(1 << 20):
-                whole.update(chunk)
-        _check(place, name, whole.hexdigest(), manifest.files)
+    """Check every byte, and that they describe a state, without building it. Raises as :func:`read` does."""
+    _read(place, manifest, build=False)
 
 
 def data_files(place: Place, manifest: Manifest) -> tuple[str, str]:
@@ -202,28 +191,68 @@ def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:
     return len(text).to_bytes(8, "little") + text, order
 
 
-def _read_values(place: Place, name: str, parts: Sequence[Leaf], files: Mapping[str, str]) -> list[Any]:
-    header, order = _layout(parts)
+def _read(place: Place, manifest: Manifest, *, build: bool) -> tuple[_Structure, list[Any]]:
+    """Check all that a checkpoint holds; return its structure and, with ``build``, the values of its leaves."""
+    name, described = data_files(place, manifest)
+    content = place.read(described)
+    _check(place, described, xxhash.xxh3_128_hexdigest(content), manifest.files)
+    with _understanding(place):
+        structure = msgspec.json.decode(content, type=_Structure)
+        parts = structure.leaves
+        for leaf in parts:
+            leaves.check(leaf)
+        unflatten(structure.tree, parts, join=jax_arrays.check)
+        header, order = _layout(parts)
     values: list[Any] = [None] * len(parts)
+    contents = [""] * len(parts)
     with place.open(name) as file:
         # Checked before allocating the memory that the structure claims.
         if file.size != len(header) + sum(leaf.nbytes for leaf in parts):
             raise CheckpointCorrupt(f"{place.where(name)} does not have the length that its structure gives")
+        if manifest.bytes != file.size + len(content):
+            raise CheckpointCorrupt(f"{place.where(MANIFEST)} does not give the length of its files")
         if file.read(len(header)) != header:
             raise CheckpointCorrupt(f"{place.where(name)} does not have the header that its structure gives")
         whole = xxhash.xxh3_128(header)
         for index in order:
-            leaf = parts[index]
-            if leaf.kind == "bytes":
-                values[index] = file.read(leaf.nbytes)
-                whole.update(values[index])
-            else:
-                values[index], memory = leaves.empty(leaf)
-                file.readinto(memory)
-                whole.update(memory)
-                values[index] = leaves.arranged(leaf, values[index])
-    _check(place, name, whole.hexdigest(), files)
-    return values
+            own = xxhash.xxh3_128()
+            for piece in _pieces(file, index, parts[index], values if build else None):
+                own.update(piece)
+                whole.update(piece)
+            contents[index] = own.hexdigest()
+    _check(place, name, whole.hexdigest(), manifest.files)
+    with _understanding(place):
+        if digest_of(FlatState(structure.tree, parts, ()), contents) != manifest.digest:
+            raise ValueError("its digest is not that of the manifest")
+    return structure, values
+
+
+@contextmanager
+def _understanding(place: Place) -> Iterator[None]:
+    """Convert any error of what is computed from a structure: its checksum is right, so another program wrote it."""
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointCorrupt(f"{place.where(STRUCTURE)} does not describe a state: {error}") from error
+
+
+def _pieces(file: Source, index: int, leaf: Leaf, values: list[Any] | None) -> Iterator[memoryview | bytes]:
+    """Read the bytes of a leaf and yield them, piece by piece if its value is not put into ``values``."""
+    if values is None:
+        left = leaf.nbytes
+        while left and (piece := file.read(min(left, _PIECE))):
+            yield piece
+            left -= len(piece)
+    elif leaf.kind == "bytes":
+        values[index] = file.read(leaf.nbytes)
+        yield values[index]
+    else:
+        value, memory = leaves.empty(leaf)
+        file.readinto(memory)
+        yield memory
+        values[index] = leaves.arranged(leaf, value)
 
 
 def _check(place: Place, name: str, found: str, files: Mapping[str, str]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from hpstage.checkpoints.leaves import Leaf
+
 Described = tuple[str, str, bool]
 """What an array is (``"array"`` or ``"key"``), its dtype or the implementation of its keys, and whether its dtype is
 weak (JAX's word for that of a Python number, which gives way to others')."""
@@ -67,6 +69,13 @@ def join(what: Described, array: Any) -> Any:
     if made.dtype != array.dtype:
         raise ValueError(f"the state holds {name}, which JAX has only with jax_enable_x64, as where it was trained")
     return made
+
+
+def check(what: Described, leaf: Leaf) -> None:
+    """Raise an error if :func:`join` could make nothing of what a leaf describes, on any host."""
+    kind, name, _ = what
+    if leaf.kind != "numpy" or (kind != "key" and (kind, name) not in {("array", dtype) for dtype in _DTYPES}):
+        raise ValueError(f"a leaf of kind {leaf.kind} is no array of JAX of {what}")
 
 
 def _plain(array: Any) -> Any:

@@ -73,6 +73,11 @@ _NUMPY |= {
 }
 
 
+# Dimensions of a tensor or an array; bytes that it can be addressed by, and elements that a stride can skip.
+_DIMENSIONS = 64
+_MOST = 2**63
+
+
 class Leaf(msgspec.Struct, frozen=True):
     """Description of a leaf without its values; ``name`` is its name in the safetensors file."""
 
@@ -131,15 +136,35 @@ def _strides(tensor: Any) -> tuple[int, ...] | None:
     for size in reversed(tensor.shape):
         plain.append(reach)
         reach *= max(1, size)
-    if strides == tuple(reversed(plain)) or not tensor.numel():
+    if strides == tuple(reversed(plain)) or not tensor.numel() or not _is_dense(strides, tensor.shape):
         return None
+    return strides
+
+
+def _is_dense(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has neither gaps in memory nor overlaps."""
     reach = 1
-    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1:
             if stride != reach:
-                return None
+                return False
             reach = stride * size
-    return strides
+    return True
+
+
+def check(leaf: Leaf) -> None:
+    """Raise ``ValueError`` or ``LookupError`` for a leaf that :func:`describe` cannot have returned, since its value
+    could not be made, or would take more memory than its bytes."""
+    _, size, shape = leaf.stored
+    reach = size * math.prod(max(1, count) for count in shape)
+    if len(shape) > _DIMENSIONS or min(shape, default=0) < 0 or reach >= _MOST:
+        raise ValueError(f"leaf {leaf.name!r} has the shape {leaf.shape}")
+    if leaf.kind != "torch" or leaf.strides is None:
+        return
+    if min(leaf.strides, default=0) < 0 or max(leaf.strides, default=0) >= _MOST:
+        raise ValueError(f"leaf {leaf.name!r} has the strides {leaf.strides}")
+    if not _is_dense(leaf.strides, leaf.shape):
+        raise ValueError(f"leaf {leaf.name!r} of shape {leaf.shape} has the strides {leaf.strides}")
 
 
 def numpy_scalar(value: object) -> tuple[str, bytes] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,12 @@ def flatten(state: object) -> FlatState:
     return FlatState(tree=tree, leaves=tuple(flattener.leaves), values=tuple(flattener.values))
 
 
-def unflatten(tree: Node, values: Sequence[Any]) -> object:
-    """Rebuild a state; ``ValueError``, ``TypeError`` or ``LookupError`` for an invalid structure."""
+def unflatten(tree: Node, values: Sequence[Any], join: Callable[[Any, Any], Any] = jax_arrays.join) -> object:
+    """Rebuild a state; some error for an invalid structure.
+
+    Args:
+        join: makes an array of JAX of what it is and its bytes.
+    """
     if not isinstance(tree, list):
         if isinstance(tree, (dict, float)):
             raise ValueError(f"{type(tree).__name__} in the structure")
@@ -84,14 +88,14 @@ def unflatten(tree: Node, values: Sequence[Any]) -> object:
     if tag == "float":
         return struct.unpack(">d", bytes.fromhex(rest[0]))[0]
     if tag == "list":
-        return [unflatten(node, values) for node in rest[0]]
+        return [unflatten(node, values, join) for node in rest[0]]
     if tag == "tuple":
-        return tuple(unflatten(node, values) for node in rest[0])
+        return tuple(unflatten(node, values, join) for node in rest[0])
     if tag == "dict":
-        return {unflatten(key, values): unflatten(value, values) for key, value in rest[0]}
+        return {unflatten(key, values, join): unflatten(value, values, join) for key, value in rest[0]}
     if tag == "odict":
-        ordered = OrderedDict((unflatten(key, values), unflatten(value, values)) for key, value in rest[0])
-        vars(ordered).update({name: unflatten(value, values) for name, value in rest[1]})
+        ordered = OrderedDict((unflatten(key, values, join), unflatten(value, values, join)) for key, value in rest[0])
+        vars(ordered).update({name: unflatten(value, values, join) for name, value in rest[1]})
         return ordered
     if tag == "int":
         return int(rest[0], 16)
@@ -100,7 +104,7 @@ def unflatten(tree: Node, values: Sequence[Any]) -> object:
     if tag == "scalar":
         return leaves.make_numpy_scalar(rest[0], bytes.fromhex(rest[1]))
     if tag == "jax":
-        return jax_arrays.join(rest[0], unflatten(rest[1], values))
+        return join(rest[0], unflatten(rest[1], values, join))
     raise ValueError(f"unknown tag {tag!r} in the structure")
 
 

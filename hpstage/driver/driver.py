@@ -29,6 +29,7 @@ from hpstage.plan.facts import (
     ForkVerified,
     StateDiffers,
     StateKey,
+    StateLost,
     TargetAsked,
     TrialAdded,
     TrialId,
@@ -66,6 +67,8 @@ _OTHERS = 0.02
 _WATCH = 1.0
 # Seconds between two looks whether the caller still waits for audits.
 _REST = 0.2
+# Number of damaged or missing checkpoints that are logged.
+_LOST_LOGGED = 3
 
 
 class Driver:
@@ -108,6 +111,7 @@ class Driver:
         self._taken: list[Report] = []  # reports from the executor, not yet processed
         self._driver_leases = leases
         self._left = False
+        self._lost = 0  # states whose checkpoints turned out to be damaged or missing
         self._eviction = eviction
         self._exact = exact
         self._strict = exact and strict
@@ -309,6 +313,7 @@ class Driver:
             self.log.write([*facts, *self._changed(batch)])
             for warning in warnings:
                 logger.warning("%s", warning)
+            self._warn_of_lost(facts)
             for report in batch:
                 for notice in self.scheduler.note(report):
                     logger.warning("%s", notice)
@@ -322,6 +327,18 @@ class Driver:
         if full and not (self._eviction is not None and self._eviction.make_room(self.log, full)):
             raise CheckpointFull(next(iter(full.values())))
         self._patience.check(self._executor.worker_timeout)
+
+    def _warn_of_lost(self, facts: Iterable[Fact]) -> None:
+        for fact in facts:
+            if isinstance(fact, StateLost):
+                self._lost += 1
+                if self._lost <= _LOST_LOGGED:
+                    rest = " Further ones are not logged." if self._lost == _LOST_LOGGED else ""
+                    logger.warning(
+                        "The checkpoint of a state cannot be used: %s. Its steps are trained again.%s",
+                        fact.message.rstrip("."),
+                        rest,
+                    )
 
     def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
         """Yield reports, holding back that of an unreadable state until the probe has found the cause."""

@@ -15,6 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
+import xxhash
+
+from hpstage.checkpoints import Manifest
+from hpstage.checkpoints import format as files
 from tests.faults.oracles import raw_journal, record_hash
 from tests.faults.site import LEASE, PATIENCE, WORKER_TTL, Process, Site, members
 
@@ -332,7 +337,7 @@ def is_training(pid: int) -> bool:
 
 
 def spoil(folder: Path, how: str, seed: int) -> None:
-    """Spoil a published checkpoint: ``truncated``, ``flipped`` or ``deleted``."""
+    """Spoil a published checkpoint: ``truncated``, ``flipped``, ``undecodable`` or ``deleted``."""
     _SPOILING[how](folder, random.Random(seed))
 
 
@@ -351,6 +356,19 @@ def _flip(folder: Path, rng: random.Random) -> None:
         file.write(bytes([byte ^ 1 << rng.randrange(8)]))
 
 
+def _describe_nothing(folder: Path, rng: random.Random) -> None:
+    """Replace what describes the state by something else, with the right checksums and lengths."""
+    (path,) = folder.glob("state*.json")
+    sealed = json.loads((folder / "manifest.json").read_bytes())["manifest"]
+    structure = json.loads(path.read_bytes())
+    structure["tree"] = rng.choice([["float", "00"], ["leaf", 10**12], ["unknown"], None, ["dict", []]])
+    content = json.dumps(structure).encode()
+    sealed["bytes"] += len(content) - path.stat().st_size
+    sealed["files"][path.name] = xxhash.xxh3_128_hexdigest(content)
+    path.write_bytes(content)
+    (folder / "manifest.json").write_bytes(files.encode_manifest(msgspec.convert(sealed, Manifest)))
+
+
 def _delete(folder: Path, rng: random.Random) -> None:
     shutil.rmtree(folder)
 
@@ -358,6 +376,7 @@ def _delete(folder: Path, rng: random.Random) -> None:
 _SPOILING: dict[str, Callable[[Path, random.Random], None]] = {
     "truncated": _truncate,
     "flipped": _flip,
+    "undecodable": _describe_nothing,
     "deleted": _delete,
 }
 
@@ -376,6 +395,7 @@ KINDS = (
     "records lost",
     "checkpoint truncated",
     "checkpoint flipped",
+    "checkpoint undecodable",
     "checkpoint deleted",
     DISK,
     "credentials refused",

@@ -167,7 +167,7 @@ def test_redis_paused_is_waited_for(site: Site) -> None:
 
 
 @pytest.mark.ci
-def test_checkpoints_truncated_flipped_and_deleted_cost_their_training_and_nothing_else(site: Site) -> None:
+def test_damaged_checkpoints_cost_their_training_and_nothing_else(site: Site) -> None:
     trial = Trial(site).start()
     before = trained(site)
     kept = set(site.published())
@@ -179,7 +179,7 @@ def test_checkpoints_truncated_flipped_and_deleted_cost_their_training_and_nothi
     at_risk = sum((trained(site) - before).values())
     began = len(raw(site))
     for number, folder in enumerate(sorted(set(site.published()) - kept)):
-        spoil(folder, ("truncated", "flipped", "deleted")[number % 3], number)
+        spoil(folder, ("truncated", "flipped", "undecodable", "deleted")[number % 4], number)
     trial.start().finish()
     trial.check()
     lost = [fact["step"] for fact in facts(site)[began:] if fact["type"] == "StateLost"]

@@ -261,9 +261,11 @@ def test_a_senseless_structure_with_the_right_checksum_is_refused(store: FolderC
     (folder / files.STRUCTURE).write_bytes(content)
     manifest = store.manifest(KEY)
     checksums = {**manifest.files, files.STRUCTURE: xxhash.xxh3_128_hexdigest(content)}
-    rewrite_manifest(folder, msgspec.structs.replace(manifest, files=checksums))
-    with pytest.raises(CheckpointCorrupt, match=KEY):
-        store.load(KEY)
+    size = (folder / files.TENSORS).stat().st_size + len(content)
+    rewrite_manifest(folder, msgspec.structs.replace(manifest, files=checksums, bytes=size))
+    for read in (store.load, store.verify):
+        with pytest.raises(CheckpointCorrupt, match=KEY):
+            read(KEY)
 
 
 @pytest.mark.parametrize("name", FILES)
