@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpstage.errors import LeaseLost, StoreError
 from hpstage.store.cursor import Cursor, chain
+from hpstage.store.held_files import GENERATION, HeldFiles
 from hpstage.store.journal import NO_FENCES, history_changed
 from hpstage.store.leases import Lease, check_seconds
 from hpstage.store.mounts import network_mount
@@ -38,6 +39,8 @@ _TABLES = (
     # The last token given, in one row, so that tokens keep growing even if leases are deleted.
     "CREATE TABLE tokens (last INTEGER NOT NULL)",
     "INSERT INTO tokens VALUES (0)",
+    GENERATION,
+    "INSERT INTO generation VALUES (hex(randomblob(16)))",
 )
 
 _REMEDIES = {
@@ -113,6 +116,8 @@ class SQLiteJournal(Store):
                 # itself does not wait, since waiting could be a deadlock: with four at once, 8 of 480 opens failed.
                 _persist(lambda: connection.execute("PRAGMA journal_mode=WAL"), deadline)
                 connection.execute("PRAGMA synchronous=NORMAL")
+                _end(connection)  # makes the files beside it
+                self._held = HeldFiles(self.path)
             except BaseException:
                 connection.close()
                 raise
@@ -236,6 +241,7 @@ class SQLiteJournal(Store):
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
             try:
+                self._held.check()
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
