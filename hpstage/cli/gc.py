@@ -52,7 +52,7 @@ def gc(
     """
     size = None if budget is None else budget_bytes(budget, "--budget")
     with ExitStack() as closing:
-        plan, places = open_existing(store, checkpoints, closing=closing)
+        plan, places = open_existing(store, checkpoints, closing=closing, read_only=dry_run)
         collection = Collection(Log(plan, places.journal, plan.apply), places.checkpoints, dry_run=dry_run)
         collection.collect(size)
         echo(collection.as_text(columns()))

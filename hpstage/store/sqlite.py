@@ -72,7 +72,8 @@ class SQLiteJournal(Store):
             counts from the host's start and cannot be set, so jumps of the wall clock do not matter. A lease that seems
             to begin in the future was given before the host's last start: its owner is gone, and it counts as expired.
         read_only: for readers only: the file must exist, no method writes to it, and remains of a writer that died are
-            not cleaned up. SQLite may leave its two auxiliary files beside it.
+            not cleaned up. SQLite may leave its two auxiliary files beside it. Needs no write permission, unless the
+            last writer was killed.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SQLiteJournal(Store):
         self._read_only = read_only
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._look_again: Callable[[], sqlite3.Connection] | None = None
         # Not in the database: its writers would wait while so much is written, and twice.
         self._snapshot = SnapshotFile(self.path.with_name(f"{self.path.name}-snapshot"))
         if read_only:
@@ -263,11 +265,33 @@ class SQLiteJournal(Store):
             raise StoreError(f"journal {self.path} was opened before a fork; open it anew in this process")
         if self._connection is None:
             raise StoreError(f"journal {self.path} is closed")
+        if self._look_again is not None:
+            look, self._look_again = self._look_again, None
+            self._connection.close()
+            self._connection = look()
         return self._connection
 
     def _looking_on(self, patience: float) -> sqlite3.Connection:
+        try:
+            return self._connected(patience, "mode=ro")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                raise
+            # SQLite cannot make the files beside it by which readers and writers agree.
+            if not _is_empty(self.path.with_name(f"{self.path.name}-wal")):
+                raise StoreError(
+                    f"journal {self.path} cannot be read without write permission to its folder, since its last writer "
+                    f"was killed and has left a file beside it: let its owner run `hpstage status` on it once, or give "
+                    f"this user write permission"
+                ) from error
+        # Nobody writes now. Each read looks again, since somebody may later.
+        self._look_again = lambda: self._looking_on(patience)
+        return self._connected(patience, "immutable=1")
+
+    def _connected(self, patience: float, how: str) -> sqlite3.Connection:
+        """Return a connection for readers."""
         connection = sqlite3.connect(
-            f"{self.path.as_uri()}?mode=ro", uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+            f"{self.path.as_uri()}?{how}", uri=True, timeout=patience, isolation_level=None, check_same_thread=False
         )
         try:
             if (found := _identity(connection)) != (APPLICATION, SCHEMA):
@@ -314,6 +338,10 @@ class SQLiteJournal(Store):
             kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
             remedy = _REMEDIES.get(kind, "this should not happen, please report it")
             raise StoreError(f"journal {self.path}: {error}: {remedy}") from error
+
+
+def _is_empty(file: Path) -> bool:
+    return not file.exists() or not file.stat().st_size
 
 
 def _refuse_network(path: Path) -> None:
