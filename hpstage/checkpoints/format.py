@@ -83,6 +83,11 @@ class _Sealed(msgspec.Struct, frozen=True):
     xxh3_128: str
 
 
+_decode_structure = msgspec.json.Decoder(_Structure).decode
+_decode_sealed = msgspec.json.Decoder(_Sealed).decode
+_decode_manifest = msgspec.json.Decoder(Manifest).decode
+
+
 def write(
     place: Place, flat: FlatState, *, key: StateKey, step: int, parent: StateKey | None, workload: str, token: str = ""
 ) -> Manifest:
@@ -151,10 +156,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(content: bytes, where: str) -> Manifest:
     """Decode the manifest and check its checksum. Raises :class:`CheckpointCorrupt`, which names ``where``."""
     try:
-        sealed = msgspec.json.decode(content, type=_Sealed)
+        sealed = _decode_sealed(content)
         if xxhash.xxh3_128_hexdigest(sealed.manifest) != sealed.xxh3_128:
             raise CheckpointCorrupt(f"{where} does not match its checksum")
-        manifest = msgspec.json.decode(sealed.manifest, type=Manifest)
+        manifest = _decode_manifest(sealed.manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{where} is no manifest: {error}") from error
     if manifest.format != FORMAT:
@@ -197,7 +202,7 @@ def _read(place: Place, manifest: Manifest, *, build: bool) -> tuple[_Structure,
     content = place.read(described)
     _check(place, described, xxhash.xxh3_128_hexdigest(content), manifest.files)
     with _understanding(place):
-        structure = msgspec.json.decode(content, type=_Structure)
+        structure = _decode_structure(content)
         parts = structure.leaves
         for leaf in parts:
             leaves.check(leaf)

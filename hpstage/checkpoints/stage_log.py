@@ -50,6 +50,10 @@ class _Sealed(msgspec.Struct, frozen=True):
     log: bytes
 
 
+_decode_sealed = msgspec.msgpack.Decoder(_Sealed).decode
+_decode_log = msgspec.msgpack.Decoder(StageLog).decode
+
+
 def encode(log: StageLog, key: StateKey, workload: str) -> bytes:
     content = msgspec.msgpack.encode(log)
     return msgspec.msgpack.encode(_Sealed(FORMAT, key, workload, xxhash.xxh3_128_hexdigest(content), content))
@@ -63,12 +67,12 @@ def decode(content: bytes, key: StateKey, workload: str, where: str) -> StageLog
         CheckpointForeign: it is of another workload.
     """
     try:
-        sealed = msgspec.msgpack.decode(content, type=_Sealed)
+        sealed = _decode_sealed(content)
         if sealed.format != FORMAT:
             raise CheckpointCorrupt(f"{where} has format {sealed.format}; this hpstage reads format {FORMAT}")
         if xxhash.xxh3_128_hexdigest(sealed.log) != sealed.xxh3_128:
             raise CheckpointCorrupt(f"{where} does not match its checksum")
-        log = msgspec.msgpack.decode(sealed.log, type=StageLog)
+        log = _decode_log(sealed.log)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{where} is no log of a stage: {error}") from error
     if sealed.key != key:

@@ -268,11 +268,14 @@ class _Header(msgspec.Struct, tag="PlanCreated"):
     loaded: dict[str, str] = {}
 
 
+_decode_header = msgspec.json.Decoder(_Header).decode
+
+
 def _check_header(
     record: bytes, workload: StateKey, described: Mapping[str, str], loaded: Mapping[str, str], journal: Journal
 ) -> None:
     try:
-        header = msgspec.json.decode(record, type=_Header)
+        header = _decode_header(record)
     except msgspec.MsgspecError as error:
         raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
     if header.format != FORMAT:
