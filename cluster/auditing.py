@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from distributed import Worker
 from msgspec.structs import replace
 
-from hpstage.cluster.messages import BeginAudit, Load, Loaded, Retrain, encode
+from hpstage.cluster.messages import BeginAudit, Load, Retrain, decode_loaded, decode_retrained, encode
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.execution.retraining import Retrained
 from hpstage.execution.segments import audited
@@ -93,14 +93,13 @@ class Auditing:
             raise TrainingProcessLost("was not needed any more")
         _give_way(trainer.pid)
         trainer.send(self._load)
-        loaded: Loaded = await trainer.answer(Loaded)
+        loaded = await trainer.answer(decode_loaded)
         if loaded.problem is not None:
             return _failed(order.audit, loaded.problem.summary)
         if loaded.environment != self._described():
             return _failed(order.audit, "a new process does not load what the worker has loaded: files were edited")
         trainer.send(Retrain(audited(order.audit), order.checkpoints))
-        found: Retrained = await trainer.answer(Retrained)
-        return _outcome(order.audit, found)
+        return _outcome(order.audit, await trainer.answer(decode_retrained))
 
     def _tell(self, ended: AuditEnded) -> None:
         self._worker.log_event(self._topic, {"audited": encode(ended)})

@@ -30,7 +30,8 @@ class Connection:
         security: as for the cluster's other clients.
         topic: topic of the run's feed.
         on_feed: called with each message of the feed; like ``on_left``, on Dask's loop.
-        on_left: called when a worker is gone.
+        present: returns the incarnation of a worker at this moment, empty if none is known.
+        on_left: called when a worker is gone, with the incarnation that it was.
         timeout: seconds to wait for the scheduler; by default Dask's.
 
     Raises:
@@ -44,11 +45,13 @@ class Connection:
         topic: str,
         *,
         on_feed: Callable[[dict[str, Any]], None],
-        on_left: Callable[[WorkerId, Departure], None],
+        present: Callable[[WorkerId], str],
+        on_left: Callable[[WorkerId, Departure, str], None],
         timeout: float | None = None,
     ) -> None:
         self._topic = topic
         self._on_feed = on_feed
+        self._present = present
         self._on_left = on_left
         self._heard = threading.Event()
         self._all = False
@@ -117,9 +120,10 @@ class Connection:
         if message.get("action") != "remove-worker":
             return
         worker = WorkerId(message["worker"])
+        incarnation = self._present(worker)  # another may join at this address before the scheduler has answered
         # Retired and scaled-down workers are expected to leave.
         orderly = message.get("expected", False) or await self._said_goodbye(worker)
-        self._on_left(worker, "closed" if orderly else "died")
+        self._on_left(worker, "closed" if orderly else "died", incarnation)
 
     async def _said_goodbye(self, worker: WorkerId) -> bool:
         """Whether a worker that is gone closed itself, as it does when it is restarted or receives a signal."""

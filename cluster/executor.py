@@ -23,18 +23,17 @@ from distributed.security import Security
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster import worker as side
 from hpstage.cluster.adaptive import DemandFeed
-from hpstage.cluster.admission import environment_of, refusal
-from hpstage.cluster.connection import Connection, Departure
+from hpstage.cluster.connection import Connection
 from hpstage.cluster.courier import Courier
 from hpstage.cluster.dashboard import page_of
 from hpstage.cluster.dashboard.follower import Follower
 from hpstage.cluster.followers import Followers
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.inbox import Inbox
+from hpstage.cluster.membership import Membership
 from hpstage.cluster.messages import (
     Amend,
     BeginAudit,
-    Description,
     EndAudit,
     Expect,
     LookAt,
@@ -92,7 +91,8 @@ class DaskExecutor(Executor):
         workers_per_gpu: how many workers of a local cluster share each GPU, for models that leave most of it idle. Each
             is a process; before a search one of them tries out how much memory it needs.
         worker_timeout: seconds for which a search waits for workers when all are gone, including the time to restart a
-            scheduler; by default 300, and 60 for a local cluster.
+            scheduler; by default 300, and 60 for a local cluster. A training process that neither answers nor computes
+            for so long (at least 10) is ended, and replaced by another one.
 
     Raises:
         UsageError: ``n_workers`` or ``workers_per_gpu`` was given with a client.
@@ -130,10 +130,9 @@ class DaskExecutor(Executor):
         self._futures: dict[ChainId, Future] = {}
         self._audits: dict[AuditId, WorkerId] = {}  # that were begun, and may have ended
         self._followers = Followers(self._on_refused)
-        self._lock = threading.Lock()  # protects the futures and the attributes below
-        self._environment: Environment | None = None
+        self._lock = threading.Lock()  # protects the futures
         self._loaded: dict[str, str] = {}
-        self._early: dict[WorkerId, Description | None] = {}  # joined (or left: None) during open()
+        self._members = Membership(self._inbox, self._lost, self._demand.joined)
 
     def take(self, server: ForkServer | None) -> None:
         """Have the training processes of a local cluster forked by a server that was started before this module was
@@ -159,7 +158,9 @@ class DaskExecutor(Executor):
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None, gpus_per_worker: int) -> Environment:
         self._where, self._security = self._place.open(gpus_per_worker)
         driver = socket.gethostname(), os.getpid()
-        self._plugin = side.TrainingPlugin(self._run, packed, driver=driver, script=this_script())
+        self._plugin = side.TrainingPlugin(
+            self._run, packed, driver=driver, script=this_script(), silence=self.worker_timeout
+        )
         try:
             connection = self._connect()
             connection.forget_the_dead(name_of(""))
@@ -176,18 +177,11 @@ class DaskExecutor(Executor):
                 f"the scheduler at {self._where} went away while the workers were being set up ({error}); run the same "
                 f"command again"
             ) from error
-        with self._lock:
-            found = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
-            present = [text for text in (found | self._early).values() if text is not None]
-            if not present:
-                raise ClusterError("all workers have left while they were being set up; look at their logs")
-            self._environment = environment_of(present, self._gpus, self._loaded)
-            self._most_lanes = max(description.lanes for description in present)
-            for description in present:
-                self._join(description)
+        found = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
+        environment, self._most_lanes = self._members.begin(found, self._gpus, self._loaded)
         if checkpoints is not None:
             self.use(checkpoints)
-        return self._environment
+        return environment
 
     def _install(self, client: Client, plugin: side.TrainingPlugin) -> None:
         """Install the plugin on all workers; retry if one is lost meanwhile."""
@@ -213,7 +207,13 @@ class DaskExecutor(Executor):
     def _connect(self, timeout: float | None = None) -> Connection:
         # A separate connection: the given client may be asynchronous, restarted, or subscribed to the same topics.
         connection = self._connection = Connection(
-            self._where, self._security, self._name, on_feed=self._on_feed, on_left=self._on_left, timeout=timeout
+            self._where,
+            self._security,
+            self._name,
+            on_feed=self._on_feed,
+            present=self._members.incarnation_of,
+            on_left=self._members.left,
+            timeout=timeout,
         )
         self._courier = Courier(connection.client, self._name)
         connection.listen()
@@ -284,17 +284,19 @@ class DaskExecutor(Executor):
         return self._most_lanes
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        if not self._inbox.begin(chain.id, worker, chain.gang):
-            return
+        incarnations = self._inbox.begin(chain.id, worker, chain.gang)
+        if not incarnations:
+            return  # the driver will read that it has left
         if not self._connected:
             return  # wait() will report that all workers have left
         key = self._new_key()
         encoded = encode(chain)
-        future = self._submit(host_of(worker), key, side.run_chain, self._run, key, encoded, self._checkpoints, worker)
+        arguments: tuple[object, ...] = self._run, key, encoded, self._checkpoints, worker, incarnations[0]
+        future = self._submit(host_of(worker), key, side.run_chain, *arguments)
         followers = {}
         for rank, member in enumerate(chain.gang, 1):
             key = self._new_key()
-            arguments = self._run, key, encoded, self._checkpoints, rank
+            arguments = self._run, key, encoded, self._checkpoints, rank, incarnations[rank]
             followers[member] = self._submit(member, key, side.follow_chain, *arguments)
         with self._lock:
             self._futures[chain.id] = future
@@ -447,38 +449,19 @@ class DaskExecutor(Executor):
             ended = decode_audited(message["audited"])
             self._audits.pop(ended.audit, None)
             self._inbox.audited(ended)
+        elif "notice" in message:
+            logger.warning("%s", message["notice"])
         elif "ready" in message:
-            self._on_ready(decode_description(message["ready"]))
+            self._members.ready(decode_description(message["ready"]))
         elif "lost" in message:
             logger.warning("worker %s: %s; its training continues elsewhere", message["lost"], message["message"])
-            self._on_left(WorkerId(message["lost"]), message["reason"], message["message"])
+            worker = WorkerId(message["lost"])
+            self._members.left(worker, message["reason"], message["incarnation"], message["message"])
         else:
             self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])
 
-    def _on_ready(self, description: Description) -> None:
-        worker = WorkerId(description.worker)
-        with self._lock:
-            if self._environment is None:
-                self._early[worker] = description
-                return
-        reason = refusal(description, self._environment, self._loaded)
-        if reason is None:
-            self._join(description)
-        else:
-            logger.warning("worker %s is not used: %s", worker, reason)
-            self._on_left(worker, "closed")  # it may have been used before, with another training process
-
-    def _join(self, description: Description) -> None:
-        self._inbox.join(WorkerId(description.worker), description.lanes)
-        self._demand.joined()
-
-    def _on_left(self, worker: WorkerId, reason: Departure, message: str = "") -> None:
-        with self._lock:
-            if self._environment is None:
-                self._early[worker] = None
-                return
-        # Otherwise their tasks would wait forever for a worker at that address.
-        self._release(self._inbox.leave(worker, reason, message))
+    def _lost(self, chains: list[ChainId]) -> None:
+        self._release(chains)
         self._see_gangs()
 
     def _see_gangs(self) -> None:

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -65,6 +66,12 @@ START_TRAINING = (
 _MOST = 1 << 20
 """Bytes of the longest message."""
 _KILLED = -signal.SIGKILL
+_IMPORTS = 300.0
+"""Seconds within which a server must answer for the first time, once it has imported what it forks."""
+_ANSWERS = 60.0
+"""Seconds within which it must answer from then on."""
+_STATUS = 5.0
+"""Seconds within which it must tell how a fork has ended that is no more."""
 
 
 def python() -> list[str]:
@@ -91,6 +98,10 @@ def how_it_ended(status: int) -> str:
 
 class NotForked(Exception):
     """No process can be forked; the text tells why."""
+
+
+class NoAnswer(NotForked):
+    """The server does not answer, and may be stopped."""
 
 
 def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
@@ -121,20 +132,45 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
 class Forked:
     """A process that was forked, with the methods of :class:`asyncio.subprocess.Process` that are needed."""
 
-    def __init__(self, server: ForkServer, pid: int, status: Future[int]) -> None:
+    def __init__(self, pid: int, status: Future[int]) -> None:
         self.pid = pid
-        self._server = server
         self._status = status
+        # The server reaps it, so that its number may be another process's; and the server may be stopped.
+        try:
+            self._handle = os.pidfd_open(pid)
+        except ProcessLookupError:  # how it has ended is told next
+            self._handle = -1
+        else:
+            weakref.finalize(self, os.close, self._handle)
 
     def poll(self) -> int | None:
         """Return its exit status, ``None`` while it runs."""
         return self._status.result() if self._status.done() else None
 
     async def wait(self) -> int:
-        return await asyncio.shield(asyncio.wrap_future(self._status))
+        """Return its exit status once it has ended. Called once."""
+        status = asyncio.wrap_future(self._status)
+        if self._handle < 0:
+            return await status
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[int] = loop.create_future()
+
+        def note() -> None:
+            loop.remove_reader(self._handle)
+            gone.set_result(0)
+
+        loop.add_reader(self._handle, note)
+        try:
+            await asyncio.wait([status, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(self._handle)
+        await asyncio.wait([status], timeout=_STATUS)
+        return status.result() if status.done() else _KILLED
 
     def kill(self) -> None:
-        self._server.kill(self.pid)
+        if self._handle >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
 class ForkServer:
@@ -148,6 +184,7 @@ class ForkServer:
         self._lock = threading.Lock()  # protects the attributes below, and the order of requests
         self._asked: deque[Future[Forked]] = deque()
         self._running: dict[int, Future[int]] = {}
+        self._has_answered = self._is_silent = False
         with ExitStack() as stack:
             out, err = stack.enter_context(outputs())
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -172,13 +209,7 @@ class ForkServer:
     async def fork(
         self, files: Sequence[int], worker: str, *, variables: Mapping[str, str], path: Sequence[str]
     ) -> Forked:
-        """Fork a process; see :meth:`begin`."""
-        return await asyncio.shield(asyncio.wrap_future(self.begin(files, worker, variables=variables, path=path)))
-
-    def begin(
-        self, files: Sequence[int], worker: str, *, variables: Mapping[str, str], path: Sequence[str]
-    ) -> Future[Forked]:
-        """Begin to fork a process that trains for ``worker``. The future, too, may raise :class:`NotForked`.
+        """Fork a process that trains for ``worker``.
 
         Args:
             files: file descriptors of its end of a socket, of its standard output and of its standard error.
@@ -187,7 +218,36 @@ class ForkServer:
 
         Raises:
             NotForked: it would differ from a new process, or the server is gone.
+            NoAnswer: the server does not answer. If it forks one later, that finds its channel closed and ends.
         """
+        asked = asyncio.wrap_future(self._begin(files, worker, variables, path))
+        try:
+            return await asyncio.wait_for(asked, self._limit)
+        except TimeoutError:
+            raise self._no_answer() from None
+
+    def fork_and_wait(
+        self, files: Sequence[int], worker: str, *, variables: Mapping[str, str], path: Sequence[str]
+    ) -> Forked:
+        """As :meth:`fork`, where there is no event loop."""
+        try:
+            return self._begin(files, worker, variables, path).result(self._limit)
+        except TimeoutError:
+            raise self._no_answer() from None
+
+    @property
+    def _limit(self) -> float:
+        return _ANSWERS if self._has_answered else _IMPORTS
+
+    def _no_answer(self) -> NoAnswer:
+        self._is_silent = True
+        return NoAnswer(f"its server (process {self._process.pid}) does not answer; it may be stopped")
+
+    def _begin(
+        self, files: Sequence[int], worker: str, variables: Mapping[str, str], path: Sequence[str]
+    ) -> Future[Forked]:
+        if self._is_silent:
+            raise self._no_answer()
         environment = training_environment()
         changed = sorted(
             name
@@ -217,11 +277,6 @@ class ForkServer:
             self._asked.append(answer)
         return answer
 
-    def kill(self, pid: int) -> None:
-        """Kill a fork, if it has not ended."""
-        with suppress(OSError):  # the server is gone, and its forks with it
-            self._socket.send(json.dumps({"kill": pid}).encode())
-
     def close(self) -> None:
         """End the server, and the forks that have not ended, at once."""
         self._process.kill()
@@ -232,22 +287,33 @@ class ForkServer:
         try:
             while message := self._socket.recv(_MOST):
                 with self._lock:
+                    self._has_answered, self._is_silent = True, False
                     match json.loads(message):
                         case {"forked": pid}:
                             self._running[pid] = Future()
-                            self._asked.popleft().set_result(Forked(self, pid, self._running[pid]))
+                            _settle(self._asked.popleft(), Forked(pid, self._running[pid]))
                         case {"refused": why}:
-                            self._asked.popleft().set_exception(NotForked(why))
+                            _settle(self._asked.popleft(), NotForked(why))
                         case {"ended": pid, "status": code}:
                             self._running.pop(pid).set_result(code)
         except OSError:
             logger.debug("the server of training processes is gone", exc_info=True)
         with self._lock:
             while self._asked:
-                self._asked.popleft().set_exception(NotForked("its server has ended"))
+                _settle(self._asked.popleft(), NotForked("its server has ended"))
             for status in self._running.values():
                 status.set_result(_KILLED)  # by the kernel, with the server
             self._socket.close()
+
+
+def _settle(asked: Future[Forked], answer: Forked | NotForked) -> None:
+    """Pass an answer on, unless nobody waits for it any more."""
+    if not asked.set_running_or_notify_cancel():
+        return
+    if isinstance(answer, Forked):
+        asked.set_result(answer)
+    else:
+        asked.set_exception(answer)
 
 
 def _imported() -> list[str]:
@@ -323,13 +389,8 @@ class _Server:
         message, files, _, _ = socket.recv_fds(self._channel, _MOST, 3)
         if not message:
             return False
-        request = json.loads(message)
-        if "kill" in request:
-            if request["kill"] in self._forks:
-                os.kill(request["kill"], signal.SIGKILL)
-            return True
         try:
-            self._fork(request, files)
+            self._fork(json.loads(message), files)
         finally:
             for file in files:
                 os.close(file)

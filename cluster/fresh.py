@@ -12,9 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-
-import msgspec
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster.fork_server import (
@@ -31,12 +28,13 @@ from hpstage.cluster.messages import (
     SIZE,
     Done,
     Load,
-    Loaded,
     Raised,
     Reply,
     Request,
     Retrain,
+    decode_loaded,
     decode_reply,
+    decode_retrained,
     framed,
 )
 from hpstage.cluster.outputs import outputs
@@ -74,10 +72,9 @@ class FreshProcess:
         self._unsent = bytearray()
         with outputs():
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with it
-            self._channel, theirs = socket.socketpair()
-        with theirs:
-            files = theirs.fileno(), self._output.fileno(), self._output.fileno()
-            self._process = _forked(server, files, variables or {}, path) or _spawned(files, variables or {}, path)
+            self._process: Forked | subprocess.Popen[bytes]
+            started = _forked(server, self._output.fileno(), variables or {}, path)
+            self._process, self._channel = started or _spawned(self._output.fileno(), variables or {}, path)
         self._channel.setblocking(False)
         self._ask(load)
 
@@ -164,13 +161,13 @@ class FreshProcess:
     def _take(self, reply: Reply) -> None:
         match reply:
             case Done(value) if self._environment is None:
-                loaded = msgspec.convert(value, Loaded)
+                loaded = decode_loaded(value)
                 if loaded.problem is not None:
                     problem = loaded.problem
                     self._end(Problem("failed", f"{problem.summary}\n{problem.traceback}".rstrip(), 0))
                 self._environment = loaded.environment
             case Done(value):
-                self._result = self._result or msgspec.convert(value, Retrained)
+                self._result = self._result or decode_retrained(value)
             case Raised() as raised:
                 self._end(Problem("failed", f"{raised.kind}: {raised.text}\n{raised.traceback}", 0))
 
@@ -192,28 +189,37 @@ class FreshProcess:
 
 
 def _forked(
-    server: ForkServer | None, files: tuple[int, int, int], variables: Mapping[str, str], path: Sequence[str]
-) -> Forked | None:
+    server: ForkServer | None, output: int, variables: Mapping[str, str], path: Sequence[str]
+) -> tuple[Forked, socket.socket] | None:
     if server is None:
         return None
-    with suppress(NotForked):
-        return server.begin(files, "audit", variables=variables, path=path).result()
-    return None
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            files = theirs.fileno(), output, output
+            return server.fork_and_wait(files, "audit", variables=variables, path=path), ours
+    except NotForked:
+        ours.close()
+        return None
 
 
-def _spawned(files: tuple[int, int, int], variables: Mapping[str, str], path: Sequence[str]) -> subprocess.Popen[bytes]:
-    channel, out, err = files
-    return subprocess.Popen(
-        [
-            *python(),
-            "-c",
-            START_TRAINING,
-            json.dumps([[*path, *search_path()], sys.argv, [channel, os.getpid(), "audit"]]),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
-        pass_fds=[channel],
-        env={**training_environment(), **variables},
-        process_group=0,  # Ctrl-C on a terminal is for the search alone
-    )
+def _spawned(
+    output: int, variables: Mapping[str, str], path: Sequence[str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [
+                *python(),
+                "-c",
+                START_TRAINING,
+                json.dumps([[*path, *search_path()], sys.argv, [theirs.fileno(), os.getpid(), "audit"]]),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[theirs.fileno()],
+            env={**training_environment(), **variables},
+            process_group=0,  # Ctrl-C on a terminal is for the search alone
+        )
+    return process, ours

@@ -32,6 +32,13 @@ _TRUSTED = 2.0
 
 
 @dataclass(slots=True)
+class _Present:
+    lanes: list[WorkerId]
+    incarnation: str
+    read: bool = False  # whether the driver has read that it joined
+
+
+@dataclass(slots=True)
 class _Running:
     worker: WorkerId
     gang: tuple[WorkerId, ...] = ()
@@ -44,6 +51,9 @@ class _Running:
 class Inbox:
     """Passes on each report once, those of a chain in order, and none of a chain whose worker has left.
 
+    A worker whose training process was replaced is another *incarnation* of it. The driver's decisions concern the
+    incarnations of which it has read that they joined, and so do the chains that it starts.
+
     Thread-safe for the driver's thread, Dask's loop and its callback thread. Independent of Dask.
 
     Args:
@@ -52,9 +62,9 @@ class Inbox:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # its lock is reentrant
         self._reports: deque[Report] = deque()
-        self._workers: dict[WorkerId, list[WorkerId]] = {}  # the lanes of each
+        self._workers: dict[WorkerId, _Present] = {}
         self._chains: dict[ChainId, _Running] = {}
         self._broken: HpstageError | None = None
 
@@ -63,39 +73,65 @@ class Inbox:
         with self._changed:
             return tuple(self._workers)
 
-    def join(self, worker: WorkerId, lanes: int = 1) -> None:
-        """Add a worker that trains so many chains side by side."""
+    def incarnation_of(self, worker: WorkerId) -> str:
+        """Return the present incarnation of a worker, empty if it is not there."""
         with self._changed:
-            if worker not in self._workers:
-                self._workers[worker] = names_of(worker, lanes)
-                for lane in self._workers[worker]:
-                    self._tell(WorkerJoined(lane, self._clock()))
+            return self._workers[worker].incarnation if worker in self._workers else ""
+
+    def join(self, worker: WorkerId, incarnation: str, lanes: int = 1) -> list[ChainId]:
+        """Add a worker that trains so many chains side by side; return the chains lost with an earlier incarnation of
+        which nobody has said yet that it left."""
+        with self._changed:
+            lost: list[ChainId] = []
+            if worker in self._workers:
+                if self._workers[worker].incarnation == incarnation:
+                    return lost
+                lost = self.leave(worker, "died", "another one has taken its place")
+            self._workers[worker] = _Present(names_of(worker, lanes), incarnation)
+            for lane in self._workers[worker].lanes:
+                self._tell(WorkerJoined(lane, self._clock()))
+            return lost
 
     def leave(
-        self, worker: WorkerId, reason: Literal["died", "closed", "unreachable"], message: str = ""
+        self,
+        worker: WorkerId,
+        reason: Literal["died", "closed", "unreachable"],
+        message: str = "",
+        *,
+        incarnation: str | None = None,
     ) -> list[ChainId]:
-        """Remove a worker, with a ``message`` on the cause if known; return the chains lost with it."""
+        """Remove a worker, unless it has become another incarnation than the one that is given; return the chains lost
+        with it. ``message``: the cause, if known."""
         with self._changed:
-            if worker not in self._workers:
+            present = self._workers.get(worker)
+            if present is None or incarnation not in (None, present.incarnation):
                 return []
             lost = [chain for chain, running in self._chains.items() if host_of(running.worker) == worker]
             for chain in lost:
                 del self._chains[chain]
             for running in self._chains.values():
                 running.bereft |= worker in running.gang
-            for lane in self._workers.pop(worker):
+            for lane in self._workers.pop(worker).lanes:
                 self._tell(WorkerLeft(lane, self._clock(), reason, message))
             return lost
 
-    def begin(self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = ()) -> bool:
-        """Record that a chain will start; return ``False`` if its worker has left, unknown to the driver so far."""
+    def begin(self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = ()) -> list[str]:
+        """Record that a chain will start; return the incarnations of its worker and of its gang to which it is to be
+        sent: none if its worker, as far as the driver knows it, has left."""
         with self._changed:
+            present = self._read(host_of(worker))
+            if present is None or worker not in present.lanes:
+                return []
             if any(running.worker == worker and not running.ended for running in self._chains.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")
-            if worker not in self._workers.get(host_of(worker), ()):
-                return False
-            self._chains[chain] = _Running(worker, gang, bereft=not self._workers.keys() >= set(gang))
-            return True
+            members = [self._read(member) for member in gang]
+            self._chains[chain] = _Running(worker, gang, bereft=None in members)
+            return [member.incarnation if member is not None else "" for member in (present, *members)]
+
+    def _read(self, worker: WorkerId) -> _Present | None:
+        """Return a worker if the driver has read that its present incarnation joined."""
+        present = self._workers.get(worker)
+        return present if present is not None and present.read else None
 
     def refuse(self, chain: ChainId, why: str) -> bool:
         """Note that one of a running chain's gang could not join it; return ``False`` if it does not run."""
@@ -165,6 +201,8 @@ class Inbox:
                 raise self._broken
             reports = list(self._reports)
             self._reports.clear()
+            for present in self._workers.values():
+                present.read = True
             return reports
 
     def _dated(self, report: Report) -> Report:

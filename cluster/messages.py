@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from hpstage.execution.flight import Gathering
-from hpstage.execution.retraining import Segment
+from hpstage.execution.retraining import Retrained, Segment
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Audit, AuditEnded, AuditId, Chain, ChainReport
@@ -28,7 +28,8 @@ class Problem(msgspec.Struct, frozen=True):
 class Description(msgspec.Struct, frozen=True):
     """A worker's description of itself once it has the trainable.
 
-    ``cuda``: whether it has a CUDA device. ``lanes``: how many chains it trains side by side.
+    ``incarnation``: names its training process, among all that there ever are. ``cuda``: whether it has a CUDA device.
+    ``lanes``: how many chains it trains side by side.
     """
 
     worker: str
@@ -38,6 +39,7 @@ class Description(msgspec.Struct, frozen=True):
     environment: Environment | None = None
     problem: Problem | None = None
     lanes: int = 1
+    incarnation: str = ""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -139,11 +141,15 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     """Free the states in memory. Has no reply."""
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Reply with :class:`Pong` at once, whatever the process does otherwise."""
+
+
 class Finish(msgspec.Struct, frozen=True, tag=True):
     """Close the trainable, and end. Has no reply."""
 
 
-Request = Load | TryOut | Measure | LookAt | Train | Follow | Retrain | Forget | Finish
+Request = Load | TryOut | Measure | LookAt | Train | Follow | Retrain | Forget | Ping | Finish
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
@@ -154,9 +160,9 @@ class Told(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The result of a request: ``of`` the chain, or of the one that is not to train."""
+    """The encoded result of a request: ``of`` the chain, or of the one that is not to train."""
 
-    value: Any = None
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil
     of: ChainId | None = None
 
 
@@ -169,8 +175,14 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     of: ChainId | None = None
 
 
-Reply = Told | Done | Raised
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The process is there."""
 
+
+Reply = Told | Done | Raised | Pong
+
+# msgspec gathers what it must know of a class when the first decoder of it is made. Two threads that do so at once can
+# crash the process, so that all decoders are made on import.
 encode = msgspec.msgpack.Encoder().encode
 decode_chain = msgspec.msgpack.Decoder(Chain).decode
 decode_report = msgspec.msgpack.Decoder(ChainReport | Gathering).decode
@@ -179,6 +191,11 @@ decode_orders = msgspec.msgpack.Decoder(list[Order]).decode
 decode_description = msgspec.msgpack.Decoder(Description).decode
 decode_request = msgspec.msgpack.Decoder(Request | Order).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_loaded = msgspec.msgpack.Decoder(Loaded).decode
+decode_answer = msgspec.msgpack.Decoder(dict[str, Any] | None).decode
+decode_retrained = msgspec.msgpack.Decoder(Retrained).decode
+decode_refusal = msgspec.msgpack.Decoder(str).decode
+decode_nothing = msgspec.msgpack.Decoder(None).decode
 
 SIZE = 8
 """Bytes of the length prefix of each message between a Dask worker and its training process."""

@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from distributed import Worker
@@ -21,6 +21,7 @@ from hpstage import errors
 from hpstage.cluster.fork_server import (
     START_TRAINING,
     Forked,
+    NoAnswer,
     NotForked,
     how_it_ended,
     python,
@@ -28,15 +29,33 @@ from hpstage.cluster.fork_server import (
     training_environment,
 )
 from hpstage.cluster.local_worker import LocalWorker
-from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Reply, Request, Told, decode_reply, framed
+from hpstage.cluster.messages import (
+    SIZE,
+    Done,
+    Finish,
+    Order,
+    Ping,
+    Pong,
+    Raised,
+    Reply,
+    Request,
+    Told,
+    decode_reply,
+    framed,
+)
 from hpstage.cluster.outputs import outputs
+from hpstage.cluster.watch import Watch
 from hpstage.errors import InternalError, UsageError
 from hpstage.plan.facts import ChainId
 
 logger = logging.getLogger("hpstage")
 
+Result = TypeVar("Result")
+
 _LAST_WORDS = 1.0
 """Seconds after its end within which a process's last messages must have been read."""
+_LET_GO = 10.0
+"""Seconds that the system has to end a process that is killed; one that waits in a driver may be there for ever."""
 
 
 class TrainingProcessLost(Exception):
@@ -50,6 +69,7 @@ class Trainer:
     they are now. It ends with this process, however that ends.
 
     Attributes:
+        answers, reports: how often it has answered a ping, and reported.
         given_up: why its worker has ended it, which is nothing that it trains; empty if it has not.
     """
 
@@ -58,7 +78,9 @@ class Trainer:
     ) -> None:
         self.pid = process.pid
         self.given_up = ""
+        self.answers = self.reports = 0
         self._process = process
+        self._buried = asyncio.get_running_loop().create_future()  # whether or not the system has let it go
         self._reader = reader
         self._writer = writer
         self._end = asyncio.create_task(self._await_end())
@@ -70,9 +92,7 @@ class Trainer:
     async def start(cls, worker: Worker) -> Trainer:
         """Start a process that trains for a Dask worker. Raises :class:`OSError` if the system allows no more."""
         with outputs() as files:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                process = await _forked(worker, theirs, files) or await _spawned(worker, theirs, files)
+            process, ours = await _forked(worker, files) or await _spawned(worker, files)
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     def send(self, message: Request | Order) -> None:
@@ -80,9 +100,19 @@ class Trainer:
         if not self._writer.is_closing():
             self._writer.write(framed(message))
 
-    async def answer(self, kind: Any, tell: Callable[[bytes], None] | None = None, *, of: ChainId | None = None) -> Any:
-        """Return the result of the request to train a chain, or of the last other one, of type ``kind``; ``tell``
-        receives the encoded reports before it.
+    def ping(self) -> None:
+        """Ask whether it is there; :attr:`answers` grows once it is."""
+        self.send(Ping())
+
+    async def answer(
+        self,
+        decode: Callable[[msgspec.Raw], Result],
+        tell: Callable[[bytes], None] | None = None,
+        *,
+        of: ChainId | None = None,
+    ) -> Result:
+        """Return the result of the request to train a chain, or of the last other one, decoded; ``tell`` receives the
+        encoded reports before it.
 
         Raises:
             TrainingProcessLost: the process has ended.
@@ -99,7 +129,7 @@ class Trainer:
                         assert tell is not None, "only chains report"
                         tell(report)
                     case Done(value):
-                        return msgspec.convert(value, kind)
+                        return decode(value)
                     case Raised() as raised:
                         raise _as_error(raised)
                     case None:
@@ -107,11 +137,20 @@ class Trainer:
         finally:
             del self._replies[of]
 
+    def watch(self, limit: float, training: Callable[[], bool], say: Callable[[str], None]) -> None:
+        """End it once it has neither answered nor computed for ``limit`` seconds; see :class:`Watch`."""
+        watching = asyncio.create_task(Watch(self, limit, training, say).run())
+        self._end.add_done_callback(lambda _: watching.cancel())
+
     async def _dispatch(self) -> None:
         """Sort the replies by request, until the process has ended."""
         try:
             while True:
                 reply = decode_reply(await self._receive())
+                if isinstance(reply, Pong):
+                    self.answers += 1
+                    continue
+                self.reports += isinstance(reply, Told)
                 self._replies[reply.of].put_nowait(reply)
         except TrainingProcessLost:
             self._gone = True
@@ -124,9 +163,14 @@ class Trainer:
         return await asyncio.shield(self._end)
 
     def give_up(self, why: str) -> None:
-        """End the process at once, since it may wait without end for another one."""
+        """End the process at once, since it may wait without end; do not wait for the system to let go of it."""
         self.given_up = why
         self.kill()
+        asyncio.get_running_loop().call_later(_LET_GO, self._bury)
+
+    def _bury(self) -> None:
+        if not self._buried.done():
+            self._buried.set_result(None)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -150,43 +194,52 @@ class Trainer:
             raise TrainingProcessLost(await self.ended()) from None
 
     async def _await_end(self) -> str:
-        status = await self._process.wait()
+        status = asyncio.ensure_future(self._process.wait())
+        await asyncio.wait([status, self._buried], return_when=asyncio.FIRST_COMPLETED)
         # Only a process that it left behind can still hold the other end, and nothing is expected from it.
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.transport.abort)
-        return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status)
+        return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status.result())
 
 
-async def _forked(worker: Worker, channel: socket.socket, files: tuple[int, int]) -> Forked | None:
+async def _forked(worker: Worker, files: tuple[int, int]) -> tuple[Forked, socket.socket] | None:
     """Fork a process, which takes milliseconds, for a worker that has a server for that; ``None`` if that cannot be."""
     if not isinstance(worker, LocalWorker) or worker.fork_server is None:
         return None
+    ours, theirs = socket.socketpair()
     try:
-        return await worker.fork_server.fork(
-            [channel.fileno(), *files],
-            worker.address,
-            variables=worker.variables,
-            path=[worker.local_directory],  # of uploaded files
-        )
+        with theirs:
+            forked = await worker.fork_server.fork(
+                [theirs.fileno(), *files],
+                worker.address,
+                variables=worker.variables,
+                path=[worker.local_directory],  # of uploaded files
+            )
     except NotForked as error:
-        logger.info("a training process is started anew, which takes seconds: %s", error)
+        ours.close()  # if it is forked after all, it ends at once
+        level = logging.WARNING if isinstance(error, NoAnswer) else logging.INFO
+        logger.log(level, "a training process is started anew, which takes seconds: %s", error)
         return None
+    return forked, ours
 
 
-async def _spawned(worker: Worker, channel: socket.socket, files: tuple[int, int]) -> asyncio.subprocess.Process:
+async def _spawned(worker: Worker, files: tuple[int, int]) -> tuple[asyncio.subprocess.Process, socket.socket]:
     local = isinstance(worker, LocalWorker)
     path = [worker.local_directory, *search_path()] if local else search_path()
-    return await asyncio.create_subprocess_exec(
-        *python(),
-        "-c",
-        START_TRAINING,
-        json.dumps([path, sys.argv, [channel.fileno(), os.getpid(), worker.address]]),
-        stdin=subprocess.DEVNULL,
-        stdout=files[0],
-        stderr=files[1],
-        pass_fds=[channel.fileno()],
-        env={**training_environment(), **(worker.variables if local else {})},
-        process_group=0 if local else None,  # Ctrl-C on a terminal is for the search alone
-    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *python(),
+            "-c",
+            START_TRAINING,
+            json.dumps([path, sys.argv, [theirs.fileno(), os.getpid(), worker.address]]),
+            stdin=subprocess.DEVNULL,
+            stdout=files[0],
+            stderr=files[1],
+            pass_fds=[theirs.fileno()],
+            env={**training_environment(), **(worker.variables if local else {})},
+            process_group=0 if local else None,  # Ctrl-C on a terminal is for the search alone
+        )
+    return process, ours
 
 
 def _as_error(raised: Raised) -> Exception:

@@ -23,6 +23,8 @@ from queue import SimpleQueue
 from typing import NoReturn
 from urllib.parse import urlsplit
 
+import msgspec
+
 # Imported before any step: a step that imported it would draw numbers from it that were not keyed before the step.
 import numpy as np  # noqa: F401
 
@@ -39,6 +41,8 @@ from hpstage.cluster.messages import (
     Loaded,
     LookAt,
     Measure,
+    Ping,
+    Pong,
     Problem,
     Raised,
     Reply,
@@ -149,6 +153,8 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], traini
                         control.amend(amendment)
                 case Expect(keys):
                     training.expect(keys)
+                case Ping():
+                    training.answer()
                 case Train() as request:
                     control = Control()
                     controls[request.lane] = request.chain.id, control
@@ -193,6 +199,10 @@ class _Training:
         except BrokenPipeError:
             os._exit(_ORPHANED)
 
+    def answer(self) -> None:
+        """Tell that the process is there. May be called by any thread."""
+        self._tell(Pong())
+
     def wake(self) -> None:
         """Have the running chains joined by one that was requested, at their next step. May be called by any thread."""
         if self._bundle is not None:
@@ -229,7 +239,7 @@ class _Training:
                 self._tell(_raised(error, of))
             else:
                 if of is None:
-                    self._tell(Done(value))
+                    self._tell(Done(msgspec.Raw(encode(value))))
 
     def _go_on(self, bundle: Bundle) -> None:
         """Train to the next report, and tell it."""

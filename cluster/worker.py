@@ -5,66 +5,26 @@ All of this runs on the worker's event loop without blocking it; training takes 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import platform
 import socket
-import time
-from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from distributed import Status, Worker, WorkerPlugin, get_worker
-from msgspec.structs import asdict
 
-from hpstage.cluster.auditing import Auditing, make_way
-from hpstage.cluster.local_worker import LocalWorker
-from hpstage.cluster.meetings import BUSY, Meeting, apart, handler_of
 from hpstage.cluster.messages import (
-    Amend,
-    BeginAudit,
-    Description,
-    EndAudit,
-    Expect,
-    Follow,
-    Forget,
     Load,
-    Loaded,
-    Order,
-    Problem,
-    Stop,
-    Train,
-    decode_chain,
-    decode_orders,
-    decode_report,
-    decode_request,
     encode,
     name_of,
 )
-from hpstage.cluster.trainer import Trainer, TrainingProcessLost
-from hpstage.cluster.turns import Turn
+from hpstage.cluster.site import Site
 from hpstage.errors import ClusterError
-from hpstage.execution.flight import Gathering
-from hpstage.execution.gang import GATHER_SECONDS
-from hpstage.executor import Environment
-from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import AuditId, ChainEnded
 
 logger = logging.getLogger("hpstage")
 
-_GRACE = 2.0
-"""Seconds a training process has to end its step and close; Dask's nanny kills a worker after four."""
-_TURN = 5.0
-"""Seconds for which a gang waits for a worker on which another run trains."""
-_LOOK = 0.02
-"""Seconds between two looks whether the last chains of a worker that leaves have ended."""
 _LOGGERS = ("distributed.worker", "distributed.worker.state_machine")
-
-_turns: WeakKeyDictionary[Worker, Turn] = WeakKeyDictionary()
 
 
 class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -76,14 +36,18 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         driver: host and process id of the driver. Signals to its process group (Ctrl-C on its terminal, ``timeout``)
             must reach only the driver, not the workers that it has started.
         script: the driver's script, for training processes of the workers that it has started.
+        silence: seconds after which a training process is ended that neither answers nor computes.
     """
 
-    def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int], script: dict[str, str]) -> None:
+    def __init__(
+        self, run: str, trainable: bytes, *, driver: tuple[str, int], script: dict[str, str], silence: float
+    ) -> None:
         self._driver = driver
         self._script = script
         self._filters: list[tuple[str, _News]] = []
         self.name = name_of(run)
         self._trainable = trainable
+        self._silence = silence
         self.site: Site | None = None
 
     async def setup(self, worker: Worker) -> None:
@@ -100,7 +64,7 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
             self._filters = [(name, _News(worker)) for name in _LOGGERS]
             for name, news in self._filters:
                 logging.getLogger(name).addFilter(news)
-        self.site = Site(self.name, worker, Load(self._trainable, script))
+        self.site = Site(self.name, worker, Load(self._trainable, script), self._silence)
         await self.site.open()
 
     async def teardown(self, worker: Worker) -> None:
@@ -130,351 +94,14 @@ class _News:
         return not message.endswith("ended with CancelledError")
 
 
-class Site:
-    """The part of a run on one worker: a training process, and its current chains.
-
-    A process that has ended is replaced; the driver sees this as one worker dying and another joining. Each process is
-    admitted by its own description, since it may have loaded other files.
-    """
-
-    def __init__(self, name: str, worker: Worker, load: Load) -> None:
-        self.description: Description | None = None
-        self._name = name
-        self._worker = worker
-        self._load = load
-        self._trainer: Trainer | None = None
-        self._settled = asyncio.Event()  # unset while a process is starting
-        self._keeper: asyncio.Task[None] | None = None
-        self._closed = False
-        self._leaving = False  # begin no more chains
-        self._gone = asyncio.Event()
-        self._running: dict[ChainId, str] = {}  # the current chains, and their tasks' keys
-        self._entering = asyncio.Lock()
-        self._sharing = 0  # number of chains that share this run's turn
-        self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders received before their chain
-        self._abandoned: set[str] = set()
-        self._following: dict[str, ChainId] = {}  # by task: a chain of which this worker is in the gang
-        self._led = ""  # the one of these tasks for which the process follows
-        self._calls: list[asyncio.Task[None]] = []  # to the others of the last gang that it leads
-        self._alone = asyncio.Lock()  # held while its process follows
-        self._meetings: defaultdict[ChainId, Meeting] = defaultdict(Meeting)
-        self._refusals: dict[ChainId, str] = {}  # why one of a chain's gang does not come
-        self._auditing = Auditing(name, worker, load, self._environment)
-        self._ends: set[asyncio.Task[None]] = set()  # of audits
-        worker.handlers[name] = self.control
-        worker.handlers[handler_of(name)] = self.meet
-
-    async def open(self) -> None:
-        """Start a process; return once the driver was notified that it is ready, or why it is not."""
-        try:
-            await self._bring_up()
-        finally:
-            self._settled.set()
-        self._keeper = asyncio.create_task(self._keep())
-
-    async def _bring_up(self) -> None:
-        try:
-            loaded = await self._start()
-        except TrainingProcessLost as error:
-            if self._closed:
-                return  # it was killed for that
-            logger.warning("worker %s: the training process %s while it was set up", self._worker.address, error)
-            try:
-                loaded = await self._start()  # the cause may not have been the trainable
-            except TrainingProcessLost as again:
-                loaded = _unable(f"the training process {again} while it was set up, as the one before it")
-        if self._closed:
-            return
-        before = self.description
-        self.description = Description(
-            worker=self._worker.address,
-            host=socket.gethostname(),
-            pid=self._trainer.pid if isinstance(self._worker, LocalWorker) and self._trainer else os.getpid(),
-            # Each chain is a task, of which Dask runs as many as the worker has threads.
-            **asdict(loaded) | {"lanes": min(loaded.lanes, self._worker.state.nthreads)},
-        )
-        if loaded.problem is not None or (before is not None and before.environment != loaded.environment):
-            # The driver will refuse it; end the process, so that nothing is trained even if the message is lost.
-            trainer, self._trainer = self._trainer, None
-            if trainer is not None:
-                await trainer.finish(_GRACE)
-        self._worker.log_event(self._name, {"ready": encode(self.description)})
-
-    async def _start(self) -> Loaded:
-        """Start a process and have it unpack the trainable. Raises :class:`TrainingProcessLost` if it ends doing so."""
-        try:
-            trainer = await Trainer.start(self._worker)
-        except OSError as error:
-            return _unable(f"no training process can be started ({error})")
-        if self._closed:
-            await trainer.finish(_GRACE)
-            return _unable("the run is over")
-        self._trainer = trainer
-        trainer.send(self._load)
-        loaded: Loaded = await trainer.answer(Loaded)
-        return loaded
-
-    async def _keep(self) -> None:
-        """Start a new process whenever one has ended."""
-        while self._trainer is not None:
-            trainer = self._trainer
-            await trainer.ended()
-            if self._closed:
-                return
-            await self._lose(trainer)
-            try:
-                await self._bring_up()
-            finally:
-                self._settled.set()
-
-    async def _lose(self, trainer: Trainer) -> None:
-        """Report to the driver, once, that a process has ended."""
-        if self._trainer is not trainer or self._closed:
-            return
-        self._trainer = None
-        self._settled.clear()
-        message = f"its training process {await trainer.ended()}"
-        logger.warning("worker %s: %s", self._worker.address, message)
-        reason = "closed" if trainer.given_up else "died"
-        self._worker.log_event(self._name, {"lost": self._worker.address, "reason": reason, "message": message})
-
-    async def _ready(self) -> Trainer:
-        await self._settled.wait()
-        if self._trainer is None or self._closed:
-            raise TrainingProcessLost("could not be started again")
-        return self._trainer
-
-    def _environment(self) -> Environment | None:
-        return None if self.description is None else self.description.environment
-
-    async def ask(self, key: str, request: bytes) -> dict[str, Any] | None:
-        async with self._turn():
-            await make_way(self._worker)
-            self._worker.log_event(self._name, {"trying": key})
-            if key in self._abandoned:
-                return None
-            try:
-                trainer = await self._ready()
-                trainer.send(decode_request(request))
-                answer: dict[str, Any] | None = await trainer.answer(dict[str, Any] | None)
-                return answer
-            except TrainingProcessLost:
-                return None  # the task that keeps the process notifies the driver
-            finally:
-                self._abandoned.discard(key)
-
-    async def train(self, key: str, encoded: bytes, checkpoints: bytes, lane: str) -> list[bytes]:
-        chain = decode_chain(encoded)
-        reports: list[bytes] = []
-
-        def tell(report: bytes) -> None:
-            if chain.gang and isinstance(gathering := decode_report(report), Gathering):
-                self._calls = [asyncio.create_task(self._call(member, gathering)) for member in chain.gang]
-                return
-            if chain.id in self._refusals:
-                report = apart(report, self._refusals[chain.id])
-            # Immediately over the feed, which may lose reports, and all together in the result, which may not.
-            self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
-            reports.append(report)
-
-        async with self._shared_turn():
-            async with self._alone:
-                pass  # it may still be leaving a gang
-            trainer = None
-            try:
-                trainer = await self._ready()
-                if self._leaving:
-                    await self._gone.wait()  # the driver learns that the worker has left, and trains it elsewhere
-                    return reports
-                self._begin(trainer, key, Train(chain, WorkerId(lane), checkpoints))
-                await trainer.answer(type(None), tell, of=chain.id)
-            except asyncio.CancelledError:
-                # Dask closes the worker. The process, and those that follow it, would go on until it is killed.
-                if trainer is not None:
-                    trainer.send(Stop(chain.id, keep=False))
-                raise
-            except TrainingProcessLost as error:
-                if trainer is not None:
-                    await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's
-                if not reports or not isinstance(decode_report(reports[-1]), ChainEnded):
-                    message = f"the training process {error}"
-                    reports.append(encode(ChainEnded(chain.id, WorkerId(lane), "lost", time.time(), message=message)))
-            finally:
-                self._running.pop(chain.id, None)
-                self._refusals.pop(chain.id, None)
-            if key in self._abandoned:
-                self._abandoned.discard(key)
-                if trainer is not None:
-                    trainer.send(Forget())  # there may be no further chain
-        return reports
-
-    async def _call(self, member: WorkerId, gathering: Gathering) -> None:
-        """Tell a worker of a gang where it meets. Without one that does not come, there will be none."""
-        try:
-            comes = await getattr(self._worker.rpc(member), handler_of(self._name))(
-                chain=gathering.chain, address=gathering.address
-            )
-        except OSError:
-            logger.warning("worker %s cannot reach %s", self._worker.address, member, exc_info=True)
-            return  # if it has left, the driver stops the chain
-        if not comes and gathering.chain in self._running and self._trainer is not None:
-            self._refusals[gathering.chain] = f"worker {member} could not train with others: {BUSY}"
-            self._trainer.send(Stop(gathering.chain, keep=False))
-
-    async def meet(self, chain: str, address: str) -> bool:
-        """Handle the call of the worker that leads a gang; return whether this one comes."""
-        comes = await self._meetings[ChainId(chain)].call(address, _TURN)
-        if not comes:
-            self._meetings.pop(ChainId(chain), None)
-        return comes
-
-    async def follow(self, key: str, encoded: bytes, checkpoints: bytes, rank: int) -> str:
-        """Train a chain with the worker that leads it; return why it could not be joined, or an empty string."""
-        chain = decode_chain(encoded)
-        self._following[key] = chain.id
-        try:
-            # Before its turn, and not without end: its leader may wait behind another run, whose gang is formed the
-            # other way round.
-            async with asyncio.timeout(GATHER_SECONDS):
-                address = await self._meetings[chain.id].join()
-            async with AsyncExitStack() as stack:
-                async with asyncio.timeout(_TURN):
-                    await stack.enter_async_context(self._shared_turn())
-                await stack.enter_async_context(self._alone)
-                if not address or key in self._abandoned:
-                    return ""
-                trainer = await self._ready()
-                self._led = key
-                trainer.send(Follow(chain, address, rank, checkpoints))
-                refused: str = await trainer.answer(str)
-                return refused
-        except TimeoutError:
-            return BUSY
-        except TrainingProcessLost:
-            return ""  # the task that keeps the process notifies the driver
-        finally:
-            self._led = "" if self._led == key else self._led
-            del self._following[key]
-            self._meetings.pop(chain.id, None)
-            self._abandoned.discard(key)
-
-    def _begin(self, trainer: Trainer, key: str, request: Train) -> None:
-        chain = request.chain.id
-        self._running[chain] = key
-        trainer.send(request)
-        for order in self._early.pop(chain, ()):
-            trainer.send(order)
-        if len(self._running) == 1:
-            self._early.clear()  # orders for other chains are too late
-        if key in self._abandoned:
-            trainer.send(Stop(chain, keep=False))
-
-    def _turn(self) -> Turn:
-        return _turns.setdefault(self._worker, Turn())
-
-    @asynccontextmanager
-    async def _shared_turn(self) -> AsyncIterator[None]:
-        """A turn that the chains of this run share, unless another run waits for its own."""
-        turn = self._turn()
-        async with self._entering:
-            if not self._sharing or turn.waiting:
-                await turn.__aenter__()
-            self._sharing += 1
-        try:
-            await make_way(self._worker)
-            yield
-        finally:
-            self._sharing -= 1
-            if not self._sharing:
-                turn.lock.release()
-
-    def control(self, orders: bytes) -> None:
-        """Handle Dask messages with orders for the current or next chain."""
-        for order in decode_orders(orders):
-            if isinstance(order, Expect):
-                if self._trainer is not None:
-                    self._trainer.send(order)
-                continue
-            if isinstance(order, BeginAudit):
-                busy = self._turn().lock.locked() or bool(self._worker.state.executing)
-                self._auditing.begin(order, refused=busy or self._leaving or self._closed)
-                continue
-            if isinstance(order, EndAudit):
-                self.make_way(order.audit)
-                continue
-            chain = order.amendment.chain if isinstance(order, Amend) else order.chain
-            if chain in self._running and self._trainer is not None:
-                self._trainer.send(order)
-            else:
-                self._early[chain].append(order)
-
-    def make_way(self, audit: AuditId | None = None) -> None:
-        """End the audit of this run, or only the one that is named."""
-        end = asyncio.create_task(self._auditing.end(audit))
-        self._ends.add(end)
-        end.add_done_callback(self._ends.discard)
-
-    def abandon(self, key: str) -> None:
-        if not key.startswith(self._name):
-            return
-        self._abandoned.add(key)
-        if key in self._following:
-            self._dismiss(key)
-            # If the leader's host has vanished without a word, the process waits for it without end.
-            asyncio.get_running_loop().call_later(_GRACE, self._give_up, key)
-        for chain in [chain for chain, task in self._running.items() if task == key]:
-            if self._trainer is not None:
-                self._trainer.send(Stop(chain, keep=False))
-
-    def _dismiss(self, key: str) -> None:
-        """Let a task that waits for the call of its leader wait no longer."""
-        self._meetings[self._following[key]].tell("")
-
-    def _give_up(self, key: str) -> None:
-        if key == self._led and self._trainer is not None:
-            self._trainer.give_up("the leader of its gang has left, and it still waited for that")
-
-    async def leave(self) -> None:
-        """Begin no more chains, since the worker will be gone soon; return once the states of those here are kept."""
-        self._leaving = True
-        await self._auditing.end()
-        for chain in self._running:
-            if self._trainer is not None:
-                self._trainer.send(Stop(chain, keep=True))
-        while self._running:
-            await asyncio.sleep(_LOOK)
-
-    async def close(self) -> None:
-        """Stop the running chain and end the process."""
-        self._closed = True
-        self._gone.set()
-        await self._auditing.end()
-        self._worker.handlers.pop(self._name, None)
-        self._worker.handlers.pop(handler_of(self._name), None)
-        for task in self._following:
-            self._dismiss(task)
-            self._give_up(task)
-        trainer = self._trainer
-        if trainer is not None:
-            for running in self._running:
-                trainer.send(Stop(running, keep=False))
-            await trainer.finish(_GRACE)
-        if self._keeper is not None:
-            await self._keeper
+async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: str, incarnation: str) -> list[bytes]:
+    """Dask task: train a chain in this incarnation of a worker and return all its reports, encoded."""
+    return await _site(run).train(key, chain, checkpoints, lane, incarnation)
 
 
-def _unable(summary: str) -> Loaded:
-    return Loaded(problem=Problem(kind="trainable", summary=summary, traceback=""))
-
-
-async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: str) -> list[bytes]:
-    """Dask task: train a chain and return all its reports, encoded."""
-    return await _site(run).train(key, chain, checkpoints, lane)
-
-
-async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, rank: int) -> str:
+async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, rank: int, incarnation: str) -> str:
     """Dask task: train a chain in another worker's gang; return why it could not be joined, or an empty string."""
-    return await _site(run).follow(key, chain, checkpoints, rank)
+    return await _site(run).follow(key, chain, checkpoints, rank, incarnation)
 
 
 async def ask(run: str, key: str, request: bytes) -> dict[str, Any] | None:

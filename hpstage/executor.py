@@ -58,7 +58,8 @@ class Executor(ABC):
     Contract. ``open`` is called once, first; it sends the trainable to the workers, sets it up far enough to
     describe the environment, and fails with a clear error before anything is trained: :class:`UsageError` for a
     trainable that cannot be sent, :class:`ClusterError` for a cluster without workers or devices, or whose workers
-    differ in environment. ``start`` hands one chain to one idle worker and returns at once. At most one chain per
+    differ in environment. ``start`` hands one chain to one idle worker, as ``wait`` has reported it, and returns at
+    once: if it has been replaced meanwhile, the chain is lost with the worker that was reported. At most one chain per
     worker is in flight. Every started chain ends in exactly one ``ChainEnded`` (or, if its worker left, only in
     ``WorkerLeft``). Reports of a chain arrive in order. ``amend`` and ``stop`` are best effort: they may
     come too late, which the reports show. Only the driver's thread calls these methods.

@@ -1,6 +1,6 @@
 """Handling of a worker's death in the middle of a chain. Pure.
 
-1. The executor notices it: ``cluster/connection.py`` that a worker's process is gone, ``cluster/worker.py`` that only
+1. The executor notices it: ``cluster/connection.py`` that a worker's process is gone, ``cluster/site.py`` that only
    its training process is. It reports ``WorkerLeft``, or ``ChainEnded`` with outcome ``lost``, after all earlier
    reports of the chain.
 2. The driver passes the report to ``Reports`` (``reports.py``), which calls :func:`facts_of_loss`: the chain is closed,

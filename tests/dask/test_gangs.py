@@ -24,7 +24,7 @@ from hpstage.cluster.worker import TrainingPlugin
 from hpstage.plan.facts import ChainId, ChainLost, ChainStarted, StateReached, WorkerId
 from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Report, Stage
 from hpstage.schedule.forms import Constant
-from hpstage.testing.chains import NODE, chain, key, until
+from hpstage.testing.chains import NODE, chain, key, until, workers
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -154,6 +154,7 @@ def end_of(executor: DaskExecutor) -> ChainEnded:
 @pytest.mark.ci
 def test_a_gang_does_not_wait_for_a_worker_that_trains_for_another_search(open_executor, run):
     gangs, (first, second) = open_executor(Net()), run.workers
+    workers(gangs)
     run.gate.shut()
     run.executor.start(second, chain("held", 4))
     run.gate.wait()
@@ -174,6 +175,8 @@ def test_gangs_of_two_searches_do_not_wait_for_each_other(open_executor, run):
     run.gate.shut()
     for number, worker in enumerate(run.workers):
         run.executor.start(worker, chain(f"held {number}", 4))
+    for executor, _ in searches.values():
+        workers(executor)
     for leads, (executor, follows) in searches.items():
         executor.start(leads, of_gang(f"led by {leads}", follows))
     run.gate.open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from msgspec.structs import replace
 
@@ -26,9 +28,9 @@ ENCODED = [encode(report) for report in REPORTS]
 def inbox() -> Inbox:
     """With a chain that runs."""
     inbox = Inbox(clock=lambda: 7.0)
-    inbox.join(WORKER)
-    assert inbox.begin(CHAIN, WORKER)
+    inbox.join(WORKER, "1")
     assert inbox.wait(0) == [WorkerJoined(WORKER, 7.0)]
+    assert inbox.begin(CHAIN, WORKER) == ["1"]
     return inbox
 
 
@@ -69,6 +71,103 @@ def test_a_worker_is_idle_again_from_the_end_of_its_chain_on(inbox: Inbox) -> No
 def test_a_chain_for_a_worker_that_has_left_is_not_started(inbox: Inbox) -> None:
     inbox.leave(WORKER, "died")
     assert not inbox.begin(ChainId("d"), WORKER)
+
+
+def test_the_removal_of_an_earlier_incarnation_is_none_of_the_present_one(inbox: Inbox) -> None:
+    assert inbox.join(WORKER, "2") == [CHAIN]  # nobody has said yet that the first one is gone
+    assert inbox.leave(WORKER, "died", incarnation="1") == []
+    assert inbox.workers == (WORKER,)
+    assert inbox.wait(0)[1:] == [WorkerJoined(WORKER, 7.0)]
+    assert inbox.begin(ChainId("d"), WORKER) == ["2"]
+
+
+def test_a_gang_with_a_member_that_was_replaced_is_bereft(inbox: Inbox) -> None:
+    other = WorkerId("tcp://v")
+    inbox.join(other, "1")
+    inbox.wait(0)
+    inbox.hear(CHAIN, 0, ENCODED)
+    inbox.leave(other, "died")
+    inbox.join(other, "2")
+    assert inbox.begin(ChainId("d"), WORKER, (other,)) == ["1", ""]
+    assert inbox.bereft() == [ChainId("d")]
+
+
+class Interleaved:
+    """A worker whose process dies and is replaced, and a driver that knows of it only what it has read.
+
+    Each method is one step of any of them, and does nothing where it is impossible.
+    """
+
+    def __init__(self) -> None:
+        self.inbox = Inbox(clock=lambda: 7.0)
+        self.alive = 0  # the incarnation; 0 if there is none
+        self.born = 0
+        self.sent: dict[ChainId, int] = {}  # to which incarnation
+        self.begun = 0
+        self.idle = False  # what the driver believes, as well as the next two
+        self.current: ChainId | None = None
+        self.over: set[ChainId] = set()
+        self.replace()
+
+    def die(self) -> None:
+        if self.alive:
+            lost = self.inbox.leave(WORKER, "died", incarnation=str(self.alive))
+            assert all(self.sent[chain] == self.alive for chain in lost)
+            self.alive = 0
+
+    def replace(self) -> None:
+        if not self.alive:
+            self.born += 1
+            self.alive = self.born
+            self.inbox.join(WORKER, str(self.alive))
+
+    def read(self) -> None:
+        for report in self.inbox.wait(0):
+            match report:
+                case WorkerJoined():
+                    assert not self.idle
+                    assert self.current is None
+                    self.idle = True
+                case WorkerLeft():
+                    assert self.idle or self.current is not None
+                    if self.current is not None:
+                        self.over.add(self.current)
+                    self.idle, self.current = False, None
+                case ChainEnded(chain):
+                    assert chain == self.current, "a report of a chain that the driver knows to be over"
+                    self.over.add(chain)
+                    self.idle, self.current = True, None
+
+    def begin(self) -> None:
+        if self.idle:
+            self.begun += 1
+            self.current, self.idle = ChainId(str(self.begun)), False
+            for incarnation in self.inbox.begin(self.current, WORKER):
+                assert int(incarnation) == self.alive
+                self.sent[self.current] = self.alive
+
+    def report(self) -> None:
+        """All chains that were ever sent tell their ends, also those whose process is dead: reports may be late."""
+        for chain in self.sent:
+            self.inbox.hear(chain, 0, [encode(ChainEnded(chain, WORKER, "done", at=7.0))])
+
+
+STEPS = [Interleaved.die, Interleaved.replace, Interleaved.read, Interleaved.begin, Interleaved.report]
+
+
+def test_no_interleaving_of_deaths_and_orders_confuses_incarnations() -> None:
+    trained = 0
+    for steps in product(STEPS, repeat=7):
+        world = Interleaved()
+        for step in steps:
+            step(world)
+        world.replace()
+        world.read()
+        assert world.idle or world.current in world.sent
+        if world.current is not None:
+            assert world.sent[world.current] == world.alive, "a chain of a dead process that nobody knows to be lost"
+        trained += len(world.over & world.sent.keys())
+    assert trained > 0
 
 
 def test_what_was_heard_before_a_failure_is_read_first(inbox: Inbox) -> None:

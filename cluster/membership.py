@@ -1,0 +1,101 @@
+"""The workers on which a search may train: those that it finds, and those that join later and match them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from hpstage.cluster.admission import environment_of, refusal
+from hpstage.cluster.inbox import Inbox
+from hpstage.cluster.messages import Description
+from hpstage.errors import ClusterError
+from hpstage.executor import Environment
+from hpstage.plan.facts import ChainId, WorkerId
+
+logger = logging.getLogger("hpstage")
+
+
+class Membership:
+    """Tells the inbox which workers are there. Thread-safe.
+
+    Args:
+        inbox: of the driver.
+        lost: called with the chains that are lost with a worker, after it has left.
+        joined: called once a worker has joined.
+    """
+
+    def __init__(self, inbox: Inbox, lost: Callable[[list[ChainId]], None], joined: Callable[[], None]) -> None:
+        self._inbox = inbox
+        self._lost = lost
+        self._joined = joined
+        self._lock = threading.Lock()  # protects the attributes below
+        self._environment: Environment | None = None
+        self._loaded: Mapping[str, str] = {}
+        self._early: dict[WorkerId, Description | None] = {}  # that came (or left: None) before :meth:`begin`
+
+    def begin(
+        self, found: Mapping[WorkerId, Description], gpus: int | None, loaded: Mapping[str, str]
+    ) -> tuple[Environment, int]:
+        """Admit the first workers; return the environment that they share, and the most lanes that one has.
+
+        Args:
+            found: the workers that described themselves.
+            gpus: the least number of workers that must have a GPU.
+            loaded: versions of code and packages that the driver has loaded.
+
+        Raises:
+            ClusterError: there are none, or they differ.
+            UsageError: the trainable cannot be set up there.
+        """
+        with self._lock:
+            present = [description for description in (dict(found) | self._early).values() if description is not None]
+            if not present:
+                raise ClusterError("all workers have left while they were being set up; look at their logs")
+            self._loaded = loaded
+            self._environment = environment_of(present, gpus, loaded)
+        for description in present:
+            self._join(description)
+        return self._environment, max(description.lanes for description in present)
+
+    def ready(self, description: Description) -> None:
+        """A worker has the trainable."""
+        worker = WorkerId(description.worker)
+        with self._lock:
+            if self._environment is None:
+                self._early[worker] = description
+                return
+        reason = refusal(description, self._environment, self._loaded)
+        if reason is None:
+            self._join(description)
+        else:
+            logger.warning("worker %s is not used: %s", worker, reason)
+            self.left(worker, "closed")  # it may have been used before, with another training process
+
+    def _join(self, description: Description) -> None:
+        self._lost(self._inbox.join(WorkerId(description.worker), description.incarnation, description.lanes))
+        self._joined()
+
+    def incarnation_of(self, worker: WorkerId) -> str:
+        """Return the incarnation of a worker at this moment, empty if none is known."""
+        with self._lock:
+            early = self._early.get(worker) if self._environment is None else None
+        return early.incarnation if early is not None else self._inbox.incarnation_of(worker)
+
+    def left(
+        self,
+        worker: WorkerId,
+        reason: Literal["died", "closed", "unreachable"],
+        incarnation: str | None = None,
+        message: str = "",
+    ) -> None:
+        """A worker has left, unless it is another incarnation by now than the one that is given."""
+        with self._lock:
+            if self._environment is None:
+                early = self._early.get(worker)
+                if early is None or incarnation in (None, early.incarnation):
+                    self._early[worker] = None
+                return
+        # Otherwise their tasks would wait forever for a worker at that address.
+        self._lost(self._inbox.leave(worker, reason, message, incarnation=incarnation))

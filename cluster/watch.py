@@ -1,0 +1,90 @@
+"""Notices a training process that no longer answers, or that waits for something without end.
+
+A process answers in a thread of its own, also during a step, however long that takes. Code that holds Python's lock
+keeps it from answering, but uses the processor. One that does neither is stopped (SIGSTOP), or waits in the kernel or
+in a driver, and nothing else ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import psutil
+
+LEAST = 10.0
+"""Seconds of silence that are not too long on any machine, however loaded."""
+_BEATS = 12
+"""How often it is asked within the limit."""
+_BUSY = 0.01
+"""Share of a processor's time from which on a process computes."""
+
+
+class Watched(Protocol):
+    """A training process. ``answers`` counts what it has answered, ``reports`` what it has reported."""
+
+    pid: int
+    answers: int
+    reports: int
+
+    def ping(self) -> None: ...
+
+    def give_up(self, why: str) -> None: ...
+
+
+class Watch:
+    """Asks a process whether it is there, and ends it if it has not been for too long.
+
+    Args:
+        limit: seconds after which a process is given up that neither answers nor computes.
+        training: returns whether it is to train at this moment.
+        say: called with what users should know of the process, as a clause whose subject it is.
+    """
+
+    def __init__(
+        self, process: Watched, limit: float, training: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        self._process = process
+        self._limit = max(limit, LEAST)
+        self._training = training
+        self._say = say
+        # Both in beats: a machine that was suspended has not waited.
+        self._silent = 0
+        self._waiting = 0
+
+    async def run(self) -> None:
+        """Watch until the process has ended, or is given up."""
+        try:
+            clock = psutil.Process(self._process.pid)
+            while self._silent < _BEATS:
+                answers, reports, used = self._process.answers, self._process.reports, _processor_seconds(clock)
+                self._process.ping()
+                await asyncio.sleep(self._limit / _BEATS)
+                computes = _processor_seconds(clock) - used > _BUSY * self._limit / _BEATS
+                self.beat(
+                    answered=self._process.answers > answers,
+                    reported=self._process.reports > reports,
+                    computes=computes,
+                )
+        except psutil.Error:
+            return  # it has ended
+        self._process.give_up(f"it had neither answered nor computed for {self._limit:.0f} s")
+
+    def beat(self, *, answered: bool, reported: bool, computes: bool) -> None:
+        """Take in what a process has done since the last beat."""
+        self._silent = 0 if answered or computes else self._silent + 1
+        self._waiting = 0 if reported or computes or not self._training() else self._waiting + 1
+        seconds = self._limit * 2 / _BEATS
+        if self._silent == 2:
+            self._say(f"has not answered for {seconds:.0f} s; it will be ended once that is {self._limit:.0f} s")
+        elif self._waiting == _BEATS and not self._silent:
+            self._say(
+                f"has neither computed nor reported anything for {self._limit:.0f} s: it may wait without end, for a "
+                f"device, a file or another process; `py-spy dump --pid {self._process.pid}` on its host shows where"
+            )
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
