@@ -233,6 +233,11 @@ class RedisJournal(Store):
         answer = self._server.run(script, keys or self._keys, [self._id, *arguments])
         if answer == [b"gone"]:
             raise self._gone()
+        if answer == [b"trimmed"]:
+            raise StoreError(
+                f"{self._where} has lost records that were in it: somebody has removed entries of {self._keys[0]} "
+                f"(XTRIM, XDEL); restore a copy of it, or choose another prefix"
+            )
         return answer
 
     def _command(self, *arguments: Argument) -> Any:

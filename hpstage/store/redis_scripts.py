@@ -69,6 +69,17 @@ local function hash_of(position)
 end
 """
 
+# The log is whole as long as its last entry that there ever was is as many as it has: not after XTRIM or XDEL.
+_LENGTH = """
+local length = 0
+if redis.call('EXISTS', log) == 1 then
+  local info, about_log = redis.call('XINFO', 'STREAM', log), {}
+  for i = 1, #info, 2 do about_log[info[i]] = info[i + 1] end
+  length = about_log['length']
+  if about_log['last-generated-id'] ~= string.format('%.0f-0', length) then return {'trimmed'} end
+end
+"""
+
 _LEASES = """
 local function lease(name)
   local held = redis.call('HGET', leases, name)
@@ -103,17 +114,19 @@ return {'open', known[1], known[2]}
 
 LENGTH = _script(
     _SAME_STORE
+    + _LENGTH
     + """
-return {'at', redis.call('XLEN', log)}
+return {'at', length}
 """
 )
 
 # ARGV: id, position. Returns the length of the log and the hash of its records up to the position, '' if it is shorter.
 HASH = _script(
     _SAME_STORE
+    + _LENGTH
     + _HASHES
     + """
-return {'at', redis.call('XLEN', log), hash_of(tonumber(ARGV[2])) or ''}
+return {'at', length, hash_of(tonumber(ARGV[2])) or ''}
 """
 )
 
@@ -125,10 +138,10 @@ return {'at', redis.call('XLEN', log), hash_of(tonumber(ARGV[2])) or ''}
 # (its sender gave up), is not applied either.
 APPEND = _script(
     _SAME_STORE
+    + _LENGTH
     + _HASHES
     + _LEASES
     + f"""
-local length = redis.call('XLEN', log)
 local last = redis.call('HGET', handles, ARGV[2])
 if last then
   local number, position = string.match(last, '^(%d+) (%d+)$')

@@ -13,6 +13,7 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
+from hpstage.errors import StoreError
 from hpstage.plan.invariants import validate
 from hpstage.store import RedisJournal
 from hpstage.testing.toys import Tape
@@ -76,3 +77,12 @@ def test_a_search_whose_store_lost_acknowledged_records_goes_on_with_no_wrong_re
     validate(found.plan)
     assert not found.plan.chains and not found.plan.drivers
     assert all(trial.state.is_finished() for trial in found.study.trials)
+
+
+def test_a_search_whose_log_is_trimmed_ends_and_says_so(redis_server: RedisServer, tmp_path: Path) -> None:
+    def trim(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        with redis_server.client() as client:
+            client.xtrim("{hpstage}:log", maxlen=5)
+
+    with closing(RedisJournal(redis_server.url)) as journal, pytest.raises(StoreError, match="XTRIM"):
+        search("a", 1, journal, tmp_path, trim)

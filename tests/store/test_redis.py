@@ -375,6 +375,28 @@ def test_a_server_that_lost_acknowledged_records_is_noticed_also_when_another_ha
         assert journal.append([b"d"], expect=anew) == anew.position
 
 
+@pytest.mark.parametrize(
+    "remove", [("XTRIM", "MAXLEN", "2"), ("XTRIM", "MAXLEN", "0"), ("XDEL", "2-0"), ("XDEL", "4-0")], ids=" ".join
+)
+def test_a_log_of_which_somebody_has_removed_entries_is_noticed(
+    redis_server: RedisServer, remove: tuple[str, ...]
+) -> None:
+    records = [b"a", b"b", b"c", b"d"]
+    with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
+        journal.append(records)
+        client.execute_command(remove[0], "{hpstage}:log", *remove[1:])
+        with closing(RedisJournal(redis_server.url)) as anew:
+            for call in (
+                lambda: journal.append([b"e"], expect=Cursor().after(records)),
+                lambda: journal.append([b"e"]),
+                lambda: journal.read_on(Cursor().after(records)),
+                lambda: len(journal),
+                lambda: anew.read(),
+            ):
+                with pytest.raises(StoreError, match="XTRIM"):
+                    call()
+
+
 def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
