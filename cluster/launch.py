@@ -10,6 +10,7 @@ from typing import Any
 
 import dask.config
 from distributed import LocalCluster
+from distributed.utils import format_dashboard_link
 
 from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of
@@ -26,12 +27,21 @@ _QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
+    # Any account of this host can open the page, so nothing is served that takes orders or passes requests on.
+    "distributed.scheduler.http.routes": [
+        f"distributed.http.{name}"
+        for name in ("scheduler.prometheus", "scheduler.info", "scheduler.json", "health", "statics")
+    ],
 }
 _CUT_OFF = ("Batched Comm Closed", "Failed to communicate with scheduler during heartbeat")
 
 
 class TrainingCluster(LocalCluster):  # type: ignore[misc]
-    """A LocalCluster whose workers' training processes see one device each, or one group of devices."""
+    """A LocalCluster whose workers' training processes see one device each, or one group of devices.
+
+    Scheduler and workers listen on no socket, since Dask would run the code of whoever connects: only clients in this
+    process reach them.
+    """
 
     def __init__(self, n_workers: int, devices: list[str], *, hide: bool, fork_server: ForkServer | None) -> None:
         self._devices, self._size = devices, n_workers
@@ -45,12 +55,14 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
             with warnings.catch_warnings(), dask.config.set(_QUIET):
                 # Another cluster may take the port after the check; Dask then picks another one.
                 warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
+                # Dask puts it into the addresses, which no socket has.
+                warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address")
                 super().__init__(
                     n_workers=0,
                     threads_per_worker=_LANES,
                     worker_class=LocalWorker,
                     processes=False,
-                    protocol="tcp://",
+                    protocol="inproc://",
                     memory_limit=0,
                     dashboard_address=_dashboard_address(),  # also serves /metrics
                     # The page is built when somebody looks. And a worker cannot be silent while this process is not.
@@ -67,6 +79,11 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
             raise
         finally:
             sys.path[:] = path  # to which Dask has added folders that are for training processes
+
+    @property
+    def dashboard_link(self) -> str:
+        """URL of the dashboard, which listens although the scheduler does not."""
+        return str(format_dashboard_link("localhost", self.scheduler_info["services"]["dashboard"]))
 
     def close(self, timeout: float | None = None) -> Any:
         closed = super().close(timeout)

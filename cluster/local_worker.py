@@ -29,6 +29,9 @@ class LocalWorker(Worker):  # type: ignore[misc]
         self.variables = variables
         self.fork_server = fork_server
 
+    def start_http_server(self, *_: Any, **__: Any) -> None:
+        """Serve no pages: the scheduler's show all, and Dask would serve these on all interfaces."""
+
     async def heartbeat(self) -> None:
         await super().heartbeat()  # which sets the scheduler's interval
         self.periodic_callbacks["heartbeat"].callback_time = 1000 * _HEARTBEAT

@@ -311,7 +311,9 @@ class _Training:
         if self._bundle is None or checkpoints != self._checkpoints:
             assert self._trainable is not None, "a worker with a problem is given no chains"
             store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
-            host = urlsplit(self._worker).hostname or "127.0.0.1"
+            place = urlsplit(self._worker)
+            # The workers of a local cluster have no address of their own.
+            host = "127.0.0.1" if place.scheme == "inproc" else place.hostname or "127.0.0.1"
             live = LiveCache(device_bytes=(2 << 30) // sharers())
             untrained = None
             if not (self._checkpoints or isinstance(self._trainable, Bundling)):  # later, steps have been trained here

@@ -30,11 +30,10 @@ import msgspec
 import optuna
 from bench_store import own_server
 from demo_digits import Digits
-from distributed import Client
+from distributed import Client, LocalCluster
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cluster import local_cluster
 from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.redis_plans import open_redis
@@ -136,7 +135,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as place,
         own_server(Path(place)) as server,
-        local_cluster(options.workers) as cluster,
+        LocalCluster(options.workers, threads_per_worker=1, memory_limit=0, dashboard_address=":0") as cluster,
     ):
         for number in range(options.rounds):
             rounds.append(Round(cluster.scheduler_address, server, Path(place) / str(number)).measure())

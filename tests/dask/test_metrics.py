@@ -181,14 +181,15 @@ def test_numbers_while_workers_train_name_them(cluster: LocalCluster, client: Cl
 
 @pytest.mark.ci
 def test_counters_never_go_back_while_drivers_are_killed_and_started_again(
-    cluster: LocalCluster, client: Client, tmp_path: Path
+    nannies: LocalCluster, client_of_nannies: Client, tmp_path: Path
 ) -> None:
-    client.wait_for_workers(2, timeout=120)
+    client_of_nannies.wait_for_workers(2, timeout=120)
+    install(client_of_nannies)
     last: Samples = {}
 
     def look() -> Samples:
         nonlocal last
-        now = scrape(cluster)
+        now = scrape(nannies)
         plans = {dict(labels).get("plan") for _, labels in now if dict(labels).get("study") == "again"}
         for (name, labels), value in last.items():
             if name.endswith("_total") and dict(labels).get("plan") in plans:  # old ones of others are forgotten
@@ -198,7 +199,7 @@ def test_counters_never_go_back_while_drivers_are_killed_and_started_again(
 
     def drive() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.dask.studies", cluster.scheduler_address, str(tmp_path), "again", "7",
+            [sys.executable, "-m", "tests.dask.studies", nannies.scheduler_address, str(tmp_path), "again", "7",
              "0.03"],
             cwd=ROOT,
         )  # fmt: skip

@@ -86,12 +86,12 @@ def found(folder: Path, name: str) -> Trials:
 
 
 @pytest.mark.ci
-def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(nannies: LocalCluster, tmp_path: Path) -> None:
     names = {"one": 7, "two": 8}
     expected = {name: undisturbed(seed)[0] for name, seed in names.items()}
     with Processes(tmp_path) as processes:
         drivers = [
-            drive(processes, cluster.scheduler_address, tmp_path / "both", name, seed, drivers=2)
+            drive(processes, nannies.scheduler_address, tmp_path / "both", name, seed, drivers=2)
             for name, seed in names.items()
         ]
         for driver in drivers:
