@@ -33,8 +33,10 @@ _DOWN_TO = 0.9
 # Number of checkpoints removed at once, and of threads.
 _BATCH = 16
 _THREADS = 4
-# Number of facts between a decision that could not keep the budget and the next; at least the number of kept states.
+# Number of facts between a decision that could not keep the budget and the next, at least the number of kept states,
+# and the share by which their bytes may grow until then.
 _PATIENCE = 16
+_GROWTH = 0.05
 
 
 class Removes(Protocol):
@@ -62,7 +64,8 @@ class Eviction:
         self._checkpoints = checkpoints
         self._budget = budget
         self._batch = batch
-        self._again = 0  # position of the journal at which a budget that could not be kept is checked again
+        # Position of the journal and bytes of checkpoints at which a budget that could not be kept is checked again.
+        self._again = self._grown = 0
         self._pending: dict[StateKey, StateRef] = {}  # evicted and still to be removed, in order
         self._removing: dict[StateKey, _Removal] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -72,14 +75,20 @@ class Eviction:
         self.failed = 0  # number that could not be removed
 
     def keep(self, log: Log) -> None:
-        """Evict down to the budget, and continue removals, without blocking. O(1), except for a decision each time that
-        as many facts were added as a tenth of the budget holds checkpoints."""
+        """Evict so that what running chains will publish next fits into the budget, and continue removals, without
+        blocking. O(running chains), except for a decision each time that the checkpoints have grown by a share of
+        themselves, or as many facts were added as there are checkpoints."""
         plan = log.plan
-        if self._budget is not None and plan.kept_bytes > self._budget and plan.position >= self._again:
-            decision = self.evict(log, int(self._budget * _DOWN_TO), "checkpoints took more than their budget")
-            if decision.remaining > self._budget:
-                self._again = plan.position + max(_PATIENCE, len(plan.kept))
-                self._warn(decision.remaining)
+        if self._budget is not None:
+            room = max(0, self._budget - _on_their_way(plan))
+            if plan.kept_bytes > room and (plan.kept_bytes > self._grown or plan.position >= self._again):
+                decision = self.evict(log, int(room * _DOWN_TO), "checkpoints took more than their budget")
+                self._grown = self._again = 0
+                if decision.remaining > room:
+                    self._again = plan.position + max(_PATIENCE, len(plan.kept))
+                    self._grown = decision.remaining + int(_GROWTH * max(decision.remaining, self._budget))
+                if decision.remaining > self._budget:
+                    self._warn(decision.remaining)
         if self._pending or self._removing:
             self._remove(plan)
 
@@ -101,7 +110,7 @@ class Eviction:
 
     def settle(self, log: Log) -> None:
         """Keep the budget and finish all removals, when the search has ended and little is still needed."""
-        self._again = 0
+        self._again = self._grown = 0
         self.keep(log)
         self.finish(log)
 
@@ -168,6 +177,17 @@ class Eviction:
                 f"{remaining:,}",
                 f"{self._budget:,}",
             )
+
+
+def _on_their_way(plan: SearchPlan) -> int:
+    """Return the bytes that running chains will probably publish next: each as many as its last state has."""
+    total = 0
+    for chain in plan.chains.values():
+        if chain.goes_on:
+            last = chain.reached or plan.source_of(chain)
+            has = None if last is None else last.kept
+            total += plan.kept_bytes // max(1, len(plan.kept)) if has is None else has.bytes
+    return total
 
 
 def budget_bytes(size: object, name: str) -> int:

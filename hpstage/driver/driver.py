@@ -224,7 +224,7 @@ class Driver:
                 f"{explain(self.plan.differences[-1])}. What the store keeps is not to be built on: once that is "
                 f'fixed, choose another store; verify="off" continues with this one anyway'
             )
-        self._perform()
+        self._dispatch()
         self._act(self.scheduler.audit(self._executor.clock()))
         if len(self.plan.drivers) > 1:
             if time.monotonic() - self._looked > _WATCH:
@@ -242,9 +242,7 @@ class Driver:
         elif next(iter(self.plan.drivers), self.scheduler.driver) == self.scheduler.driver:  # one of several is enough
             self.write_snapshot()  # now that all workers have something to do
         self._take(self._executor.wait(timeout))
-        if self._eviction is not None:
-            self._eviction.keep(self.log)
-        self._perform()
+        self._dispatch()
         answers, self._answers = self._answers, []
         return answers
 
@@ -378,6 +376,12 @@ class Driver:
                 times.setdefault(report.at, ([], []))[isinstance(report, WorkerLeft)].append(report.worker)
         for at, (joined, left) in times.items():
             yield WorkersChanged(self.scheduler.driver, at, self._pool, tuple(joined), tuple(left))
+
+    def _dispatch(self) -> None:
+        """Start and stop what there is, and make room for what that will publish."""
+        self._perform()
+        if self._eviction is not None:
+            self._eviction.keep(self.log)
 
     def _perform(self) -> None:
         self.log.settle()

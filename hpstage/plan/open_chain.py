@@ -68,6 +68,11 @@ class OpenChain:
                 return
             yield span if span.start >= at else Span(span.node, at, span.stop)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has still to reach a state, and may keep that."""
+        return next(self.ahead(), None) is not None
+
     def will_pass(self, ref: StateRef) -> bool:
         return any(span.node == ref.node and span.start < ref.step <= span.stop for span in self.ahead())
 

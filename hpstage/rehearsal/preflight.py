@@ -94,7 +94,8 @@ class Preflight:
     checkpoints: Spread
     """Total number of checkpoints kept."""
     checkpoints_needed: Spread
-    """The largest number of them needed at the same time."""
+    """The largest number of them needed at the same time, with those being written: the least that they take under any
+    ``checkpoint_budget``."""
     checkpoint_bytes: int
     """Size of each; 0 if it was not given."""
     fleets: tuple[Fleet, ...]

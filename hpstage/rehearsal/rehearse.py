@@ -46,7 +46,7 @@ class Rehearsal:
     lower_bound: float
     alone_bound: float
     needed: int
-    """The largest number of checkpoints needed at the same time."""
+    """The largest number of checkpoints needed at the same time, with those being written."""
     measured: int
     drawn: int
     """Number of evaluations whose metrics were measured before, and of those that were drawn at random."""
@@ -152,9 +152,10 @@ class _Untrained:
 
 
 def most_needed(result: Result) -> int:
-    """Return the largest number of checkpoints of a search needed at the same time (:mod:`hpstage.checkpoints.needed`).
+    """Return the largest number of checkpoints of a search needed at the same time (:mod:`hpstage.checkpoints.needed`),
+    with those that running chains write meanwhile.
 
-    Checked after each kept state; in a large plan only after some of them, so that the work stays bounded.
+    Checked before each kept state; in a large plan only before some of them, so that the work stays bounded.
     """
     kept = [place for place, fact in enumerate(result.journal) if isinstance(fact, StateReached) and fact.kept]
     spacing = max(1, len(kept) * len(result.plan.kept) // _LOOKS)
@@ -162,7 +163,7 @@ def most_needed(result: Result) -> int:
     plan = SearchPlan(result.plan.workload)
     most = 0
     for place, fact in enumerate(result.journal):
-        plan.apply(fact)
         if place in looks:
-            most = max(most, len(needed_states(plan)))
+            most = max(most, len(needed_states(plan)) + sum(chain.goes_on for chain in plan.chains.values()))
+        plan.apply(fact)
     return most

@@ -82,7 +82,7 @@ def test_the_command_takes_seconds_from_a_store(script, tmp_path):
     )
     found = command(f"{script}:space", "--steps", 40, "--n-trials", 1, "--gpus", 1, "--store", tmp_path / "store")
     assert found.exit_code == 0, found.output
-    assert "2.0 min" in found.output and "1.0 MB" in found.output  # 40 steps of 3 s
+    assert "2.0 min" in found.output and "2.0 MB" in found.output  # 40 steps of 3 s
 
 
 @pytest.mark.parametrize(
