@@ -82,7 +82,8 @@ class Elastic(Protocol):
 
     @abstractmethod
     def open_gang(self, host: str) -> str:
-        """Begin to lead: listen on the interface that ``host`` names. Return the address, ``"host:port"``, to join at.
+        """Begin to lead: listen on the interface that ``host`` names. Return the address to join at. Whoever has it can
+        join: it holds a secret, and is neither logged nor kept.
 
         Raises:
             GangApart: there is no such interface here.

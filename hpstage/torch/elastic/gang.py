@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from torch import Tensor
 from hpstage.errors import GangApart, GangLost, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.elastic.encoding import decode, encode
+from hpstage.torch.elastic.failures import decode_failure, encode_failure
 from hpstage.torch.elastic.group import Group, Message
 from hpstage.torch.elastic.reduction import Share, combine
 from hpstage.torch.elastic.virtual_nodes import Failed
-from hpstage.torch.loading.outcomes import Failure
 
 
 class _Kind(IntEnum):
@@ -225,8 +224,7 @@ class Gang:
         first = kinds.index(_Kind.FAILED)
         if first == self.rank and own is not None:
             raise own[1]
-        failure: Failure = pickle.loads(messages[first].text)  # noqa: S301  # of a process of the same search
-        failure.raised()
+        raise decode_failure(messages[first].text)
 
     def _lost(self, text: str) -> NoReturn:
         self.close()
@@ -236,4 +234,4 @@ class Gang:
 
 def _failed(failed: Failed) -> Message:
     node, error = failed
-    return Message(_Kind.FAILED, pickle.dumps(Failure(error, f"virtual node {node}, in another process")))
+    return Message(_Kind.FAILED, encode_failure(error, node))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import GangLost, StateError, UsageError
@@ -63,25 +64,25 @@ class ElasticLoop(TorchLoop):
             self._leave()
 
     def dismiss(self, word: str) -> None:
-        self._meeting = None  # nobody is waited for any more
         if self._gang is not None:
             self._gang.stop(word)
-            self._leave()
+        self._leave()
 
     def shared_seconds(self) -> float:
         seconds, self._alone_seconds = self._alone_seconds, 0.0
         return seconds
 
     def _join(
-        self, meeting: Meeting, rank: int, size: int, timeout: float, in_vain: Callable[[], bool] | None = None
+        self, meeting: Meeting, rank: int, size: int, timeout: float, in_vain: Callable[[], bool] = lambda: False
     ) -> Gang:
-        if not 1 <= size <= self.virtual_nodes or size & (size - 1):
-            raise UsageError(
-                f"a gang of {size} cannot train {self.virtual_nodes} virtual nodes: the number of its processes is a "
-                f"power of two, and not above that of nodes"
-            )
-        built = self._ready()
-        gang = Gang(meeting.form(rank, size, timeout, in_vain), self.virtual_nodes)
+        with closing(meeting):
+            if not 1 <= size <= self.virtual_nodes or size & (size - 1):
+                raise UsageError(
+                    f"a gang of {size} cannot train {self.virtual_nodes} virtual nodes: the number of its processes is "
+                    f"a power of two, and not above that of nodes"
+                )
+            built = self._ready()
+            gang = Gang(meeting.form(rank, size, timeout, in_vain), self.virtual_nodes)
         weights = [tensor.detach() for tensor in (*built.model.parameters(), *built.model.buffers())]
         gang.greet(
             f"sample {self._samples}, with {self.virtual_nodes} virtual nodes and weights whose digest is "
@@ -91,6 +92,9 @@ class ElasticLoop(TorchLoop):
         return gang
 
     def _leave(self) -> None:
+        if self._meeting is not None:
+            self._meeting.close()  # nobody is waited for any more
+            self._meeting = None
         if self._gang is not None:
             if not self._gang.is_over:
                 self._gang.close()
@@ -189,7 +193,6 @@ class ElasticLoop(TorchLoop):
 
     def close(self) -> None:
         self._leave()
-        self._meeting = None
         super().close()
 
     def describe_environment(self) -> dict[str, str]:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Failure:
-    """An exception on its way to the training process from another one, which is described by ``where``."""
+    """An exception on its way to the training process from one that loads data."""
 
-    def __init__(self, error: Exception, where: str = "a process that loads data") -> None:
+    def __init__(self, error: Exception) -> None:
         self._traceback = "".join(traceback.format_exception(error))
         self._error: Exception | None = error
         try:
@@ -25,11 +25,10 @@ class Failure:
         except Exception:
             self._error = None  # whatever an exception that cannot be pickled raises
         self._text = f"{type(error).__name__}: {error}"
-        self._where = where
 
     def raised(self) -> NoReturn:
         error = self._error or TrainingError(self._text)
-        error.add_note(f"in {self._where}:\n{self._traceback}")
+        error.add_note(f"in a process that loads data:\n{self._traceback}")
         raise error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TypeVar
 
 import torch
@@ -19,8 +20,8 @@ def in_group(size: int, do: Callable[[Group], T], timeout: float = 60.0) -> list
     meeting = Meeting.open("127.0.0.1")
 
     def one(rank: int) -> T:
-        place = meeting if rank == 0 else Meeting.find(meeting.address, timeout)
-        group = place.form(rank, size, timeout)
+        with closing(meeting if rank == 0 else Meeting.find(meeting.address, timeout)) as place:
+            group = place.form(rank, size, timeout)
         try:
             return do(group)
         finally:
