@@ -48,25 +48,32 @@ class Table:
 
     def write_csv(self, path: Path) -> None:
         """Write a CSV file. Missing values are left empty; numbers are written so that reading restores them
-        exactly."""
+        exactly. Text is written as :func:`cell` does."""
         with path.open("w", newline="", encoding="utf-8") as file:
             self.write_to(file)
 
     def write_to(self, file: TextIO) -> None:
-        """Write CSV, as :meth:`write_csv` does; to a terminal, which names could steer, with names as it shows them."""
-        writer = csv.writer(_Lines(file), lineterminator="\r\n")
-        writer.writerow(map(clean, self.columns) if file.isatty() else self.columns)
-        writer.writerows(zip(*self.columns.values(), strict=True))
+        """Write CSV, as :meth:`write_csv` does."""
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(map(cell, self.columns))
+        writer.writerows(map(cell, row) for row in zip(*self.columns.values(), strict=True))
 
 
-class _Lines:
-    """Ends the rows of a csv.writer with a line feed; a writer that did so itself would not quote carriage returns."""
+def cell(value: Value) -> Value:
+    """Return what a cell of a CSV file holds: texts, which others may have chosen, with control characters as
+    ``\\x1b``, and with a ``'`` before one that a spreadsheet would take for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
 
-    def write(self, row: str) -> int:
-        return self._file.write(row.removesuffix("\r\n") + "\n")
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def trials(book: Book) -> Table:

