@@ -107,12 +107,14 @@ class Inbox:
             if present is None or incarnation not in (None, present.incarnation):
                 return []
             lost = [chain for chain, running in self._chains.items() if host_of(running.worker) == worker]
-            for chain in lost:
-                del self._chains[chain]
+            ran = [self._chains.pop(chain) for chain in lost]
+            trained = {running.worker for running in ran if not running.ended}
             for running in self._chains.values():
                 running.bereft |= worker in running.gang
             for lane in self._workers.pop(worker).lanes:
-                self._tell(WorkerLeft(lane, self._clock(), reason, message))
+                # A chain that the driver starts there before it reads this is not to blame.
+                blameless = reason == "died" and lane not in trained
+                self._tell(WorkerLeft(lane, self._clock(), "closed" if blameless else reason, message))
             return lost
 
     def begin(self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = ()) -> list[str]:

@@ -175,11 +175,17 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     of: ChainId | None = None
 
 
+class Received(msgspec.Struct, frozen=True, tag=True):
+    """The request to train a chain has arrived, so that the process may die of it."""
+
+    of: ChainId
+
+
 class Pong(msgspec.Struct, frozen=True, tag=True):
     """The process is there."""
 
 
-Reply = Told | Done | Raised | Pong
+Reply = Told | Done | Raised | Received | Pong
 
 # msgspec gathers what it must know of a class when the first decoder of it is made. Two threads that do so at once can
 # crash the process, so that all decoders are made on import.

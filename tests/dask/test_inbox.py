@@ -73,6 +73,14 @@ def test_a_chain_for_a_worker_that_has_left_is_not_started(inbox: Inbox) -> None
     assert not inbox.begin(ChainId("d"), WORKER)
 
 
+def test_a_worker_without_a_chain_does_not_die_of_one_that_is_started_before_that_is_read(inbox: Inbox) -> None:
+    inbox.hear(CHAIN, 0, ENCODED)
+    inbox.forget(CHAIN)
+    inbox.leave(WORKER, "died", "killed")
+    assert inbox.begin(ChainId("d"), WORKER) == []
+    assert inbox.wait(0)[-1] == WorkerLeft(WORKER, 7.0, "closed", "killed")
+
+
 def test_the_removal_of_an_earlier_incarnation_is_none_of_the_present_one(inbox: Inbox) -> None:
     assert inbox.join(WORKER, "2") == [CHAIN]  # nobody has said yet that the first one is gone
     assert inbox.leave(WORKER, "died", incarnation="1") == []

@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 
 import hpstage
+from hpstage.cluster import DaskExecutor
 from hpstage.errors import CheckpointError, ClusterError, StoreError
 from hpstage.store import Cursor, RedisJournal
 from hpstage.store.journal import NO_FENCES
@@ -36,13 +38,15 @@ RUN_AGAIN = 75
 """Exit code of a driver that could not go on for want of what it works with, and says that it be run again."""
 
 
+SILENCE = 15.0
+"""Seconds after which a training process is ended that does not answer."""
 _STORY = ("hpstage:failure", "hpstage:traceback")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver is to do. Without ``scheduler`` it trains in its own process, with a store of its own."""
 
-    kind: str  # "halving" or "full"
+    kind: str  # "halving", "full" or "local": full training on a local cluster of its own
     round: int
     seed: int
     trials: int
@@ -123,12 +127,21 @@ def search(task: Task) -> None:
         journal = Noting(task.redis, prefix=task.prefix, notes=notes)
         # One that was killed between its end and the writing of what it found has nothing left to do.
         if not any(has_ended(record, task.name) for record in journal.read()):
-            with connected(task.scheduler) as client:
+            with executor_of(task) as executor:
                 hpstage.optimize(
-                    study, trainable, space, executor=client, store=journal, checkpoints=task.checkpoints, **call
+                    study, trainable, space, executor=executor, store=journal, checkpoints=task.checkpoints, **call
                 )
         journal.close()
     dump(study, task.found)
+
+
+@contextmanager
+def executor_of(task: Task) -> Iterator[DaskExecutor]:
+    if task.kind == "local":
+        yield DaskExecutor(n_workers=2, worker_timeout=SILENCE)
+        return
+    with connected(task.scheduler) as client:
+        yield DaskExecutor(client, worker_timeout=SILENCE)
 
 
 def connected(scheduler: str) -> Client:

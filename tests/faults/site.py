@@ -255,6 +255,10 @@ class Site:
         """That study at work."""
         return self.spawn(f"{task.name}-alone", ["tests.faults.driver", str(self.undisturbed(task).write())])
 
+    def logs_of_studies(self) -> list[Path]:
+        """The files of Optuna's storages."""
+        return sorted((self.folder / "work").glob("*.log"))
+
     def published(self) -> list[Path]:
         """The folders of checkpoints."""
         return sorted(path.parent for path in self.checkpoints.glob("??/*/manifest.json"))
@@ -273,6 +277,11 @@ class Site:
                 except subprocess.TimeoutExpired:
                     process.kill()
         self.workers, self.scheduler = [], None
+
+    def internal_errors(self) -> list[str]:
+        """What any process has logged that is never to happen, whatever breaks."""
+        logs = sorted((self.folder / "logs").glob("*.log"))
+        return [f"{log.name} tells of an InternalError" for log in logs if b"InternalError" in log.read_bytes()]
 
     def left_over(self) -> list[int]:
         """Processes of the site that still live."""

@@ -1,4 +1,4 @@
-"""The soak: two searches on one plan, round after round, while everything around them breaks."""
+"""The soak: three searches on one plan, one of them on a local cluster, while everything around them breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.faults.driver import RUN_AGAIN, Task
 from tests.faults.injector import Injector
 from tests.faults.site import LEASE, Process, Site
 
-KINDS = ("halving", "full")
+KINDS = ("halving", "full", "local")
+ENDED = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of drivers that were killed, or asked to end."""
 # Seconds without a new record in the journal after which a search is taken to hang.
 _STUCK = 60.0
 
@@ -90,7 +92,7 @@ class Soak:
     def _round(self, deadline: float) -> None:
         number = self.outcome.rounds
         lost = len(self._injector.lost)
-        seeds = (1000 * self._seed + 2 * number, 1000 * self._seed + 2 * number + 1)
+        seeds = [1000 * self._seed + len(KINDS) * number + index for index in range(len(KINDS))]
         tasks = [
             self._site.task(kind, round=number, seed=seed, trials=self._trials, pause=0.015)
             for kind, seed in zip(KINDS, seeds, strict=True)
@@ -104,6 +106,7 @@ class Soak:
             self._site.revive()
             for search in self._searches:
                 self._look_after(search)
+            self.outcome.violations += self._injector.violations
             if self.outcome.violations:
                 return
             now = time.monotonic()
@@ -142,7 +145,7 @@ class Soak:
             return
         if code == 0:
             search.over = True
-        elif code in (-signal.SIGKILL, RUN_AGAIN):
+        elif code in ENDED or code == RUN_AGAIN:
             search.driver = self._drive(search.task)
         else:
             self.outcome.violations.append(f"{search.task.name} ended with {code}:\n{search.driver.tail()}")
@@ -178,6 +181,7 @@ class Soak:
             outcome.violations += oracles.check_checkpoints(site.checkpoints, records, self._injector.damaged)
             time.sleep(LEASE)  # those of the killed run out
             outcome.violations += oracles.check_leases(client, site.prefix)
+        outcome.violations += site.internal_errors()
         outcome.violations += [f"process {pid} was left over" for pid in site.left_over()]
         outcome.violations += [f"{path} was written where no mount was" for path in site.misplaced()]
         fold = oracles.Fold(records)

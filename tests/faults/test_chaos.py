@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.injector import DISK, KINDS
+from tests.faults.injector import KINDS
 from tests.faults.site import Site, can_mount
 from tests.faults.soak import Soak
+from tests.faults.storage import DISK
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 

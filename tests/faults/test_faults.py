@@ -15,8 +15,9 @@ import pytest
 
 from tests.faults import oracles, work
 from tests.faults.driver import RUN_AGAIN, Task, search
-from tests.faults.injector import HOUR, spoil
+from tests.faults.processes import HOUR
 from tests.faults.site import Process, Site
+from tests.faults.spoiling import spoil
 
 pytestmark = pytest.mark.redis
 

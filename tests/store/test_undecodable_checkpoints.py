@@ -23,7 +23,7 @@ from hpstage.errors import CheckpointCorrupt
 from hpstage.plan.facts import StateKey
 from hpstage.store.opening import open_existing
 from hpstage.testing.toys import Tape
-from tests.faults.injector import spoil
+from tests.faults.spoiling import spoil
 
 KEY = StateKey("0" * 31 + "a")
 STATE = {"w": torch.arange(5.0), "step": 7}
