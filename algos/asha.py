@@ -7,12 +7,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import check_window, window_in
-from hpstage.algos.rungs import check_rungs, known, rung_steps
-from hpstage.errors import UsageError
+from hpstage.algos.parameters import window_in
+from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
+from hpstage.errors.arguments import one_of, optional, switch, whole
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,17 @@ class ASHA(Algorithm):
     window: int | None = None
     tree_aware: bool = True
 
+    kinds = MappingProxyType(
+        RUNGS | {"window": optional(whole()), "tree_aware": switch, "variant": one_of("promotion", "stopping")}
+    )
+
     @property
     def synchronous(self) -> bool:
         return False
 
     def check(self, setting: Setting) -> None:
-        check_rungs(self.min_steps, self.reduction_factor, setting.steps)
-        if self.variant not in ("promotion", "stopping"):
-            raise UsageError(f"variant is {self.variant!r}; it must be 'promotion' or 'stopping'")
-        check_window(self.window)
+        super().check(setting)
+        check_rungs(self.min_steps, setting.steps)
 
     def rungs(self, steps: int) -> list[int]:
         """Return the steps at which trials are compared; the last is the end."""

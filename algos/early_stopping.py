@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from types import MappingProxyType
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
-from hpstage.algos.parameters import check_whole
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import whole
 
 
 class EarlyStoppingAlgorithm(Algorithm):
@@ -20,10 +21,10 @@ class EarlyStoppingAlgorithm(Algorithm):
     grace: int
     window: int
 
+    kinds = MappingProxyType({"interval": whole(), "grace": whole(), "window": whole()})
+
     def check(self, setting: Setting) -> None:
-        check_whole("interval", self.interval, least=1)
-        check_whole("grace", self.grace, least=1)
-        check_whole("window", self.window, least=1)
+        super().check(setting)
         if self.grace >= setting.steps:
             raise UsageError(
                 f"grace is {self.grace}, but a trial has {setting.steps} steps, so that none could be stopped; lower "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import check_window, window_in
+from hpstage.algos.parameters import window_in
+from hpstage.errors.arguments import optional, whole
+
+_MOST = 4096
+"""Trials that are open at a time at most: so many are proposed before the first is trained."""
 
 
 @dataclass(frozen=True)
@@ -17,26 +21,25 @@ class FullTraining(Algorithm):
     so that one seed gives the same trials in every run.
 
     Args:
-        window: number of trials open at a time. ``None``: all of them if the sampler ignores results (grid,
-            brute force, random, quasi-random), else 16, or twice the number of workers at the start of the search where
-            these are more than 8, to keep them busy. Then what a sampler that learns proposes differs between clusters
-            of different sizes; with a number, one seed gives the same trials on any cluster. The larger, the less a
-            sampler knows when it proposes. Where all trials are enqueued, give their number, or a sampler that ignores
-            results.
+        window: number of trials open at a time. ``None``: all of them, up to 4,096, if the sampler ignores results
+            (grid, brute force, random, quasi-random), else 16, or twice the number of workers at the start of the
+            search where these are more than 8, to keep them busy. Then what a sampler that learns proposes differs
+            between clusters of different sizes; with a number, one seed gives the same trials on any cluster. The
+            larger, the less a sampler knows when it proposes. Where all trials are enqueued, give their number, or a
+            sampler that ignores results.
     """
 
     window: int | None = None
+
+    kinds = MappingProxyType({"window": optional(whole())})
 
     @property
     def multi_objective(self) -> bool:
         return True
 
-    def check(self, setting: Setting) -> None:
-        check_window(self.window)
-
     def start(self, setting: Setting, trials: Trials) -> Search:
         endless = self.window is None and setting.n_trials is not None and not setting.adaptive
-        return _FullTrainingSearch(setting.steps, sys.maxsize if endless else window_in(setting, self.window))
+        return _FullTrainingSearch(setting.steps, _MOST if endless else window_in(setting, self.window))
 
 
 class _FullTrainingSearch(Search):

@@ -6,14 +6,15 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting, Trials
 from hpstage.algos.asha import PromotionSearch
-from hpstage.algos.parameters import check_window, window_in
-from hpstage.algos.rungs import check_rungs, known, rung_steps
+from hpstage.algos.parameters import window_in
+from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
 from hpstage.algos.successive_halving import HalvingSearch
-from hpstage.errors import UsageError
+from hpstage.errors.arguments import one_of, optional, switch, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,17 @@ class Hyperband(Algorithm):
     window: int | None = None
     tree_aware: bool = True
 
+    kinds = MappingProxyType(
+        RUNGS | {"window": optional(whole()), "tree_aware": switch, "variant": one_of("synchronous", "asynchronous")}
+    )
+
     @property
     def synchronous(self) -> bool:
         return self.variant == "synchronous"
 
     def check(self, setting: Setting) -> None:
-        check_rungs(self.min_steps, self.reduction_factor, setting.steps)
-        if self.variant not in ("synchronous", "asynchronous"):
-            raise UsageError(f"variant is {self.variant!r}; it must be 'synchronous' or 'asynchronous'")
-        check_window(self.window)
+        super().check(setting)
+        check_rungs(self.min_steps, setting.steps)
 
     def brackets(self, steps: int) -> list[Bracket]:
         """Return the brackets of one cycle, in the order in which they are filled."""

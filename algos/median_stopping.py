@@ -6,11 +6,12 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import isnan
+from types import MappingProxyType
 
 from hpstage.algorithm import Search, Setting, Trials
 from hpstage.algos.early_stopping import EarlyStoppingAlgorithm, EarlyStoppingSearch
-from hpstage.algos.parameters import check_whole
 from hpstage.algos.rungs import known
+from hpstage.errors.arguments import switch, whole
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,7 @@ class MedianStopping(EarlyStoppingAlgorithm):
     window: int = 16
     tree_aware: bool = True
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        check_whole("min_trials", self.min_trials, least=1)
+    kinds = MappingProxyType({**EarlyStoppingAlgorithm.kinds, "min_trials": whole(), "tree_aware": switch})
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         return _MedianSearch(

@@ -1,28 +1,14 @@
-"""Checks of algorithms' parameters."""
+"""How many trials are open at a time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from hpstage.errors import UsageError
 
 if TYPE_CHECKING:
     from hpstage.algorithm import Setting
 
 _LEAST_WINDOW = 16
 """Enough to keep some workers busy and to merge stages, and few for a sampler that learns from what is known."""
-
-
-def check_whole(name: str, value: object, *, least: int) -> None:
-    """Raise :class:`UsageError` if a parameter is not a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}; it must be a whole number, {least} or more")
-
-
-def check_window(window: object) -> None:
-    """Raise :class:`UsageError` if ``window`` is neither ``None`` nor a whole number above zero."""
-    if window is not None:
-        check_whole("window", window, least=1)
 
 
 def window_in(setting: Setting, window: int | None) -> int:

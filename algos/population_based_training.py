@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
+from types import MappingProxyType
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting, Trials
 from hpstage.algos.explore import explore, pick
-from hpstage.algos.parameters import check_whole
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import number, several, whole
 
 
 @dataclass(frozen=True)
@@ -57,25 +57,29 @@ class PopulationBasedTraining(Algorithm):
     resample_probability: float = 0.25
     seed: int = 0
 
+    kinds = MappingProxyType(
+        {
+            "interval": whole(),
+            "quantile": number(above=0, most=0.5),
+            "perturbation_factors": several(
+                number(above=0), "positive numbers, such as (0.8, 1.2)", least=1, single=False
+            ),
+            "resample_probability": number(least=0, most=1),
+            "seed": whole(0),
+        }
+    )
+
     @property
     def forks(self) -> bool:
         return True
 
     def check(self, setting: Setting) -> None:
-        check_whole("interval", self.interval, least=1)
-        check_whole("seed", self.seed, least=0)
+        super().check(setting)
         if self.interval >= setting.steps:
             raise UsageError(
                 f"interval is {self.interval}, but a trial has {setting.steps} steps, so that none could be replaced; "
                 f"lower interval or raise steps"
             )
-        if not _is_number(self.quantile) or not 0 < self.quantile <= 0.5:
-            raise UsageError(f"quantile is {self.quantile!r}; it must be above 0 and at most 0.5")
-        factors = self.perturbation_factors
-        if not isinstance(factors, Sequence) or not factors or not all(_is_number(f) and f > 0 for f in factors):
-            raise UsageError(f"perturbation_factors is {factors!r}; give positive numbers, such as (0.8, 1.2)")
-        if not _is_number(self.resample_probability) or not 0 <= self.resample_probability <= 1:
-            raise UsageError(f"resample_probability is {self.resample_probability!r}; it must be from 0 to 1")
         if setting.n_trials is None or setting.n_trials < 2:
             raise UsageError(
                 f"n_trials is {setting.n_trials}; PopulationBasedTraining trains so many side by side: give 2 or more"
@@ -173,7 +177,3 @@ class _PopulationSearch(Search):
             rng=rng,
         )
         return Fork(donor, self._steps[decided], params)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

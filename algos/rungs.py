@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hpstage.algorithm import Trials
-from hpstage.algos.parameters import check_whole
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import whole
 
 
 def rung_steps(min_steps: int, reduction_factor: int, steps: int) -> list[int]:
@@ -17,10 +17,12 @@ def rung_steps(min_steps: int, reduction_factor: int, steps: int) -> list[int]:
     return [*rungs, steps]
 
 
-def check_rungs(min_steps: int, reduction_factor: int, steps: int) -> None:
+RUNGS = {"reduction_factor": whole(2), "min_steps": whole()}
+"""What the parameters of such algorithms may be."""
+
+
+def check_rungs(min_steps: int, steps: int) -> None:
     """Raise :class:`UsageError` if there are no such rungs."""
-    check_whole("reduction_factor", reduction_factor, least=2)
-    check_whole("min_steps", min_steps, least=1)
     if min_steps > steps:
         raise UsageError(f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.rungs import check_rungs, known, rung_steps
+from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import switch
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,11 @@ class SuccessiveHalving(Algorithm):
     reduction_factor: int = 4
     tree_aware: bool = True
 
+    kinds = MappingProxyType(RUNGS | {"tree_aware": switch})
+
     def check(self, setting: Setting) -> None:
-        check_rungs(self.min_steps, self.reduction_factor, setting.steps)
+        super().check(setting)
+        check_rungs(self.min_steps, setting.steps)
         if setting.n_trials is None:
             raise UsageError("SuccessiveHalving compares a fixed number of trials; give n_trials")
 

@@ -46,7 +46,7 @@ Preload = Annotated[Texts, typer.Option(metavar="MODULE", help="Module or file t
 def scheduler(
     context: typer.Context,
     host: Host = None,
-    port: Annotated[int | None, typer.Option(help=f"Port to listen on.  [default: {_PORT}]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help=f"Port to listen on.  [default: {_PORT}]")] = None,
     interface: Interface = None,
     scheduler_file: SchedulerFile = None,
     dashboard_address: Annotated[
@@ -257,6 +257,8 @@ def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
         raise typer.Exit(done.exit_code) from None
     except click.ClickException as error:
         raise UsageError(f"`{' '.join(words)}`: {error.format_message()}") from None
+    except Exception as error:  # of a module that --preload names
+        raise UsageError(f"`{' '.join(words)}`: {type(error).__name__}: {error}") from error
     return parameters
 
 

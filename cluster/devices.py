@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dask.system import CPU_COUNT
 
 from hpstage.errors import ClusterError, UsageError
+from hpstage.errors.arguments import WORKERS, optional
 from hpstage.execution.shared_device import SHARERS
 
 
@@ -62,10 +63,10 @@ def how_many(n_workers: int | None, workers_per_gpu: int | None, devices: Sequen
     Raises:
         UsageError: both numbers are given, or workers per GPU where there is no GPU.
     """
+    optional(WORKERS).of("n_workers", n_workers)
     if workers_per_gpu is None:
         return n_workers or len(devices) or CPU_COUNT
-    if type(workers_per_gpu) is not int or workers_per_gpu < 1:
-        raise UsageError(f"workers_per_gpu is {workers_per_gpu!r}; it must be a whole number of at least 1")
+    WORKERS.of("workers_per_gpu", workers_per_gpu)
     if n_workers is not None:
         raise UsageError(
             f"{n_workers} workers were asked for, and {workers_per_gpu} per GPU: give one of these, the other follows"

@@ -50,6 +50,7 @@ from hpstage.cluster.place import Place
 from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
+from hpstage.errors.arguments import WORKERS, checked, instance, optional, seconds, whole
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Audit, AuditId, Chain, Report, host_of
@@ -98,6 +99,13 @@ class DaskExecutor(Executor):
         UsageError: ``n_workers`` or ``workers_per_gpu`` was given with a client.
     """
 
+    @checked(
+        client=optional(instance((Client, Cluster), "a dask.distributed.Client or a cluster")),
+        n_workers=optional(WORKERS),
+        gpus=optional(whole(0)),
+        workers_per_gpu=optional(WORKERS),
+        worker_timeout=optional(seconds(above=0)),
+    )
     def __init__(
         self,
         client: Client | Cluster | None = None,

@@ -9,11 +9,20 @@ from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.fork_server import fork_server as start_fork_server
 from hpstage.cluster.main_guard import require_main_guard
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import WORKERS, checked, instance, optional, several, text, whole
 
 if TYPE_CHECKING:
     from distributed import LocalCluster
 
 
+@checked(
+    n_workers=optional(WORKERS),
+    gpus=optional(whole(0)),
+    workers_per_gpu=optional(WORKERS),
+    gpus_per_worker=whole(),
+    preload=several(text(""), "a list of packages, such as ['hpstage.torch']", single=False),
+    fork_server=optional(instance(ForkServer, "one that fork_server() has started")),
+)
 def local_cluster(
     n_workers: int | None = None,
     *,

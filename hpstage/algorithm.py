@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hpstage.errors.arguments import Kind
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -124,13 +127,17 @@ class Search(ABC):
 class Algorithm(ABC):
     """Description of an algorithm; immutable, with a distinctive ``repr``.
 
-    Parameters that are NumPy's whole numbers become plain ones, so that a search is resumed whichever were given.
+    Parameters of the right kind become plain ones, NumPy's numbers Python's, so that a search is resumed whichever
+    were given.
     """
 
+    kinds: ClassVar[Mapping[str, Kind]] = MappingProxyType({})
+    """What its parameters may be, by which :meth:`check` refuses them."""
+
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, Integral) and not isinstance(value, int):
-                object.__setattr__(self, name, int(value))
+        for name, kind in self.kinds.items():
+            with suppress(Exception):  # what is of another kind is refused by check()
+                object.__setattr__(self, name, kind.read(getattr(self, name)))
 
     @property
     def synchronous(self) -> bool:
@@ -147,9 +154,10 @@ class Algorithm(ABC):
         """Whether it supports several objectives, that is, does not compare values."""
         return False
 
-    @abstractmethod
     def check(self, setting: Setting) -> None:
         """Raise :class:`UsageError`, naming the parameter and the remedy, if it cannot run in this setting."""
+        for name, kind in self.kinds.items():
+            kind.of(name, getattr(self, name))
 
     @abstractmethod
     def start(self, setting: Setting, trials: Trials) -> Search: ...

@@ -17,7 +17,7 @@ from hpstage.checking.snapshot import THREADS
 from hpstage.checking.trials import Trials, draw
 from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
-from hpstage.errors import UsageError
+from hpstage.errors.arguments import SEED, SPACE, checked, function, instance, optional, text, whole
 from hpstage.schedule.space import Space
 from hpstage.training.code.suspects import suspects
 from hpstage.training.function import FunctionTrainable
@@ -28,6 +28,15 @@ from hpstage.training.trainables import Keyed, as_trainable
 Say = Callable[[str], None]
 
 
+@checked(
+    space=SPACE,
+    steps=optional(whole(2, 10_000)),  # about ten times as many are trained
+    n_forks=whole(most=10_000),
+    seed=SEED,
+    numerics=optional(text("the name of a step backend, such as 'compiled'")),
+    say=optional(function("a function of a line")),
+    children=optional(instance(Children, "hpstage.checking.Children()")),
+)
 def check(
     trainable: object,
     space: Space,
@@ -71,8 +80,6 @@ def check(
     if numerics is not None:
         with _trained_by(trainable, numerics):
             return check(trainable, space, steps=steps, n_forks=n_forks, seed=seed, say=say, children=children)
-    if type(n_forks) is not int or n_forks < 1:
-        raise UsageError(f"n_forks is {n_forks!r}; give a whole number above zero")
     trainer = as_trainable(trainable)
     subject = getattr(trainer, "subject", trainable)
     see_free(subject)

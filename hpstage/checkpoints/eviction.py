@@ -16,12 +16,12 @@ import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
-from numbers import Integral
 from typing import NamedTuple, Protocol
 
 from hpstage.checkpoints.eviction_policy import EvictionPlan, choose_evictions
 from hpstage.checkpoints.needed import kept_states
-from hpstage.errors import CheckpointError, UsageError
+from hpstage.errors import CheckpointError
+from hpstage.errors.arguments import Kind, whole
 from hpstage.plan.facts import ChainId, StateKey, StateLost, StateRef
 from hpstage.plan.log import Log
 from hpstage.plan.plan import SearchPlan
@@ -190,18 +190,13 @@ def _on_their_way(plan: SearchPlan) -> int:
     return total
 
 
-def budget_bytes(size: object, name: str) -> int:
-    """Return the bytes of ``20_000_000_000`` or ``"20 GB"``. Raise :class:`UsageError` that calls it ``name``."""
-    found: object = None
-    if isinstance(size, Integral) and not isinstance(size, bool):
-        found = int(size)
-    elif isinstance(size, str) and size.strip()[:1].isdigit():
+def _bytes(size: object) -> int:
+    if isinstance(size, str):
         from dask.utils import parse_bytes
 
-        try:
-            found = parse_bytes(size)
-        except (ValueError, OverflowError):
-            found = None
-    if not isinstance(found, int) or found < 0:
-        raise UsageError(f"{name} is {size!r}; give bytes: a whole number, or a text such as '20 GB' or '500 MiB'")
-    return found
+        size = parse_bytes(size) if size.strip()[:1].isdigit() else None
+    return whole(0, 2**63 - 1).of("", size)  # type: ignore[no-any-return]
+
+
+BYTES = Kind(_bytes, "bytes: a whole number, or a text such as '20 GB' or '500 MiB'")
+"""What a size may be: ``20_000_000_000`` or ``"20 GB"``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-import traceback
 from importlib.metadata import version
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from hpstage.cli.plan import plan
 from hpstage.cli.report import report
 from hpstage.cli.run import run
 from hpstage.cli.status import status
+from hpstage.cli.tracebacks import folded_traceback
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError
@@ -72,6 +72,13 @@ _ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
 _MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
+def _told(error: Exception) -> str:
+    """Return what is said of an error that hpstage has not foreseen."""
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename[:50] in " ".join(sys.argv):
+        return f"hpstage: {error.filename}: {error.strerror}; give another\n"
+    return folded_traceback(error)
+
+
 def main() -> None:
     """Run a command. What hpstage refuses is told in one line on stderr, with exit status 1.
 
@@ -91,6 +98,6 @@ def main() -> None:
             error.show(file=page)  # type: ignore[attr-defined]
             told, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
         else:
-            told, status = traceback.format_exc(), 1
+            told, status = _told(error), 1
     typer.echo(clean_lines(redacted(told, *urls)), err=True, nl=False)
     sys.exit(status)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hpstage.checkpoints import CheckpointStore
-from hpstage.checkpoints.eviction import Eviction, budget_bytes
+from hpstage.checkpoints.eviction import BYTES, Eviction
 from hpstage.checkpoints.eviction_policy import choose_evictions
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.store import Usage
@@ -50,7 +50,7 @@ def gc(
     A place for checkpoints that two plans of one workload share is no place for this command: what the other plan
     names looks unnamed.
     """
-    size = None if budget is None else budget_bytes(budget, "--budget")
+    size = None if budget is None else BYTES.of("--budget", budget)
     with ExitStack() as closing:
         plan, places = open_existing(store, checkpoints, closing=closing, read_only=dry_run)
         collection = Collection(Log(plan, places.journal, plan.apply), places.checkpoints, dry_run=dry_run)

@@ -176,8 +176,8 @@ def made(text: str, option: str, group: plugins.Group, port: type[_T]) -> _T:
     """
     try:
         expression = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise UsageError(f"{option} {text!r} cannot be read: {error.msg}") from None
+    except (SyntaxError, ValueError) as error:  # ValueError: a text that is no Unicode
+        raise UsageError(f"{option} {text!r} cannot be read: {getattr(error, 'msg', error)}") from None
     call = expression if isinstance(expression, ast.Call) else ast.Call(expression, [], [])
     known = plugins.names(group)
     if not isinstance(call.func, ast.Name) or call.func.id not in known:

@@ -14,6 +14,7 @@ import typer
 from hpstage.cli.naming import algorithm_named, space_named, trainable_named
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import seconds
 from hpstage.schedule.space import longest
 from hpstage.text import clean
 
@@ -76,7 +77,7 @@ def plan(
     module that holds the space is imported; of the
     algorithm, plain values are read and nothing is run.
     """
-    from hpstage.checkpoints.eviction import budget_bytes
+    from hpstage.checkpoints.eviction import BYTES
     from hpstage.rehearsal.preflight import preflight
     from hpstage.rehearsal.samplers import named_sampler, values_met
 
@@ -84,7 +85,7 @@ def plan(
         raise UsageError("--store and --trainable both tell what steps take; give one of them")
     described = algorithm_named(algorithm)
     fleets = _numbers(gpus)
-    size = None if checkpoint_bytes is None else budget_bytes(checkpoint_bytes, "--checkpoint-bytes")
+    size = None if checkpoint_bytes is None else BYTES.of("--checkpoint-bytes", checkpoint_bytes)
     function = space_named(space)
     length = longest(function, steps)
     own = named_sampler(sampler, function, length, seed)
@@ -157,9 +158,10 @@ def _disruptions(lifetime: str | None, notice: str, slow: float, start_seconds: 
 def _seconds(option: str, text: str) -> float:
     found = re.fullmatch(r"([0-9.]+) *(s|min|h|d)", text.strip())
     try:
-        return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]] if found else float(text)
+        time = float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]] if found else float(text)
     except ValueError:
         raise UsageError(f"{option} {text!r}: give a time, such as 45min, 8h or 2d") from None
+    return seconds(least=0).of(option, time)  # type: ignore[no-any-return]
 
 
 def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:

@@ -13,6 +13,7 @@ from hpstage.cli.naming import algorithm_named, executor_named, send_along, spac
 from hpstage.cli.studies import default_storage, open_study
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import ClusterError, UsageError
+from hpstage.errors.arguments import WORKERS, optional
 from hpstage.schedule.space import longest
 from hpstage.store.redaction import redacted, shown
 from hpstage.text import clean, count_of, folded
@@ -179,8 +180,7 @@ def _executor(named: str | None, scheduler: str | None, n_workers: int | None, c
         if scheduler is not None or n_workers is not None:
             raise UsageError("--executor has arguments of its own; --scheduler and --n-workers are those of Dask's")
         return executor_named(named)
-    if n_workers is not None and n_workers < 1:
-        raise UsageError(f"--n-workers {n_workers}: give a number above zero")
+    optional(WORKERS).of("--n-workers", n_workers)
     if scheduler is None:
         return DaskExecutor(n_workers=n_workers)
     if n_workers is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import typer
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
+from hpstage.errors.arguments import seconds
 from hpstage.plan.audits import audited
 from hpstage.plan.facts import DriverId
 from hpstage.plan.messages import host_of
@@ -128,8 +128,7 @@ def status(
     hpstage status "redis://head:6379?prefix=NAME" --watch
     hpstage status STORE --json | jq .plan.merge_rate
     """
-    if not (math.isfinite(interval) and interval > 0):
-        raise UsageError(f"--interval {interval}: give a positive number of seconds")
+    seconds(above=0).of("--interval", interval)
     if store is None:
         stores = default_stores()
         if watch or not stores:

@@ -14,6 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import SPACE, checked, instance, number, optional, whole
 from hpstage.optuna.companions import Companions, Wish
 from hpstage.optuna.influence import Probe, begins, takes
 from hpstage.schedule.space import Space, describe
@@ -66,6 +67,12 @@ class StageTreeSampler(BaseSampler):
         UsageError: the radius is not in [0, 1], or only one of ``space`` and ``steps`` is given.
     """
 
+    @checked(
+        base_sampler=optional(instance(BaseSampler, "an instance of one of Optuna's, such as TPESampler()")),
+        radius=number(least=0, most=1),
+        space=optional(SPACE),
+        steps=optional(whole()),
+    )
     def __init__(
         self,
         base_sampler: BaseSampler | None = None,
@@ -74,12 +81,6 @@ class StageTreeSampler(BaseSampler):
         space: Space | None = None,
         steps: int | None = None,
     ) -> None:
-        if base_sampler is not None and not isinstance(base_sampler, BaseSampler):
-            raise UsageError(
-                f"base_sampler is {base_sampler!r}; give an instance of one of Optuna's, such as TPESampler()"
-            )
-        if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 <= radius <= 1:
-            raise UsageError(f"radius is {radius!r}; it is a share of a parameter's range, from 0 to 1")
         if (space is None) != (steps is None):
             raise UsageError("space and steps belong together: give both, or neither")
         self.base_sampler = optuna.samplers.TPESampler() if base_sampler is None else base_sampler

@@ -8,17 +8,30 @@ are ranges.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral
+from typing import cast
 
 import optuna
 
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import (
+    SEED,
+    SPACE,
+    checked,
+    either,
+    function,
+    instance,
+    number,
+    optional,
+    seconds,
+    several,
+    text,
+    whole,
+)
 from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
@@ -28,8 +41,9 @@ from hpstage.rehearsal.deadline import FleetCost, cheapest
 from hpstage.rehearsal.rehearse import Rehearsal, Rehearsed
 from hpstage.rehearsal.samplers import named_sampler
 from hpstage.rehearsal.stand_in_metrics import Precedent
+from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space, longest, points_of
-from hpstage.search.request import BLIND
+from hpstage.search.request import ALGORITHM, BLIND
 from hpstage.text import aligned, count_of, duration, folded, size, table, worker_hours
 
 # Samplers that stop once they have proposed everything.
@@ -152,7 +166,7 @@ class Preflight:
         cells = [["GPUs", "makespan", "lower bound", "makespan / bound", "without sharing, at least"]]
         cells[0] += ["cost"] if self.gpu_price is not None else []
         for fleet in self.fleets:
-            over = fleet.makespan.median / fleet.lower_bound.median
+            over = fleet.makespan.median / fleet.lower_bound.median if fleet.lower_bound.median else 1.0
             spreads = fleet.makespan, fleet.lower_bound, fleet.alone_bound
             makespan, bound, alone = (spread.text(style) for spread in spreads)
             cells.append([f"{fleet.workers}", makespan, bound, f"{over:.2f}", alone])
@@ -199,6 +213,35 @@ class Preflight:
             yield "Times are in steps: seconds per step were not given."
 
 
+_SAFETY = 60.0
+"""Seconds of training between states that are kept in case of a crash, as the scheduler has it."""
+_STATES = 1_000_000
+"""Rehearsing so many takes minutes."""
+
+
+@checked(
+    space=SPACE,
+    steps=optional(whole()),
+    n_trials=optional(whole(most=100_000)),
+    sampler=either(text("the name of one of Optuna's samplers"), instance(optuna.samplers.BaseSampler, "the sampler")),
+    seed=SEED,
+    algorithm=optional(ALGORITHM),
+    workers=several(whole(most=65_536), "whole numbers from 1 to 65,536, such as (1, 2, 4, 8)", least=1, single=False),
+    step_seconds=optional(either(seconds(above=0), function("a function of the values at a step"))),
+    evaluate_seconds=seconds(least=0),
+    load_seconds=seconds(least=0),
+    save_seconds=seconds(least=0),
+    checkpoint_bytes=whole(0),
+    checkpoint_every=optional(whole()),
+    rehearsals=whole(most=10_000),
+    precedent=optional(instance(Precedent, "a hpstage.rehearsal.stand_in_metrics.Precedent")),
+    step_times=optional(instance(StepTimes, "the step_times of a plan")),
+    virtual_nodes=whole(most=65_536),
+    deadline=optional(seconds(above=0)),
+    gpu_price=optional(number(above=0, most=1e9)),
+    start_seconds=seconds(least=0),
+    disruptions=optional(instance(Disruptions, "a hpstage.execution.simulated_cluster.Disruptions")),
+)
 def preflight(
     space: Space,
     *,
@@ -251,17 +294,18 @@ def preflight(
         UsageError: invalid input; names it.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
-    _check(workers, rehearsals, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
-    _check_deadline(deadline, gpu_price, start_seconds, step_seconds)
-    if disruptions is not None and step_seconds is None:
-        raise UsageError("disruptions mean nothing without step_seconds: times are then in steps")
-    workers, checkpoint_bytes = tuple(map(int, workers)), int(checkpoint_bytes)
+    if step_seconds is None:
+        costs_given = {"evaluate_seconds": evaluate_seconds, "load_seconds": load_seconds, "save_seconds": save_seconds}
+        _check_times({**costs_given, "deadline": deadline, "gpu_price": gpu_price, "disruptions": disruptions})
     steps = longest(space, steps)
     listed = bool(points_of(space))
     if checkpoint_every is None and step_seconds is None:
         checkpoint_every = steps
+    if checkpoint_every is not None or not callable(step_seconds):
+        kept_every = checkpoint_every or max(1.0, _SAFETY / cast("float", step_seconds))
+        _check_states(n_trials or len(points_of(space)) or 1, steps, kept_every)
     costs = Costs(
-        step_seconds=1.0 if step_seconds is None else step_seconds,
+        step_seconds=1.0 if step_seconds is None else _asked(step_seconds) if callable(step_seconds) else step_seconds,
         evaluate_seconds=evaluate_seconds,
         load_seconds=load_seconds,
         save_seconds=save_seconds,
@@ -349,46 +393,34 @@ def _spread(values: Iterable[float]) -> Spread:
     return Spread(statistics.median(found), min(found), max(found))
 
 
-def _check(
-    workers: Sequence[int],
-    rehearsals: int,
-    step_seconds: float | StepSeconds | None,
-    evaluate_seconds: float,
-    load_seconds: float,
-    save_seconds: float,
-    checkpoint_bytes: int,
-) -> None:
-    """Check the arguments that are not passed to :func:`optimize`."""
-    if not workers or any(isinstance(count, bool) or not isinstance(count, Integral) or count < 1 for count in workers):
-        raise UsageError(f"workers is {workers!r}; give whole numbers above zero, such as (1, 2, 4, 8)")
-    for name, count, least in (("rehearsals", rehearsals, 1), ("checkpoint_bytes", checkpoint_bytes, 0)):
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
-            raise UsageError(f"{name} is {count!r}; it must be a whole number of at least {least}")
-    if isinstance(step_seconds, int | float) and not step_seconds > 0:
-        raise UsageError(f"step_seconds is {step_seconds!r}; it must be above zero")
-    acts = {"evaluate_seconds": evaluate_seconds, "load_seconds": load_seconds, "save_seconds": save_seconds}
-    for name, seconds in acts.items():
-        if not seconds >= 0:
-            raise UsageError(f"{name} is {seconds!r}; it must be a number of seconds, at least zero")
-        if seconds and step_seconds is None:
+def _asked(step_seconds: StepSeconds) -> StepSeconds:
+    """Return the user's function, whose answers are checked."""
+    answer = seconds(least=0)
+
+    def ask(values: Mapping[str, Scalar]) -> float:
+        try:
+            told = step_seconds(values)
+        except Exception as error:
+            raise UsageError(f"step_seconds({dict(values)}) raises {type(error).__name__}: {error}") from error
+        return answer.of(f"step_seconds({dict(values)})", told)  # type: ignore[no-any-return]
+
+    return ask
+
+
+def _check_times(given: Mapping[str, object]) -> None:
+    """Raise :class:`UsageError` for arguments that mean nothing where times are in steps."""
+    for name, value in given.items():
+        if value:
             raise UsageError(f"{name} means nothing without step_seconds: times are then in steps")
 
 
-def _check_deadline(
-    deadline: float | None,
-    gpu_price: float | None,
-    start_seconds: float,
-    step_seconds: float | StepSeconds | None,
-) -> None:
-    for name, given in (("deadline", deadline), ("gpu_price", gpu_price)):
-        if given is None:
-            continue
-        if not 0 < given < math.inf:
-            raise UsageError(f"{name} is {given!r}; it must be above zero")
-        if step_seconds is None:
-            raise UsageError(f"{name} means nothing without step_seconds: times are then in steps")
-    if not 0 <= start_seconds < math.inf:
-        raise UsageError(f"start_seconds is {start_seconds!r}; it must be a number of seconds, at least zero")
+def _check_states(n_trials: int, steps: int, every: float) -> None:
+    """Raise :class:`UsageError` if so many states are kept that rehearsing them takes hours."""
+    if n_trials * steps / every > _STATES:
+        raise UsageError(
+            f"steps is {steps}, of which {n_trials:,} trials keep a state every {every:,.0f}, more than {_STATES:,} in "
+            f"all; give a larger checkpoint_every, or fewer n_trials"
+        )
 
 
 def _count(number: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import optuna
 
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import SEED
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space, describe, points_of
@@ -23,8 +24,7 @@ def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samp
         UsageError: there is no such sampler, the seed is not valid for NumPy, the sampler needs more than a seed, or
             the space has no grid.
     """
-    if not 0 <= seed < 2**32:
-        raise UsageError(f"seed is {seed}; give a whole number from 0 to {2**32 - 1:,}")
+    SEED.of("seed", seed)
     known = {kind.removesuffix("Sampler").lower(): kind for kind in optuna.samplers.__all__ if kind.endswith("Sampler")}
     known.pop("base", None)
     plain = name.lower().removesuffix("sampler").replace("-", "").replace("_", "")

@@ -9,10 +9,11 @@ values; the first argument is the base value. They are composed with ``.then``, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, Literal
 
 from hpstage.errors import ScheduleError
+from hpstage.errors.arguments import Kind, instance, one_of, shown, switch
 from hpstage.schedule.forms import (
     Constant,
     Cosine,
@@ -82,7 +83,8 @@ def piecewise(pieces: Mapping[int, Schedule | Scalar]) -> Schedule:
 
     Covers torch's ConstantLR (``{0: value * factor, total_iters: value}``) and SequentialLR.
     """
-    starts = [count("start", start) for start in pieces]
+    _PIECES.of("pieces", pieces, ScheduleError)
+    starts = [count("a start of pieces", start) for start in pieces]
     if not starts or starts[0] != 0:
         raise ScheduleError(f"the pieces start at {starts}; the first must start at step 0")
     segments: list[Segment] = []
@@ -93,7 +95,10 @@ def piecewise(pieces: Mapping[int, Schedule | Scalar]) -> Schedule:
             form = Constant(piece)  # type: ignore[arg-type]
             segments.append(Segment(form, None if stop is None else stop - start))
             continue
-        schedule = as_schedule(piece)
+        try:
+            schedule = as_schedule(piece)
+        except ScheduleError as error:
+            raise ScheduleError(f"the piece that starts at {start}: {error}") from None
         if stop is not None:
             length = schedule.length
             if length is not None and length < stop - start:
@@ -115,8 +120,8 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
         values = [source(at) for at in range(count("steps", steps))]
     else:
         if isinstance(source, str):
-            raise ScheduleError(f"{source!r} is one value and not a sequence of values; use constant({source!r})")
-        values = list(source)
+            raise ScheduleError(f"source is {shown(source)}, one value and not a sequence of values; use constant(...)")
+        values = _SEVERAL.of("source", source, ScheduleError)
         if steps is not None and count("steps", steps) != len(values):
             raise ScheduleError(f"steps is {steps}, but the sequence has {len(values)} values; leave steps out")
     plain = []
@@ -124,7 +129,7 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
         try:
             plain.append(canonical(value))
         except ScheduleError as error:
-            raise ScheduleError(f"at step {at}: {error}") from None
+            raise ScheduleError(f"source at step {at}: {error}") from None
     return Schedule((Segment(Sampled(tuple(plain)), len(plain)),) if plain else ())
 
 
@@ -134,9 +139,7 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
 def multistep(value: float, milestones: Iterable[int], gamma: float = 0.1) -> Schedule:
     """MultiStepLR: multiplied by ``gamma`` at each milestone; a milestone listed twice counts twice."""
     base, factor = real("value", value), real("gamma", gamma)
-    if not isinstance(milestones, Iterable):
-        raise ScheduleError(f"milestones is {milestones!r}; it must be a list of steps: [{milestones!r}]")
-    marks = sorted([count("milestones", mark) for mark in milestones])
+    marks = sorted([count("milestones", mark) for mark in _SEVERAL.of("milestones", milestones, ScheduleError)])
     segments = []
     start = 0
     for passed, mark in enumerate(marks):
@@ -219,13 +222,13 @@ def onecycle(
     )
     if not 0 <= share <= 1:
         raise ScheduleError(f"pct_start is {pct_start!r}; it must be from 0 to 1")
-    if anneal_strategy not in ("cos", "linear"):
-        raise ScheduleError(f"anneal_strategy is {anneal_strategy!r}; it must be 'cos' or 'linear'")
+    one_of("cos", "linear").of("anneal_strategy", anneal_strategy, ScheduleError)
+    switch.of("three_phase", three_phase, ScheduleError)
     divisor, final_divisor = real("div_factor", div_factor), real("final_div_factor", final_div_factor)
     if divisor == 0 or final_divisor == 0:
         raise ScheduleError("div_factor and final_div_factor divide; they cannot be 0")
-    first = top / divisor
-    last = first / final_divisor
+    first = real("max_value / div_factor", top / divisor)
+    last = real("max_value / div_factor / final_div_factor", first / final_divisor)
     joints = [share * steps - 1, 2 * share * steps - 2] if three_phase else [share * steps - 1]
     heights = [first, top, first, last] if three_phase else [first, top, last]
     segments = []
@@ -242,6 +245,16 @@ def onecycle(
         segments.append(Segment(form, stop - start))
         start, begin = stop, end
     return Schedule(tuple(segments))
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping | Set):
+        raise TypeError
+    return list(values)
+
+
+_PIECES = instance(Mapping, "a dict of schedules or values by their first steps")
+_SEVERAL = Kind(_listed, "a list")
 
 
 def _open(form: Form) -> Schedule:

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from hpstage.errors import ScheduleError
+from hpstage.errors.arguments import METRIC, one_of, optional
 from hpstage.schedule.forms import Constant
 from hpstage.schedule.scalars import count, real
 from hpstage.schedule.segments import Schedule, Segment
@@ -167,12 +168,9 @@ def plateau(
     ratio = real("factor", factor)
     if not ratio < 1.0:
         raise ScheduleError(f"factor is {factor!r}; it must be below 1")
-    if mode not in ("min", "max", None):
-        raise ScheduleError(f"mode is {mode!r}; it must be 'min' or 'max', or left out for the study's direction")
-    if threshold_mode not in ("rel", "abs"):
-        raise ScheduleError(f"threshold_mode is {threshold_mode!r}; it must be 'rel' or 'abs'")
-    if metric is not None and (not isinstance(metric, str) or not metric):
-        raise ScheduleError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
+    optional(one_of("min", "max")).of("mode", mode, ScheduleError)  # None: the study's direction
+    one_of("rel", "abs").of("threshold_mode", threshold_mode, ScheduleError)
+    optional(METRIC).of("metric", metric, ScheduleError)
     return Plateau(
         real("value", value),
         mode,

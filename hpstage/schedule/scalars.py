@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hpstage.errors import ScheduleError
+from hpstage.errors.arguments import EXACT, shown
 
 Scalar: TypeAlias = str | int | float | bool | None
 """A value of a hyper-parameter, in the form returned by ``canonical``."""
@@ -12,7 +13,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 PLAIN = frozenset({str, int, float, bool, type(None)})
 """The classes of scalars."""
 
-MAX_STEPS = 2**53
+MAX_STEPS = EXACT + 1
 """Steps below this are exact as floats; lengths and origins stay below it."""
 
 # The integers that JSON can carry. Whole floats in this range become integers and larger integers are refused, so that
@@ -33,7 +34,7 @@ def canonical(value: object) -> Scalar:
     if type(value) is int:
         if _LEAST_INT <= value < _PAST_INT:
             return value
-        raise ScheduleError(f"{value!r} does not fit 64 bits; write it as a float or as a string")
+        raise ScheduleError(f"{shown(value)} does not fit 64 bits; write it as a float or as a string")
     if type(value) is str:
         if not value.isascii():
             try:
@@ -56,7 +57,7 @@ def canonical(value: object) -> Scalar:
     if isinstance(value, float):
         return canonical(float.__float__(value))
     raise ScheduleError(
-        f"{value!r} ({kind.__name__}) cannot be a hyper-parameter's value; use a string, a number, a bool or None"
+        f"{shown(value)} ({kind.__name__}) cannot be a hyper-parameter's value; use a string, a number, a bool or None"
     )
 
 
@@ -91,7 +92,9 @@ def real(name: str, value: object) -> float:
     """Return the argument ``name`` as a float; ScheduleError if it is not a finite number."""
     plain = _argument(name, value)
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
-        raise ScheduleError(f"{name} is {value!r}; it must be a number (for other values use piecewise or sampled)")
+        raise ScheduleError(
+            f"{name} is {shown(value)}; it must be a number (for other values use piecewise or sampled)"
+        )
     return float(plain)
 
 
@@ -101,7 +104,7 @@ def count(name: str, value: object, *, least: int = 0) -> int:
         return value
     plain = _argument(name, value)
     if isinstance(plain, bool) or not isinstance(plain, int) or not least <= plain < MAX_STEPS:
-        raise ScheduleError(f"{name} is {value!r}; it must be a whole number of steps, at least {least}")
+        raise ScheduleError(f"{name} is {shown(value)}; it must be a whole number of steps, at least {least}")
     return plain
 
 

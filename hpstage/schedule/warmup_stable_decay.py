@@ -12,6 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hpstage.errors import ScheduleError
+from hpstage.errors.arguments import instance, one_of, optional, text
 from hpstage.schedule.forms import Constant, Cosine, Exponential, Form, Linear, Polynomial
 from hpstage.schedule.scalars import Scalar, canonical, count, real, same
 from hpstage.schedule.segments import Schedule, Segment, as_schedule
@@ -47,8 +48,7 @@ def wsd(
     joint = total - fall
     if rise > joint:
         raise ScheduleError(f"warmup ({rise}) and decay ({fall}) are longer than steps ({total}); shorten one")
-    if decay_form not in _FORMS:
-        raise ScheduleError(f"decay_form is {decay_form!r}; it must be one of {', '.join(map(repr, _FORMS))}")
+    one_of(*_FORMS).of("decay_form", decay_form, ScheduleError)
     segments = []
     if rise > 1:
         segments.append(Segment(Linear(top / rise, top / rise), rise - 1))
@@ -181,8 +181,9 @@ def wsd_sweep(
     Raises:
         ScheduleError: a value is not possible; it is named.
     """
-    if not isinstance(name, str):
-        raise ScheduleError(f"name is {name!r}; give the name of a hyper-parameter")
+    text("the name of a hyper-parameter").of("name", name, ScheduleError)
+    mapping = optional(instance(Mapping, "a dict of values by the names of hyper-parameters"))
+    hp, decay_hp = mapping.of("hp", hp, ScheduleError), mapping.of("decay_hp", decay_hp, ScheduleError)
     others, after = dict(hp or {}), dict(decay_hp or {})
     for other in others:
         if other in (*_OWN, name):
@@ -194,7 +195,7 @@ def wsd_sweep(
         "peak": [real("peak", value) for value in _several(peak)],
         "horizon": [count("horizons", value, least=1) for value in _several(horizons)],
         "decay_fraction": [real("decay_fraction", value) for value in _several(decay_fraction)],
-        "decay_form": _several(decay_form),
+        "decay_form": [one_of(*_FORMS).of("decay_form", form, ScheduleError) for form in _several(decay_form)],
     }
     choices |= {other: _several(value) for other, value in others.items() if _is_several(value)}
     for other, value in after.items():
@@ -203,7 +204,8 @@ def wsd_sweep(
         choices[f"decay_{other}"] = _several(value)
     for parameter, values in choices.items():
         if not values:
-            raise ScheduleError(f"{parameter} is empty; give at least one value")
+            called = "horizons" if parameter == "horizon" else parameter
+            raise ScheduleError(f"{called} is empty; give at least one value")
         choices[parameter] = list(dict.fromkeys(map(canonical, values)))
     points = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     for fraction in choices["decay_fraction"]:
@@ -244,7 +246,8 @@ def _held(name: str, value: Any, steps: int) -> Schedule:
 
 
 def _is_several(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    is_array_of_one = getattr(value, "shape", None) == ()
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) and not is_array_of_one
 
 
 def _several(value: Any) -> list[Any]:

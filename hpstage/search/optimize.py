@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, get_args
 
 import optuna
 
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
-from hpstage.checkpoints.eviction import budget_bytes
+from hpstage.checkpoints.eviction import BYTES
 from hpstage.cluster.main_guard import refuse_while_imported
+from hpstage.errors.arguments import (
+    METRIC,
+    PLACE,
+    SPACE,
+    Kind,
+    checked,
+    either,
+    function,
+    in_tuple,
+    instance,
+    number,
+    one_of,
+    optional,
+    seconds,
+    several,
+    switch,
+    whole,
+)
 from hpstage.executor import Executor
 from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.progress import open_display
-from hpstage.search.request import Request, in_tuple
+from hpstage.search.request import ALGORITHM, Request
 from hpstage.search.results.result import Result
 from hpstage.search.run import run
 from hpstage.search.session import Callback
@@ -31,6 +49,34 @@ if TYPE_CHECKING:
     from distributed.deploy import Cluster
 
 
+def _exception(value: object) -> type[Exception]:
+    if isinstance(value, type) and issubclass(value, Exception):
+        return value
+    raise TypeError
+
+
+@checked(
+    study=instance(optuna.Study, "an optuna.Study (optuna.create_study(...))"),
+    space=SPACE,
+    metric=several(METRIC, METRIC.remedy),
+    steps=optional(whole()),
+    n_trials=optional(whole()),
+    timeout=optional(seconds(above=0)),
+    algorithm=optional(ALGORITHM),
+    store=optional(either(PLACE, instance(Journal, "a Journal"))),
+    checkpoints=optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
+    callbacks=optional(several(function(""), "functions of the study and a trial")),
+    catch=several(Kind(_exception, ""), "classes of exceptions, such as (ValueError,)"),
+    show_progress_bar=switch,
+    extend=switch,
+    sharing=switch,
+    evaluate_every=optional(whole()),
+    checkpoint_every=optional(whole()),
+    checkpoint_budget=optional(BYTES),
+    verify=one_of(*get_args(Verify)),
+    audit=one_of(*get_args(Auditing)),
+    audit_budget=number(least=0, most=1e6),
+)
 def optimize(
     study: optuna.Study,
     trainable: object,
@@ -44,7 +90,7 @@ def optimize(
     executor: Executor | Client | Cluster | None = None,
     store: str | os.PathLike[str] | Journal | None = None,
     checkpoints: str | os.PathLike[str] | CheckpointStore | None = None,
-    callbacks: Sequence[Callback] | None = None,
+    callbacks: Sequence[Callback] | Callback | None = None,
     catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
     show_progress_bar: bool = False,
     extend: bool = False,
@@ -160,7 +206,7 @@ def optimize(
         sharing=sharing,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
-        checkpoint_budget=None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget"),
+        checkpoint_budget=cast("int | None", checkpoint_budget),
         verify=verify,
         audit=audit,
         audit_budget=audit_budget,

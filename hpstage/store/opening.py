@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
+from hpstage.errors.arguments import PLACE
 from hpstage.plan.facts import PlanCreated, StateKey
 from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
@@ -126,7 +127,7 @@ def header_in(store: str | os.PathLike[str] | Journal | None, name: str, workloa
             closing.callback(journal.close)
         else:
             folder = Path(DEFAULT_ROOT) / _own(name, workload) if store is None else Path(store)
-            if not (folder / _FILE).is_file():
+            if not _has_plan(folder):
                 return None
             journal = open_journal(folder, closing=closing, read_only=True)
         return read_header(journal) if len(journal) else None
@@ -149,6 +150,7 @@ def open_existing(
             location for its checkpoints.
         StoreError: there is no plan, or it cannot be read.
     """
+    PLACE.of("store", store)
     folder = None if _opener(store) is not None else Path(store)
     if folder is None and checkpoints is None:
         raise UsageError("say with checkpoints= where the checkpoints of this plan are: a folder, or a URL")
@@ -181,7 +183,7 @@ def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only
         journal = opener(os.fspath(store), None, read_only=read_only)
     else:
         folder = Path(store)
-        if not (folder / _FILE).is_file():
+        if not _has_plan(folder):
             raise StoreError(
                 f"there is no plan in {shown(str(folder))}: give a folder that holds {_FILE}, or a Redis server's URL"
             )
@@ -218,6 +220,13 @@ def _opener(store: str | os.PathLike[str] | None) -> Callable[..., Journal] | No
             f"{', '.join(f'{name}://' for name in known)}"
         )
     return plugins.opener("hpstage.stores", scheme, Journal)  # type: ignore[type-abstract]
+
+
+def _has_plan(folder: Path) -> bool:
+    try:
+        return (folder / _FILE).is_file()
+    except OSError as error:
+        raise StoreError(f"{shown(str(folder))}: {error.strerror}; choose another with store=") from error
 
 
 def _make(folder: Path) -> None:

@@ -46,6 +46,7 @@ TINY = {
     "example_keras": "",
     "example_sklearn": "",
     "gpu_check": "--small",
+    "matrix_inputs": "--every 20",
     "pictures": "--help",
     "record": "--help",
 }
@@ -53,10 +54,19 @@ TINY = {
 QUICK = {
     *("bench_algorithms", "bench_dashboard", "bench_gang_makespan", "bench_overhead", "bench_planner", "bench_profile"),
     *("bench_recovery", "bench_sampler", "bench_simulation", "bench_states", "bench_status", "bench_store"),
-    *("bench_logs", "example_function", "pictures", "record"),
+    *("bench_logs", "matrix_inputs", "example_function", "pictures", "record"),
 }
 """Those that end within a minute on two cores; the others take minutes, and are slow."""
-PARTS = {"engine_models", "fused_search", "gestures", "planner_load", "planted_faults", "screenshots", "small_cnn"}
+PARTS = {
+    "engine_models",
+    "fused_search",
+    "gestures",
+    "matrix_subjects",
+    "planner_load",
+    "planted_faults",
+    "screenshots",
+    "small_cnn",
+}
 """What other scripts import."""
 
 

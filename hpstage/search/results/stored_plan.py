@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import PLACE, checked, optional
 from hpstage.plan.facts import TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.search.results.trial import TrainedTrial, trial_of
@@ -85,6 +86,7 @@ def _number(id: TrialId) -> int:
     return int(id.rpartition("/")[2])
 
 
+@checked(store=PLACE, checkpoints=optional(PLACE))
 def open(store: str | os.PathLike[str], *, checkpoints: str | os.PathLike[str] | None = None) -> StoredPlan:
     """Open the plan of a store, to get at what was trained. Nothing is changed.
 

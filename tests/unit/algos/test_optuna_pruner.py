@@ -242,7 +242,7 @@ def test_without_a_pruner_every_trial_is_complete():
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (OptunaPruner(0), "interval is 0; it must be a whole number, 1 or more"),
+        (OptunaPruner(0), "interval is 0; give a whole number of at least 1"),
         (OptunaPruner(1.5), "interval is 1.5"),
         (OptunaPruner(grace=0), "grace is 0"),
         (OptunaPruner(grace=16), "grace is 16, but a trial has 16 steps, so that none could be stopped; lower grace"),

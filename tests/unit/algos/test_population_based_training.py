@@ -553,11 +553,11 @@ def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_or
 @pytest.mark.parametrize(
     ("algorithm", "about", "message"),
     [
-        (PopulationBasedTraining(0), setting(), "interval is 0; it must be a whole number, 1 or more"),
+        (PopulationBasedTraining(0), setting(), "interval is 0; give a whole number of at least 1"),
         (PopulationBasedTraining(2.5), setting(), "interval is 2.5"),
         (PopulationBasedTraining(9), setting(), "interval is 9, but a trial has 9 steps.*lower interval"),
         (PopulationBasedTraining(1, seed=-1), setting(), "seed is -1"),
-        (PopulationBasedTraining(1, 0), setting(), "quantile is 0; it must be above 0 and at most 0.5"),
+        (PopulationBasedTraining(1, 0), setting(), "quantile is 0; give a number above 0"),
         (PopulationBasedTraining(1, 0.6), setting(), "quantile is 0.6"),
         (PopulationBasedTraining(1, math.nan), setting(), "quantile is nan"),
         (PopulationBasedTraining(1, "0.2"), setting(), "quantile is '0.2'"),
@@ -569,7 +569,11 @@ def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_or
         (PopulationBasedTraining(1, perturbation_factors=(0.8, 0)), setting(), r"perturbation_factors is \(0.8, 0\)"),
         (PopulationBasedTraining(1, perturbation_factors=(math.inf,)), setting(), "perturbation_factors is"),
         (PopulationBasedTraining(1, perturbation_factors=1.2), setting(), "perturbation_factors is 1.2"),
-        (PopulationBasedTraining(1, resample_probability=1.1), setting(), "resample_probability is 1.1; it must be"),
+        (
+            PopulationBasedTraining(1, resample_probability=1.1),
+            setting(),
+            "resample_probability is 1.1; give a number that is at most 1",
+        ),
         (PopulationBasedTraining(1, resample_probability=None), setting(), "resample_probability is None"),
         (PopulationBasedTraining(1), setting(None), "n_trials is None; .* give 2 or more"),
         (PopulationBasedTraining(1), setting(1), "n_trials is 1; .* give 2 or more"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.checkpoints.eviction import Eviction, budget_bytes
+from hpstage.checkpoints.eviction import BYTES, Eviction
 from hpstage.checkpoints.needed import kept_states
 from hpstage.errors import CheckpointError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
@@ -508,10 +508,10 @@ def test_a_budget_that_cannot_be_kept_is_looked_at_each_time_that_checkpoints_ha
     ("size", "found"), [(0, 0), (17, 17), ("17", 17), ("20 GB", 20 * 10**9), ("1.5MiB", 3 << 19), (" 5 kB ", 5000)]
 )
 def test_a_size_is_a_number_or_a_text(size: int | str, found: int) -> None:
-    assert budget_bytes(size, "checkpoint_budget") == found
+    assert BYTES.of("checkpoint_budget", size) == found
 
 
 @pytest.mark.parametrize("size", [-1, "-1", "", "GB", "20 quux", "nan", "1e999", True, 2.5, None, b"5"])
 def test_what_is_no_size_is_refused(size: object) -> None:
     with pytest.raises(UsageError, match=r"checkpoint_budget is .*'20 GB'"):
-        budget_bytes(size, "checkpoint_budget")
+        BYTES.of("checkpoint_budget", size)

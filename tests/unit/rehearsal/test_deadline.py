@@ -83,12 +83,15 @@ def test_slow_workers_are_taken_into_account() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"deadline": 0.0}, "deadline is 0.0; it must be above zero"),
+        ({"deadline": 0.0}, "deadline is 0.0; give a number of seconds above 0"),
         ({"deadline": float("nan")}, "deadline is nan"),
         ({"gpu_price": -1.0}, "gpu_price is -1.0"),
         ({"start_seconds": -1.0}, "start_seconds is -1.0"),
         ({"deadline": 1.0, "step_seconds": None}, "deadline means nothing without step_seconds"),
-        ({"disruptions": Disruptions(slow=0.1), "step_seconds": None}, "disruptions mean nothing without step_seconds"),
+        (
+            {"disruptions": Disruptions(slow=0.1), "step_seconds": None},
+            "disruptions means nothing without step_seconds",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:

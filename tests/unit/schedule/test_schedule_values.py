@@ -202,7 +202,7 @@ untyped: Any = s  # misused on purpose, past the type checker
         (lambda: untyped.multistep(0.1, [-3]), "milestones is -3; it must be a whole number"),
         (lambda: untyped.multistep(0.1, [2.5]), "milestones is 2.5; it must be a whole number"),
         (lambda: untyped.multistep(0.1, [3], gamma=math.nan), "gamma: nan"),
-        (lambda: untyped.multistep(0.1, 3), r"milestones is 3; it must be a list of steps: \[3\]"),
+        (lambda: untyped.multistep(0.1, 3), "milestones is 3; give a list"),
         (lambda: untyped.multistep(1e300, [3], gamma=1e300), "inf"),
         (lambda: untyped.multistep(1.0, [3, 4], gamma=1e300), "is not finite"),
         (lambda: untyped.step(0.1, 0), "step_size is 0; .* at least 1"),

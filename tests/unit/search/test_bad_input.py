@@ -67,11 +67,11 @@ def no_log() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_log")
-@pytest.mark.parametrize("what", ["the study's name", "metric"])
+@pytest.mark.parametrize("what", ["study_name", "metric"])
 def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(what: str) -> None:
     bad = "\udcff"  # what a byte that is no UTF-8 becomes on a command line
     study = optuna.create_study(study_name=bad if what != "metric" else "study")
-    with pytest.raises(UsageError, match=rf"{what} is '\\udcff', which is not valid Unicode"):
+    with pytest.raises(UsageError, match=rf"{what} is '\\udcff'; give another, which is valid Unicode"):
         hpstage.optimize(
             study,
             Tape(),
@@ -146,13 +146,13 @@ def test_a_folder_that_is_a_file_or_lies_below_one_is_named(tmp_path, option):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"catch": ("ValueError",)}, "catch has 'ValueError'; give classes of exceptions"),
-        ({"catch": 5}, "catch has 5"),
-        ({"callbacks": [5]}, "callbacks has 5; give functions of the study and a trial"),
+        ({"catch": ("ValueError",)}, "catch is ('ValueError',); give classes of exceptions"),
+        ({"catch": 5}, "catch is 5; give classes"),
+        ({"callbacks": [5]}, "callbacks is [5]; give functions of the study and a trial"),
         ({"metric": None}, "metric is None; give the name"),
-        ({"store": 5}, "store is 5; give a folder, a URL, a Journal, or None"),
+        ({"store": 5}, "store is 5; give a folder or a URL, or a Journal, or None"),
         ({"store": b"plan"}, "store is b'plan'"),
-        ({"checkpoints": 5}, "checkpoints is 5; give a folder, a URL, a CheckpointStore, or None"),
+        ({"checkpoints": 5}, "checkpoints is 5; give a folder or a URL, or a CheckpointStore, or None"),
         ({"store": "nosuch://plan"}, "there is no store of the kind nosuch://"),
         ({"store": "redis://127.0.0.1:1"}, "say with checkpoints= where all of them reach its checkpoints"),
         *(
@@ -161,11 +161,11 @@ def test_a_folder_that_is_a_file_or_lies_below_one_is_named(tmp_path, option):
             for wrong in (0, 1, None, "", "abc", [], numpy.False_)
         ),
         *(
-            ({name: wrong}, f"{name} is {wrong!r}; it must be a whole number above zero")
+            ({name: wrong}, f"{name} is {wrong!r}; give a whole number of at least 1")
             for name in ("steps", "n_trials", "evaluate_every", "checkpoint_every")
             for wrong in (numpy.int64(0), numpy.float64(5), numpy.True_)
         ),
-        ({"timeout": numpy.float32("nan")}, "it must be a number of seconds above zero"),
+        ({"timeout": numpy.float32("nan")}, "give a number of seconds above 0"),
         ({"checkpoint_budget": numpy.int64(-1)}, "give bytes: a whole number, or a text"),
     ],
 )
@@ -558,7 +558,7 @@ def test_a_space_that_asks_its_trial_for_what_runs_have_is_told_of_swapped_argum
     [
         ({"audit": "always"}, "audit is 'always'; give one of 'idle', 'winner', 'off'"),
         ({"audit": True}, "audit is True; give one of"),
-        ({"audit_budget": -0.1}, "audit_budget is -0.1; give a number that is zero or above"),
+        ({"audit_budget": -0.1}, "audit_budget is -0.1; give a number that is at least 0"),
         ({"audit_budget": math.nan}, "audit_budget is nan; give a number"),
         ({"audit_budget": math.inf}, "audit_budget is inf; give a number"),
         ({"audit_budget": True}, "audit_budget is True; give a number"),

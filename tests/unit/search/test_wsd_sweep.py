@@ -223,12 +223,12 @@ def test_a_rehearsal_of_a_sweep_is_exact() -> None:
     ("options", "message"),
     [
         ({"warmup": 33}, r"warmup \(33\) and decay \(8\) are longer than steps \(40\)"),
-        ({"decay_form": "square"}, "decay_form is 'square'; it must be one of 'linear', 'cosine', '1-sqrt', 'expo"),
+        ({"decay_form": "square"}, "decay_form is 'square'; give one of 'linear', 'cosine', '1-sqrt', 'expo"),
         (
             {"decay_form": "exponential"},
             "final is 0.0, which an exponential decay from 0.1 never reaches; .*final=0.01",
         ),
-        ({"horizons": []}, "horizon is empty"),
+        ({"horizons": []}, "horizons is empty"),
         ({"horizons": [0]}, "horizons is 0"),
         ({"decay_fraction": 1.5}, "decay_fraction is 1.5; it must be from 0 to 1"),
         ({"hp": {"lr": 3}}, "hp has 'lr', which the sweep sets itself"),

@@ -1,0 +1,18 @@
+"""Tracebacks of errors that a command ends with: the user's frames first, those of hpstage and of libraries folded."""
+
+from __future__ import annotations
+
+import traceback
+
+from hpstage.training.code.owner import is_users
+
+
+def folded_traceback(error: BaseException) -> str:
+    """Return the text of an error. Where it comes from the user's code, its frames begin with the first of the user's;
+    where it does not, it has all of them."""
+    told = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    before = next((at for at, frame in enumerate(frames) if is_users(frame.f_globals.get("__name__", ""))), 0)
+    told.stack = traceback.StackSummary.from_list(told.stack[before:])
+    folded = f"(called by {before} frames of hpstage and libraries, which are not shown)\n" if before else ""
+    return "".join(told.format()) + folded

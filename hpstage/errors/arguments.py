@@ -1,0 +1,225 @@
+"""What the arguments of public functions may be: a table of kinds per function, which reads or refuses each by name.
+
+::
+
+    @checked(n_trials=optional(whole()), timeout=optional(seconds(above=0)))
+    def optimize(..., n_trials: int | None = None, timeout: float | None = None): ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ParamSpec, TypeVar
+
+from hpstage.errors import UsageError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+EXACT = 2**53 - 1
+"""The largest whole number that is exact wherever it is written."""
+_LONGEST = 1e9
+"""Seconds, more than 30 years: sums of them are finite, and exact to a millisecond."""
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an argument may be.
+
+    ``read`` returns a value in plain form (NumPy's numbers as Python's) and raises any exception for one that is of
+    another kind; ``remedy`` is what to give instead.
+    """
+
+    read: Callable[[Any], Any]
+    remedy: str
+
+    def of(self, name: str, value: object, error: type[UsageError] = UsageError) -> Any:
+        """Return the argument ``name`` in plain form. Raise an ``error`` that names it if it is of another kind."""
+        try:
+            return self.read(value)
+        except Exception as wrong:  # whatever its methods raise
+            remedy = str(wrong) if isinstance(wrong, _Better) else self.remedy
+        raise error(f"{name} is {shown(value)}; give {remedy}")
+
+
+class _Better(Exception):
+    """A remedy for this value, better than the one for any."""
+
+
+def checked(**kinds: Kind) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Read the arguments that are given by their kinds, before the function is called. Defaults are not read."""
+
+    def decorated(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            bound = signature.bind(*args, **kwargs)
+            given = bound.arguments
+            given |= {name: kind.of(name, given[name]) for name, kind in kinds.items() if name in given}
+            return function(*bound.args, **bound.kwargs)
+
+        call.kinds = kinds  # type: ignore[attr-defined]
+        return call
+
+    return decorated
+
+
+def kinds_of(subject: object) -> Mapping[str, Kind]:
+    """Return the table of a function or a class; empty without one."""
+    table: Any = getattr(subject, "kinds", None) or getattr(getattr(subject, "__init__", None), "kinds", None)
+    return table or {}
+
+
+def shown(value: object) -> str:
+    """Return a value as errors show it."""
+    try:
+        text = repr(value)
+    except Exception:  # of whatever the user gave, or of an integer with thousands of digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+def whole(least: int = 1, most: int = EXACT) -> Kind:
+    """Whole numbers in a range, with its ends."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool):
+            raise TypeError
+        found = operator.index(value)  # type: ignore[arg-type]
+        if found > most == EXACT:
+            raise _Better(f"a whole number of at most {most:,}")
+        return _within(found, least <= found <= most)
+
+    return Kind(read, f"a whole number {f'of at least {least}' if most == EXACT else f'from {least} to {most:,}'}")
+
+
+def number(*, least: float | None = None, above: float | None = None, most: float = math.inf, unit: str = "") -> Kind:
+    """Finite numbers in a range: at least ``least`` or above ``above``, and at most ``most``."""
+    noun = f"a number of {unit}" if unit else "a number"
+
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError
+        found = float(value)
+        if most < found < math.inf:
+            raise _Better(f"{noun} that is at most {most:,.10g}")
+        fits = math.isfinite(found) and (least is None or found >= least) and (above is None or found > above)
+        return _within(found, fits)
+
+    return Kind(read, f"{noun} above {above:g}" if above is not None else f"{noun} that is at least {least or 0:g}")
+
+
+def seconds(*, least: float | None = None, above: float | None = None) -> Kind:
+    """Numbers of seconds in a range."""
+    return number(least=least, above=above, most=_LONGEST, unit="seconds")
+
+
+def _within(value: _T, fits: bool) -> _T:
+    if not fits:
+        raise ValueError
+    return value
+
+
+# --- objects ----------------------------------------------------------------------------------------------
+
+
+def instance(classes: Any, remedy: str) -> Kind:
+    """Objects of a class, or of one of several; the remedy for a class is an instance of it."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, classes):
+            raise _Better(f"an instance: {value.__name__}(...)") if isinstance(value, type) else TypeError
+        return value
+
+    return Kind(read, remedy)
+
+
+def function(remedy: str) -> Kind:
+    """Anything that can be called, and is no class."""
+    return Kind(lambda value: _within(value, callable(value) and not isinstance(value, type)), remedy)
+
+
+def one_of(*words: str) -> Kind:
+    """One of several words."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError
+        return str(value)
+
+    return Kind(read, f"one of {', '.join(map(repr, words))}")
+
+
+def text(remedy: str) -> Kind:
+    """Texts that are not empty, and can be stored."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise TypeError
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _Better("another, which is valid Unicode") from None
+        return str(value)
+
+    return Kind(read, remedy)
+
+
+switch = Kind(lambda value: _within(value, isinstance(value, bool)), "True or False")
+METRIC = text("the name of one of the numbers that evaluate() returns")
+SPACE = function("a function of an optuna.Trial that returns a dict")
+PLACE = Kind(lambda value: _within(value, "\0" not in (os.fspath(value) or "\0")), "a folder or a URL")
+"""Where something is stored. Names of folders need not be valid Unicode."""
+SEED = whole(0, 2**32 - 1)
+WORKERS = whole(most=1024)
+"""Of one host."""
+
+
+# --- several kinds ----------------------------------------------------------------------------------------
+
+
+def optional(kind: Kind) -> Kind:
+    """``None``, or what is of the kind."""
+    return Kind(lambda value: None if value is None else kind.read(value), f"{kind.remedy}, or None")
+
+
+def either(*kinds: Kind) -> Kind:
+    """What is of one of the kinds."""
+
+    def read(value: object) -> Any:
+        for kind in kinds[:-1]:
+            try:
+                return kind.read(value)
+            except Exception:  # as it is of another
+                continue
+        return kinds[-1].read(value)
+
+    return Kind(read, ", or ".join(kind.remedy for kind in kinds))
+
+
+def several(kind: Kind, remedy: str, *, least: int = 0, single: bool = True) -> Kind:
+    """An iterable of at least so many values of the kind, or a single one: a tuple."""
+
+    def read(value: object) -> tuple[Any, ...]:
+        values = in_tuple(value)
+        return _within(tuple(map(kind.read, values)), len(values) >= least and (single or values != (value,)))
+
+    return Kind(read, remedy)
+
+
+def in_tuple(values: object) -> tuple[Any, ...]:
+    """Return an argument that is one value or several as a tuple."""
+    single = isinstance(values, str | bytes | Mapping | type) or not isinstance(values, Iterable)
+    return (values,) if single else tuple(values)  # type: ignore[arg-type]
