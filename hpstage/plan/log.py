@@ -56,7 +56,7 @@ def open_plan(
     """
     if len(journal) == 0:
         created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded), *origin)
-        journal.append([encode(created)], expect=Cursor())  # may lose a race: the check below covers both
+        journal.append([_record_of(created)], expect=Cursor())  # may lose a race: the check below covers both
     _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
     plan = _from_snapshot(journal, workload, sharing)
     if plan is None:
@@ -161,12 +161,13 @@ class Log:
     def commit(self, facts: Sequence[Fact]) -> bool:
         """Write facts and fold them if every earlier record is folded; otherwise fold those and return False.
 
-        Raises the errors of :func:`check`, in which case nothing is written.
+        Raises the errors of :func:`check`, and :class:`StoreError` for a fact whose record could not be read again:
+        nothing is written then.
         """
         facts = (*self._noted, *facts)
         for fact in facts:
             check(self.plan, fact)
-        records = [encode(fact) for fact in facts]
+        records = [_record_of(fact) for fact in facts]
         if records and self.journal.append(records, expect=self.plan.cursor, fences=self._fences()) is None:
             self.catch_up()
             return False
@@ -259,6 +260,18 @@ def _decode(record: bytes, position: int) -> Fact:
             f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
             f"hpstage: upgrade, or choose another store"
         ) from error
+
+
+def _record_of(fact: Fact) -> bytes:
+    """Return the record of a fact, which has been read: one that cannot be would make the journal useless for good."""
+    try:
+        record = encode(fact)
+        _decoder.decode(record)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        raise StoreError(
+            f"{type(fact).__name__} cannot be stored, since it could not be read again ({error}); nothing was written"
+        ) from error
+    return record
 
 
 class _Header(msgspec.Struct, tag="PlanCreated"):
