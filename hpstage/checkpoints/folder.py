@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,10 @@ _ASIDE = ".tmp"
 _PLACE = ".place"
 # Errors of file systems that cannot rename folders; EMFILE is gcsfuse's.
 _NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
+# Errors of opening what is no file: a socket, links that lead to each other, a device without a driver.
+_NO_FILE = {errno.ENXIO, errno.ELOOP, errno.ENODEV}
+# Bytes of a manifest, which is a few thousand, or of a name.
+_SHORT = 1 << 20
 # Seconds after which a temporary folder is considered abandoned, regardless of its writer.
 _ABANDONED = 24 * 3600.0
 # Small tensors are combined into writes and reads of this many bytes; larger ones bypass the buffer.
@@ -88,7 +93,7 @@ class FolderCheckpoints(FormattedCheckpoints):
     def _manifest(self, key: StateKey) -> Manifest:
         folder = self._folder(key)
         with self._explained(key, "read"), self._present(key):
-            content = (folder / files.MANIFEST).read_bytes()
+            content = _content(folder / files.MANIFEST, _SHORT)
         manifest = files.decode_manifest(content, str(folder / files.MANIFEST))
         files.check_identity(manifest, key, self.workload, str(folder))
         return manifest
@@ -133,7 +138,7 @@ class FolderCheckpoints(FormattedCheckpoints):
                     (aside / "name").write_text(uuid.uuid4().hex)
                     _rename(aside, marker)  # if another process was faster, its name counts
             self._make_root()
-            self._name = (marker / "name").read_text()
+            self._name = _content(marker / "name", _SHORT).decode()
         return self._name
 
     def prove(self) -> None:
@@ -141,7 +146,7 @@ class FolderCheckpoints(FormattedCheckpoints):
             return
         try:
             with self._explained(None, "reach"):
-                found = (self.path / _PLACE / "name").read_text()
+                found = _content(self.path / _PLACE / "name", _SHORT).decode()
         except CheckpointUnreachable as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise CheckpointUnreachable(
@@ -204,7 +209,7 @@ class FolderCheckpoints(FormattedCheckpoints):
                 (aside / "file").replace(target)
 
     def _read_file(self, path: str) -> bytes:
-        return (self.path / path).read_bytes()
+        return _content(self.path / path, files.LONGEST)
 
     def _now(self) -> float:
         """Return the current time by the clock that sets this place's modification times. Raises ``OSError``."""
@@ -302,10 +307,10 @@ class FolderPlace:
         return (self._folder / name).open("wb", buffering=_BUFFER)
 
     def open(self, name: str) -> _Reader:
-        return _Reader(io.FileIO(self._folder / name), _BUFFER)
+        return _opened(self._folder / name)
 
     def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+        return _content(self._folder / name, _SHORT)
 
     def write(self, name: str, content: bytes) -> None:
         (self._folder / name).write_bytes(content)
@@ -315,6 +320,34 @@ class _Reader(io.BufferedReader):
     @property
     def size(self) -> int:
         return os.fstat(self.fileno()).st_size
+
+
+def _opened(path: Path) -> _Reader:
+    """Open a file to be read.
+
+    Raises:
+        OSError: it cannot be opened.
+        CheckpointCorrupt: it is no file: a pipe would be waited for without end, and a device has none.
+    """
+    try:
+        # Which waits for no writer of a pipe.
+        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise CheckpointCorrupt(f"{path} is no file: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise CheckpointCorrupt(f"{path} is no file, but a folder, a pipe or a device")
+    return _Reader(io.FileIO(opened), _BUFFER)
+
+
+def _content(path: Path, most: int) -> bytes:
+    """Return the content of a file, of so many bytes at most. Raises as :func:`_opened` does, and if it has more."""
+    with _opened(path) as file:
+        if file.size > most:
+            raise CheckpointCorrupt(f"{path} has {file.size:,} bytes, and cannot have more than {most:,}")
+        return file.read()
 
 
 def _rename(source: Path, target: Path) -> bool:
@@ -350,7 +383,7 @@ def _file_sizes(folder: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for entry in _entries(folder):
         with suppress(FileNotFoundError):
-            sizes[entry.name] = entry.stat().st_size
+            sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
     return sizes
 
 

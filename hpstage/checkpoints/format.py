@@ -24,13 +24,16 @@ from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, marks_of, unflatten
 from hpstage.checkpoints.store import Manifest
-from hpstage.errors import CheckpointCorrupt, CheckpointForeign
+from hpstage.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from hpstage.plan.facts import StateKey
 
 FORMAT = 2
 TENSORS = "state.safetensors"
 STRUCTURE = "state.json"
 MANIFEST = "manifest.json"
+
+LONGEST = 1 << 30
+"""Bytes of a structure, or of a log."""
 
 _TENSORS = re.compile(r"state(-[0-9a-f]{1,64})?\.safetensors")
 _STRUCTURE = re.compile(r"state(-[0-9a-f]{1,64})?\.json")
@@ -109,6 +112,11 @@ def write(
             file.write(content)
             size += content.nbytes
     described = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves))
+    if len(described) > LONGEST:
+        raise StateError(
+            f"what is not an array in the state of step {step} takes {len(described):,} bytes of text, more than "
+            f"{LONGEST:,}: keep long lists of numbers as arrays"
+        )
     place.write(structure, described)
     return Manifest(
         format=FORMAT,
@@ -199,7 +207,10 @@ def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:
 def _read(place: Place, manifest: Manifest, *, build: bool) -> tuple[_Structure, list[Any]]:
     """Check all that a checkpoint holds; return its structure and, with ``build``, the values of its leaves."""
     name, described = data_files(place, manifest)
-    content = place.read(described)
+    with place.open(described) as file:
+        if file.size > min(manifest.bytes, LONGEST):  # before so much is read
+            raise CheckpointCorrupt(f"{place.where(described)} is longer than it can be")
+        content = file.read(file.size)
     _check(place, described, xxhash.xxh3_128_hexdigest(content), manifest.files)
     with _understanding(place):
         structure = _decode_structure(content)

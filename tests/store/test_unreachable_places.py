@@ -106,7 +106,7 @@ worker = pickle.loads({pickle.dumps(driver)!r})
 opened = []
 sys.addaudithook(lambda name, arguments: opened.append(arguments[0]) if name in ("open", "os.listdir") else None)
 worker.prove()
-assert len(opened) == 1, opened
+assert len([path for path in opened if not isinstance(path, int)]) == 1, opened
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
