@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -33,7 +34,9 @@ _PAUSES = (0.05, 5.0)
 # Share of PATIENCE for which a responding storage may refuse a call: a held lock, a broken connection.
 _REFUSALS = 0.1
 # Errors that waiting does not resolve.
-_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+# How databases say it: SQLite, PostgreSQL, MySQL.
+_FULL = re.compile(r"disk is full|No space left on device|table .* is full|readonly database", re.IGNORECASE)
 # System attribute that identifies a trial whose creation was not acknowledged.
 _TOKEN = "hpstage:token"
 
@@ -56,7 +59,8 @@ class PatientStorage(BaseStorage):
     """Retries calls while the storage is unavailable. Each call takes effect once, even if only its reply was lost.
 
     Raises:
-        StoreError: the storage is unavailable for ``patience`` seconds, or cannot be written (a full disk).
+        StoreError: the storage is unavailable for ``patience`` seconds, refuses a call for a tenth of that, or cannot
+            be written (a full disk); or the study was deleted.
     """
 
     def __init__(self, storage: BaseStorage, study_id: int, patience: float) -> None:
@@ -91,7 +95,9 @@ class PatientStorage(BaseStorage):
         def done() -> bool | None:
             return True if self._storage.get_trial(trial_id).state == state else None
 
-        return self._once(lambda: self._storage.set_trial_state_values(trial_id, state, values), done)
+        changed = self._once(lambda: self._storage.set_trial_state_values(trial_id, state, values), done)
+        self.get_study_directions(self._study_id)  # a journal accepts trials of a study that was deleted
+        return changed
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         return self._storage.create_new_study(directions, study_name)
@@ -176,6 +182,13 @@ class PatientStorage(BaseStorage):
     def _again(self, work: Callable[[], T]) -> T:
         try:
             return work()
+        except KeyError as error:
+            if private.has_study(self._storage, self._study_id):
+                raise
+            raise StoreError(
+                "the study was deleted from its storage while it was searched; all that was trained is kept: with a "
+                "new study on the same store, none of it is trained again"
+            ) from error
         except Exception as error:
             if not _may_pass(error):
                 raise
@@ -193,11 +206,15 @@ class PatientStorage(BaseStorage):
         try:
             done = retrying(work)
         except Exception as error:
-            if not _may_pass(error) or self._answers():
-                raise  # the storage responds, but refuses this call
+            if not _may_pass(error):
+                raise
+            answers, waited = self._answers(), f"for {time.monotonic() - began:.0f} s ({self._shown(error)})"
+            problem, remedy = "been away", "bring it back"
+            if answers:
+                problem, remedy = "refused a call", "see its disk, permissions and log"
             raise StoreError(
-                f"the study's storage has been away for {time.monotonic() - began:.0f} s ({self._shown(error)}); all "
-                f"that was trained is kept: bring it back and run the same command again"
+                f"the study's storage has {problem} {waited}; all that was trained is kept: {remedy}, and run the same "
+                f"command again"
             ) from shown_cause(error, *self._urls)
         logger.warning("The storage of the study is back after %.1f s.", time.monotonic() - began)
         return done
@@ -222,12 +239,22 @@ def _may_pass(error: BaseException) -> bool:
     """
     if isinstance(error, UpdateFinishedTrialError | KeyError):
         return False
+    why = error.strerror if isinstance(error, OSError) and error.errno in _LASTING else _full(error)
+    if why is not None:
+        raise StoreError(
+            f"the study's storage cannot be written ({why}): fix that and run the same command again; all that was "
+            f"trained is kept"
+        ) from error
     if isinstance(error, OSError):
-        if error.errno in _LASTING:
-            raise StoreError(
-                f"the study's storage cannot be written ({error.strerror}): fix that and run the same command again; "
-                f"all that was trained is kept"
-            ) from error
         return True
     home = type(error).__module__.partition(".")[0]
     return isinstance(error, StorageInternalError) or home in ("redis", "sqlalchemy", "grpc")
+
+
+def _full(error: BaseException | None) -> str | None:
+    """Return what a database says of a full disk, in an error or its causes."""
+    while error is not None:
+        if found := _FULL.search(str(error)):
+            return found[0]
+        error = error.__cause__
+    return None

@@ -39,6 +39,10 @@ def id_of_study(study: optuna.Study) -> int:
     return study._study_id
 
 
+def has_study(storage: BaseStorage, study_id: int) -> bool:
+    return any(study._study_id == study_id for study in storage.get_all_studies())
+
+
 def id_of(trial: FrozenTrial | Trial) -> int:
     """The trial's in its storage, which is not its number."""
     return trial._trial_id

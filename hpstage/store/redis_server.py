@@ -45,6 +45,10 @@ _REMEDIES = {
     "MOVED": "the server is a node of a Redis Cluster, which is not supported; use a single server",
     "CROSSSLOT": "the server is a node of a Redis Cluster, which is not supported; use a single server",
     "CLUSTERDOWN": "the server is a node of a Redis Cluster, which is not supported; use a single server",
+    "(?i:unknown (redis )?command)": "the server does not know a command that hpstage needs; undo its rename-command, "
+    "or use another server",
+    "(?i:DB index)": "the server has no database of this number; give another in the URL, redis://HOST:PORT/0, or "
+    "raise its setting databases",
 }
 # Temporary: the server will answer once it has loaded its file, or ended a long script.
 _PASSING = re.compile(r"\b(LOADING|BUSY|MASTERDOWN|TRYAGAIN)\b")

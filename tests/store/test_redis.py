@@ -293,6 +293,27 @@ def test_a_server_that_may_throw_keys_away_is_refused(start_redis: StartRedis) -
         RedisJournal(server.url)
 
 
+@pytest.mark.parametrize("name", ["EVALSHA", "XADD", "XRANGE", "INFO"])
+@pytest.mark.parametrize("new", ["", "hidden"])
+def test_a_server_whose_commands_are_renamed_is_named_with_the_remedy(
+    start_redis: StartRedis, name: str, new: str
+) -> None:
+    url = start_redis("--rename-command", name, new).url
+
+    def use() -> None:
+        with closing(RedisJournal(url)) as journal:
+            journal.append([b"a"])
+            journal.read()
+
+    with pytest.raises(StoreError, match="does not know a command that hpstage needs; undo its rename-command"):
+        use()
+
+
+def test_a_database_that_is_not_there_is_named_with_the_remedy(shared_redis: RedisServer) -> None:
+    with pytest.raises(StoreError, match="no database of this number; give another in the URL"):
+        RedisJournal(f"{shared_redis.url}/99")
+
+
 def test_a_server_that_speaks_something_else_is_said_plainly() -> None:
     class Web(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 import pytest
 import redis
+import sqlalchemy
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
 from optuna.trial import TrialState
@@ -194,7 +195,7 @@ def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_ca
     study = create(redis_storage(redis_server))
     monkeypatch.setattr("hpstage.search.call.patient", partial(patient, patience=0.3))
     algorithm = SuccessiveHalving(2, 2)
-    with pytest.raises(StoreError, match=r"away for 0 s .*run the same command again"):
+    with pytest.raises(StoreError, match=r"been away for 0 s .*bring it back, and run the same command again"):
         run(
             study,
             algorithm=algorithm,
@@ -207,6 +208,60 @@ def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_ca
     )
     run(study, algorithm=algorithm, store=tmp_path / "plan")
     assert outcome(study) == undisturbed(algorithm=algorithm)
+
+
+def test_a_study_that_is_deleted_meanwhile_is_named_and_nothing_is_trained_again(storage: BaseStorage) -> None:
+    def delete(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if storage.get_all_studies():
+            optuna.delete_study(study_name="x", storage=storage)
+
+    journal = MemoryJournal()
+    study = create(storage)
+    if isinstance(storage, InMemoryStorage):
+        pytest.skip("nobody else can delete it")
+    with pytest.raises(StoreError, match="the study was deleted from its storage while it was searched"):
+        run(study, store=journal, callbacks=[delete])
+    run(again := create(storage), store=journal)
+    assert all(trial.state.is_finished() for trial in again.trials)
+
+
+def test_a_full_disk_under_a_database_is_named_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    storage = sqlite_storage(tmp_path)
+    study = create(storage)
+    limits = [0]
+
+    @sqlalchemy.event.listens_for(storage.engine, "connect")
+    def limit(connection: sqlite3.Connection, _: object) -> None:
+        if limits[0]:
+            connection.execute(f"PRAGMA max_page_count = {limits[0]}")
+
+    def fill(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 1:
+            limits[0] = 1  # SQLite takes it for the pages that there are
+            storage.engine.dispose()
+
+    with pytest.raises(StoreError, match=r"cannot be written \(disk is full\): fix that and run the same command"):
+        run(study, algorithm=SuccessiveHalving(2, 2), store=tmp_path / "plan", callbacks=[fill], n_trials=40)
+    limits[0] = 0
+    storage.engine.dispose()
+    result = run(study, algorithm=SuccessiveHalving(2, 2), store=tmp_path / "plan", n_trials=40)
+    assert all(trial.state.is_finished() for trial in result.study.trials)
+
+
+def test_a_storage_that_answers_and_refuses_to_write_ends_the_call_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpstage.search.call.patient", partial(patient, patience=1.0))
+    study = create(sqlite_storage(tmp_path, timeout=0.05))
+    other = sqlite3.connect(tmp_path / "optuna.db", isolation_level=None)
+
+    def lock(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if not other.in_transaction:
+            other.execute("BEGIN IMMEDIATE")  # others may read
+
+    with pytest.raises(StoreError, match=r"refused a call for \d+ s .*see its disk, permissions and log"):
+        run(study, callbacks=[lock])
+    other.close()
 
 
 def test_errors_of_the_users_space_are_not_taken_for_the_storages(storage: BaseStorage) -> None:
