@@ -6,6 +6,8 @@ import traceback
 
 from hpstage.training.code.owner import is_users
 
+_HEAD = "Traceback (most recent call last):"
+
 
 def folded_traceback(error: BaseException) -> str:
     """Return the text of an error. Where it comes from the user's code, its frames begin with the first of the user's;
@@ -14,5 +16,6 @@ def folded_traceback(error: BaseException) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     before = next((at for at, frame in enumerate(frames) if is_users(frame.f_globals.get("__name__", ""))), 0)
     told.stack = traceback.StackSummary.from_list(told.stack[before:])
-    folded = f"(called by {before} frames of hpstage and libraries, which are not shown)\n" if before else ""
-    return "".join(told.format()) + folded
+    chained, head, own = "".join(told.format()).rpartition(_HEAD)
+    folded = f"\n  ({before} frames of hpstage and of libraries are not shown)" if before else ""
+    return f"{chained}{head}{folded}{own}"

@@ -82,7 +82,7 @@ def kinds_of(subject: object) -> Mapping[str, Kind]:
 def shown(value: object) -> str:
     """Return a value as errors show it."""
     try:
-        text = repr(value)
+        text = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
     except Exception:  # of whatever the user gave, or of an integer with thousands of digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -211,7 +211,10 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
         ),
         (["search_it.py:Line", "search_it.py:space", "--algorithm", "Magic"], "give one of ASHA, FullTraining"),
         (["search_it.py:Line", "search_it.py:space", "--sampler", "magic"], "sampler is 'magic'; give one of"),
-        (["search_it.py:Line", "search_it.py:space", "--n-workers", "0"], "--n-workers 0"),
+        (
+            ["search_it.py:Line", "search_it.py:space", "--n-workers", "0"],
+            "--n-workers is 0; give a whole number from 1 to 1,024",
+        ),
         (
             ["search_it.py:Line", "search_it.py:space", "--n-workers", "2", "--scheduler", "tcp://127.0.0.1:1"],
             "--n-workers sizes the local cluster",

@@ -248,7 +248,7 @@ def test_a_function_has_no_step_backend_to_check(check: Callable[..., hpstage.Ch
 
 
 def test_what_cannot_be_checked_is_refused() -> None:
-    with pytest.raises(UsageError, match="steps is 1; give a whole number of at least 2"):
+    with pytest.raises(UsageError, match="steps is 1; give a whole number from 2 to 10,000"):
         hpstage.check(Own(), space, steps=1)
     with pytest.raises(UsageError, match="n_forks is 0"):
         hpstage.check(Own(), space, n_forks=0)

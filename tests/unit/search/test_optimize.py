@@ -315,7 +315,7 @@ def test_what_was_edited_is_named(tmp_path, monkeypatch):
         ({"algorithm": SuccessiveHalving(min_steps=0)}, "min_steps is 0"),
         ({"algorithm": SuccessiveHalving(), "n_trials": None}, "give n_trials"),
         ({"algorithm": FullTraining(window=0)}, "window is 0"),
-        ({"space": 3}, "space is a int"),
+        ({"space": 3}, "space is 3; give a function of an optuna.Trial"),
         ({"space": lambda trial: [1]}, "space\\(\\) returned list"),
         ({"space": lambda trial: {}}, "no hyper-parameters"),
         ({"space": lambda trial: {"a": math.nan}}, "'a'"),
