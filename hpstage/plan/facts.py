@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
 
@@ -24,7 +24,9 @@ DriverId = NewType("DriverId", str)
 ChainId = NewType("ChainId", str)
 StateKey = NewType("StateKey", str)
 """Permanent identifier of a state: 32 hex digits (see ``keys.py``)."""
-Metrics = dict[str, float | str]
+Workers = Annotated[float, msgspec.Meta(gt=0)]
+Metric = float | Annotated[str, msgspec.Meta(pattern="^(nan|-?inf)$")]
+Metrics = dict[str, Metric]
 """Serialized metrics. JSON has no NaN or infinities, so these are strings (``"nan"``, ``"inf"``, ``"-inf"``)."""
 
 
@@ -151,7 +153,7 @@ class StateReached(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     metrics: Metrics | None = None
     kept: Kept | None = None
     peak_bytes: int | None = None
-    workers: float = 1.0
+    workers: Workers = 1.0
     alone_seconds: float | None = None
 
     @property
@@ -300,7 +302,7 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
     seconds: float
     steps: int
     message: str = ""
-    workers: float = 1.0
+    workers: Workers = 1.0
 
     @property
     def began(self) -> float:
@@ -438,7 +440,7 @@ class TrialEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     study: str
     trial: TrialId
     state: Literal["COMPLETE", "PRUNED", "FAIL"]
-    values: tuple[float | str, ...] | None
+    values: tuple[Metric, ...] | None
     step: int
     at: float
     feasible: bool = True

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from hpstage.errors import MetricsError, TrainingError, UsageError
+from hpstage.text import writable
 from hpstage.training.capture.world import World
 from hpstage.training.identity import jax_environment
 from hpstage.training.identity.workload import StandsFor, packages
@@ -72,11 +73,15 @@ def _names(subject: object, attribute: str, what: str) -> tuple[str, ...]:
     return tuple(named)
 
 
+MOST_METRICS = 10_000
+"""Metrics of a state: each is an attribute of its trials, which Optuna copies all when it sets one."""
+
+
 def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, float]:
     """Return metrics as ``{name: float}``; tensors and arrays with a single element count as numbers.
 
     Raises:
-        MetricsError: ``metrics``, which came from ``source``, is no mapping.
+        MetricsError: ``metrics``, which came from ``source``, is no mapping, or has more than :data:`MOST_METRICS`.
         TrainingError: it is not one of names to numbers.
     """
     if not isinstance(metrics, Mapping):
@@ -84,14 +89,19 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
             f"{source} returned {type(metrics).__name__}; return a dict of names to numbers, such as "
             f"{{'accuracy': value}}"
         )
+    if len(metrics) > MOST_METRICS:
+        raise MetricsError(
+            f"{source} returned {len(metrics):,} metrics, more than {MOST_METRICS:,}: log values that nothing decides "
+            f"by (run.log(), self.log()), or save them as part of the state"
+        )
     checked: dict[str, float] = {}
     for name, value in metrics.items():
-        if not isinstance(name, str):
-            raise TrainingError(f"{source} gave the metric {name!r}; names of metrics are str")
+        if not isinstance(name, str) or writable(name) != name:
+            raise TrainingError(f"{source} gave the metric {name!r}; names of metrics are str, of valid Unicode")
         try:
             if isinstance(value, str):
                 raise TypeError("float() would read a text")
             checked[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise TrainingError(f"{source} gave {type(value).__name__} for {name!r}; metrics are numbers") from None
     return checked

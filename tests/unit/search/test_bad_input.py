@@ -355,7 +355,9 @@ def returning(what: object) -> Tape:
         ({"score": "0.5"}, "gave str for 'score'"),
         ({"score": [0.5]}, "gave list for 'score'"),
         ({"score": None}, "gave NoneType for 'score'"),
+        ({"score": 10**400}, "gave int for 'score'"),
         ({1: 0.5}, "the metric 1; names of metrics are str"),
+        ({"score": 1.0, "\udce9": 0.5}, r"the metric '\udce9'; names of metrics are str, of valid Unicode"),
     ],
 )
 def test_metrics_that_are_none_fail_their_trial_and_are_named(what, message):
@@ -434,7 +436,7 @@ def test_a_dict_of_the_models_own_that_training_fills_may_be_empty_before() -> N
     assert all(trial.state.name == "COMPLETE" for trial in search(Fills()).study.trials)
 
 
-@pytest.mark.parametrize("what", [0.5, None, [("score", 1)]])
+@pytest.mark.parametrize("what", [0.5, None, [("score", 1)], {f"m{number}": 0.5 for number in range(10**6)}])
 def test_what_is_no_mapping_of_metrics_is_refused_before_anything_is_trained(what: object) -> None:
     class Wrong(Tape):
         version = "wrong"
@@ -446,6 +448,8 @@ def test_what_is_no_mapping_of_metrics_is_refused_before_anything_is_trained(wha
             return what
 
     message = rf"evaluate\(\) returned {type(what).__name__}; return a dict .*, such as {{'accuracy': value}}$"
+    if isinstance(what, dict):
+        message = r"evaluate\(\) returned 1,000,000 metrics, more than 10,000: log values"
     with pytest.raises(UsageError, match=message):
         search(Wrong())
 
