@@ -75,8 +75,12 @@ def worker_hours(seconds: float) -> str:
 
 
 def paid_hours(paid: float, used: float) -> str:
-    """``0.0250 h, 96 % used``: worker-hours present, and the part of them in which something was done."""
-    return f"{worker_hours(paid)}, {100 * used / paid:.0f} % used" if paid else worker_hours(paid)
+    """``0.0250 h, 96 % used``: worker-hours present, and the part of them in which something was done. Where more was
+    done, other searches' workers have done the rest."""
+    if not paid:
+        return worker_hours(paid)
+    share = round(100 * used / paid)
+    return f"{worker_hours(paid)}, {f'{share} % used' if share <= 100 else 'and others in addition'}"
 
 
 def size(bytes: float) -> str:

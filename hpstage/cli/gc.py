@@ -211,7 +211,7 @@ class Collection:
         ]
         if not self.dry_run:
             rows.append(("after", self.after.checkpoints, self.after.bytes))
-        rows.append(("needed by searches that are not over", self.needed.count, self.needed.bytes))
+        rows.append(("still needed", self.needed.count, self.needed.bytes))
         for name, heap in (
             ("left: a driver is at work and may publish them", self.spared),
             ("left: of other workloads", self.foreign),

@@ -323,7 +323,9 @@ def _caused(cause: CauseStatus) -> str:
 
 def _trials(study: StudyRow) -> str:
     told = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
-    return told if study.n_trials is None or study.state == "ended" else f"{told} (of {study.n_trials:,})"
+    # Forks are trials beyond those that the search was asked for.
+    unknown = study.n_trials is None or sum(study.trials.values()) > study.n_trials
+    return told if unknown or study.state == "ended" else f"{told} (of {study.n_trials:,})"
 
 
 def _told(best: Best) -> str:

@@ -257,8 +257,8 @@ def _decode(record: bytes, position: int) -> Fact:
         return fact
     except msgspec.MsgspecError as error:
         raise StoreError(
-            f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
-            f"hpstage: upgrade, or choose another store"
+            f"record {position} of the journal cannot be read ({error}); it was damaged, or written by another version "
+            f"of hpstage: use that, or choose another store"
         ) from error
 
 

@@ -94,6 +94,11 @@ class Savings:
         known = self.steps_unique - self.steps_trained
         return f" ({known:,} were on the store)" if known > 0 and not self.failed else ""
 
+    def _made_in(self) -> str:
+        if self.worker_seconds and not self.makespan:
+            return "none: other searches' workers have trained all of it"
+        return f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"
+
     def _why_negative(self) -> str:
         if self.saved_seconds >= 0:
             return ""
@@ -121,7 +126,7 @@ class Savings:
             ("would have been used", _hours(self.worker_seconds_alone)),
             ("saved", _hours(self.saved_seconds) + self._why_negative()),
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
-            ("makespan", f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"),
+            ("makespan", self._made_in()),
         ]
         if self.paid_seconds:
             rows.insert(6, ("worker-hours paid", paid_hours(self.paid_seconds, self.worker_seconds)))
