@@ -130,7 +130,10 @@ class Node:
 
     @property
     def regime(self) -> Regime:
-        return regime(self.names, self.forms)
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        return regime(self.names, self.forms, root.forms)
 
     def ancestry(self) -> list[Node]:
         """Return the nodes of this node's line, from the root to itself."""

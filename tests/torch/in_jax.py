@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import optuna
 import pytest
 
 import hpstage
+from hpstage import schedule as s
 from hpstage.checkpoints.state_tree import clone, digest, reread
 from hpstage.errors import StateError
 from hpstage.testing import TrainableContract
@@ -132,6 +133,31 @@ class Forgetful(Digits):  # type: ignore[misc]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.parameters, self.key = state["parameters"], state["key"]
+
+
+class Traced(Digits):  # type: ignore[misc]
+    """A function that reads a hyperparameter while it is traced, which is once, in the first step."""
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        super().setup(hp)
+        self.now = dict(hp)
+        self.scale = jax.jit(lambda x: x * self.now["lr"])
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        self.now = dict(hp)
+        super().train(step, {**hp, "lr": float(self.scale(1.0))})
+
+
+def test_a_number_that_is_read_while_a_function_is_traced_is_found(tmp_path: Path) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"late": [0.01, 0.02]}, seed=0))
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": s.piecewise({0: 0.1, 6: trial.suggest_categorical("late", [0.01, 0.02])}), "noise": 0.1}
+
+    with pytest.raises(StateError, match="continues differently"):
+        hpstage.optimize(
+            study, Traced(), space, metric="accuracy", steps=12, executor=hpstage.InlineExecutor(), store=tmp_path
+        )
 
 
 def test_an_array_that_no_state_restores_is_named(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class SettingOfLibrary(Counting):
 
 class SettingOfInterpreter(Counting):
     def change(self) -> None:
-        if self.n == 7:
+        if self.n == 11:  # where no fork is verified
             sys.setrecursionlimit(3000)
 
     def factor(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -11,7 +11,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Stage, Verify
 from hpstage.plan.regimes import Regime, is_news, regime
-from hpstage.schedule import Schedule
+from hpstage.schedule import Constant, Scalar, Schedule
 from hpstage.store import MemoryJournal
 from tests.unit.searches import Search, trial
 
@@ -34,7 +34,12 @@ def test_numbers_are_told_apart_by_where_they_lie_and_all_else_by_what_it_is(
     values: tuple[object, ...], kinds: str
 ) -> None:
     for value in values:
-        assert regime(["a"], [s.constant(value).segments[0].form]) == (("a", kinds),)
+        assert regime(["a"], [Constant(value)], [Constant(value)]) == (("a", kinds),)
+
+
+def test_a_number_that_has_changed_is_another_kind() -> None:
+    assert regime(["a"], [Constant(0.5)], [Constant(0.1)]) == (("a", "< 1, changed"),)
+    assert regime(["a"], [Constant(0)], [Constant(0.1)]) == (("a", "0"),)
 
 
 def test_beyond_some_combinations_only_what_was_never_seen_is_news() -> None:
@@ -50,9 +55,11 @@ class Verifying(SimulatedExecutor):
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self.verified: list[tuple[str, Regime]] = []
+        self._initial: dict[ChainId, Mapping[str, Scalar]] = {}
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         super().start(worker, chain)
+        self._initial[chain.id] = chain.initial
         self._note(chain.id, chain.stages)
 
     def amend(self, amendment: Amendment) -> None:
@@ -60,7 +67,10 @@ class Verifying(SimulatedExecutor):
         self._note(amendment.chain, amendment.stages)
 
     def _note(self, chain: ChainId, stages: Iterable[Stage]) -> None:
-        self.verified += [(chain, regime(stage.forms, stage.forms.values())) for stage in stages if stage.verify]
+        for stage in stages:
+            if stage.verify:
+                first = [Constant(self._initial[chain][name]) for name in stage.forms]
+                self.verified.append((chain, regime(stage.forms, stage.forms.values(), first)))
 
 
 def search(
@@ -87,7 +97,7 @@ def test_each_is_verified_once_however_many_workers_begin_with_it() -> None:
 
 def test_a_stage_in_the_midst_of_a_chain_is_verified_where_its_values_are_others() -> None:
     ((chain, first), (same, second)) = search([{"a": s.piecewise({0: 1, 6: 0.5})}], workers=1)
-    assert (first, second) == ((("a", "1"),), (("a", "< 1"),))
+    assert (first, second) == ((("a", "1"),), (("a", "< 1, changed"),))
     assert chain == same
     assert len(search([{"a": s.piecewise({0: 0.5, 6: 0.25})}], workers=1)) == 1
 
