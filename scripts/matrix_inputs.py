@@ -240,7 +240,8 @@ def outcome(one: Subject, name: str, value: Any) -> tuple[str, str]:
     except HpstageError as error:
         told = f"{type(error).__name__}: {error}"
         words = {*one.names, shown(value), f"{type(value).__name__} cannot", f"{getattr(value, '__name__', '?')} is a"}
-        return ("clear" if any(word.lower() in told.lower() for word in words) else "unnamed"), told
+        said = told.lower().replace("_", " ")
+        return ("clear" if any(word.lower().replace("_", " ") in said for word in words) else "unnamed"), told
     except BaseException as error:
         return of_error(error)
     return ("accepted" if meaningful(one.of, one.annotations[name], name, value) else "wrong"), ""
@@ -291,7 +292,7 @@ def command_outcome(command: str, name: str, option: str, type_of: str, text: st
         return "raw", " | ".join(lines.strip().splitlines()[-3:])
     if status:
         word = (option or name).lstrip("-").replace("-", "_")
-        named = word in lines.replace("-", "_") or (text and clean(text) in lines)
+        named = word in lines.replace("-", "_") or (text and (text in lines or clean(text) in lines))
         return ("clear" if named or not option else "unnamed"), lines.strip()[-300:]
     return ("accepted" if sensible(type_of, name, text) else "wrong"), ""
 

@@ -73,6 +73,8 @@ def audit(
     """
     try:
         for option, file in (("--certificate", certificate), ("--json", json_file)):
+            if file is not None and not file.name:
+                raise UsageError(f"{option} is empty; give the name of a file")
             if file is not None and not file.parent.is_dir():
                 raise UsageError(f"{option} {clean(file)}: there is no folder {clean(file.parent)}; give another file")
         with ExitStack() as closing:
