@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hpstage.errors.arguments import Kind
+from hpstage.errors.arguments import EXACT, Kind, whole
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -124,6 +124,9 @@ class Search(ABC):
         return []
 
 
+_WHOLE = whole(-EXACT)
+
+
 class Algorithm(ABC):
     """Description of an algorithm; immutable, with a distinctive ``repr``.
 
@@ -135,9 +138,9 @@ class Algorithm(ABC):
     """What its parameters may be, by which :meth:`check` refuses them."""
 
     def __post_init__(self) -> None:
-        for name, kind in self.kinds.items():
+        for name, value in vars(self).items():
             with suppress(Exception):  # what is of another kind is refused by check()
-                object.__setattr__(self, name, kind.read(getattr(self, name)))
+                object.__setattr__(self, name, self.kinds.get(name, _WHOLE).read(value))
 
     @property
     def synchronous(self) -> bool:
