@@ -43,6 +43,11 @@ class State:
     def ref(self) -> StateRef:
         return StateRef(self.node.id, self.step)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it was reached and evaluated, or kept."""
+        return self.metrics is not None or self.digest is not None
+
     def reach(self, fact: StateReached) -> None:
         """Take over what stays known of it whatever becomes of its checkpoint."""
         if fact.peak_bytes is not None:

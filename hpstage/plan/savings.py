@@ -30,7 +30,9 @@ class Savings:
     steps_unique: int
     """Distinct steps among them: the steps that a perfect stage tree trains."""
     steps_trained: int
-    """Steps trained for this search (fewer than unique if earlier searches had trained some)."""
+    """Steps trained for this search (fewer than unique if others had trained some, or if it was interrupted)."""
+    steps_shared: int
+    """Distinct steps among them that were trained before this search, or for other searches."""
     steps_wasted: int
     failed: int
     """Number of failed trials."""
@@ -91,8 +93,7 @@ class Savings:
         return self.saved_seconds / 3600
 
     def _elsewhere(self) -> str:
-        known = self.steps_unique - self.steps_trained
-        return f" ({known:,} were on the store)" if known > 0 and not self.failed else ""
+        return f" ({self.steps_shared:,} before or for other searches)" if self.steps_shared else ""
 
     def _made_in(self) -> str:
         if self.worker_seconds and not self.makespan:
@@ -231,6 +232,7 @@ def savings(
         steps_asked=together.steps_asked,
         steps_unique=together.steps_unique,
         steps_trained=took.steps_trained,
+        steps_shared=max(0, together.steps_done - took.steps_trained),
         steps_wasted=took.steps_wasted,
         merge_rate=together.rate,
         cost_weighted_merge_rate=together.cost_weighted_rate,
@@ -256,8 +258,8 @@ def savings(
 
 
 def merged(plan: SearchPlan, trials: Iterable[PlannedTrial]) -> Merged:
-    """Return what these trials ask for, each alone and all together. O(their segments)."""
-    steps_asked = steps_unique = 0
+    """Return what these trials ask for, each alone and all together. O(their segments and the states of those)."""
+    steps_asked = steps_unique = steps_done = 0
     seconds_asked = seconds_unique = 0.0
     reach: dict[NodeId, int] = {}
     for trial in trials:
@@ -269,5 +271,7 @@ def merged(plan: SearchPlan, trials: Iterable[PlannedTrial]) -> Merged:
             if fresh > 0:
                 reach[node.id] = stop
                 steps_unique += fresh
+                done = min(stop, max((step for step, state in node.states.items() if state.is_known), default=0))
+                steps_done += max(0, done - (stop - fresh))
                 seconds_unique += fresh * cost
-    return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)
+    return Merged(steps_asked, steps_unique, steps_done, seconds_asked, seconds_unique)

@@ -96,10 +96,12 @@ class Totals:
 
 @dataclass(slots=True)
 class Merged:
-    """Training that a set of trials asks for: the sum over trials (``asked``), and without repetitions (``unique``)."""
+    """Training that a set of trials asks for: the sum over trials (``asked``), and without repetitions (``unique``), of
+    which some is ``done``."""
 
     steps_asked: int = 0
     steps_unique: int = 0
+    steps_done: int = 0
     seconds_asked: float = 0.0
     seconds_unique: float = 0.0
 

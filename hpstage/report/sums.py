@@ -40,6 +40,7 @@ def savings_of(book: Book) -> Savings:
         steps_asked=together.steps_asked,
         steps_unique=together.steps_unique,
         steps_trained=steps_trained,
+        steps_shared=max(0, together.steps_done - steps_trained),
         steps_wasted=sum(fact.steps for fact in wastes),
         merge_rate=together.rate,
         cost_weighted_merge_rate=together.cost_weighted_rate,
