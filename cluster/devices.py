@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dask.system import CPU_COUNT
 
+from hpstage.checkpoints import host_memory
 from hpstage.errors import ClusterError, UsageError
 from hpstage.errors.arguments import WORKERS, optional
 from hpstage.execution.shared_device import SHARERS
@@ -91,5 +92,6 @@ def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: 
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": devices[worker % len(devices)],
             SHARERS: str(-(-workers // len(devices))),
+            host_memory.SHARERS: str(workers),
         }
-    return {"CUDA_VISIBLE_DEVICES": ""} if hide else {}
+    return {host_memory.SHARERS: str(workers), **({"CUDA_VISIBLE_DEVICES": ""} if hide else {})}

@@ -9,9 +9,14 @@ alone does not help larger models.
 
 from __future__ import annotations
 
+from hpstage.checkpoints.host_memory import HostMemory
+
+_TOTAL = HostMemory().total or 1 << 60
+
 ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(2**32),
+    # Blocks that are a large part of all memory are mapped: in the heap, they would leave holes of their size.
+    "MALLOC_MMAP_THRESHOLD_": str(min(2**30, max(2**25, _TOTAL // 64))),
+    "MALLOC_TRIM_THRESHOLD_": str(min(2**32, max(2**27, _TOTAL // 16))),
     "MALLOC_TOP_PAD_": str(2**28),  # reserves address space, not memory: pages are allocated when touched
     "MALLOC_ARENA_MAX": "1",  # threads of the user's code then share the main arena; others are limited to 64 MiB
 }

@@ -16,6 +16,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ import msgspec
 import numpy as np  # noqa: F401
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
+from hpstage.checkpoints.eviction import BYTES
+from hpstage.checkpoints.host_memory import LIVE, HostMemory
 from hpstage.cluster.messages import (
     SIZE,
     Amend,
@@ -76,6 +79,8 @@ from hpstage.training.trainables import as_trainable
 
 logger = logging.getLogger("hpstage")
 
+_LOOK = 0.5
+"""Seconds between two looks whether memory is short."""
 _ORPHANED = 1
 """Exit status when the worker is gone, so that nothing reads it."""
 
@@ -316,7 +321,7 @@ class _Training:
             place = urlsplit(self._worker)
             # The workers of a local cluster have no address of their own.
             host = "127.0.0.1" if place.scheme == "inproc" else place.hostname or "127.0.0.1"
-            live = LiveCache(device_bytes=(2 << 30) // sharers())
+            live = _live_cache()
             untrained = None
             if not (self._checkpoints or isinstance(self._trainable, Bundling)):  # later, steps have been trained here
                 untrained = UntrainedFork.made(self._trainable)
@@ -331,6 +336,22 @@ class _Training:
                 untrained=untrained,
             )
         return self._bundle
+
+
+def _live_cache() -> LiveCache:
+    """Return a cache that gives memory back when it is short, also while a step trains."""
+    memory = HostMemory()
+    own = os.environ.get(LIVE)
+    host_bytes = memory.live_bytes() if own is None else BYTES.of(LIVE, own)
+    live = LiveCache(host_bytes, (2 << 30) // sharers(), memory=memory)
+    threading.Thread(target=_relieve, args=(live,), name="hpstage-memory", daemon=True).start()
+    return live
+
+
+def _relieve(live: LiveCache) -> None:
+    while True:
+        time.sleep(_LOOK)
+        live.relieve()
 
 
 def _raised(error: Exception, of: ChainId | None) -> Raised:

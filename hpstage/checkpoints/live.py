@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from hpstage.checkpoints.host_memory import HostMemory, give_back
 from hpstage.checkpoints.on_device import CudaMover, Mover
 from hpstage.checkpoints.state_tree import FlatState, Room, flatten, nbytes
 from hpstage.plan.facts import StateKey
@@ -51,9 +52,19 @@ class LiveCache:
         host_bytes: budget for states in host memory.
         device_bytes: budget for states on devices, which takes of the memory that training has.
         mover: copies states from the device.
+        memory: of the host. Where that is short, no states are kept there.
     """
 
-    def __init__(self, host_bytes: int = 2 << 30, device_bytes: int = 2 << 30, *, mover: Mover | None = None) -> None:
+    def __init__(
+        self,
+        host_bytes: int = 2 << 30,
+        device_bytes: int = 2 << 30,
+        *,
+        mover: Mover | None = None,
+        memory: HostMemory | None = None,
+    ) -> None:
+        self._memory = memory
+        self._size = 0  # of the last state
         self._host = _Tier(host_bytes)
         self._device = _Tier(device_bytes)
         self._mover: Mover = CudaMover() if mover is None else mover
@@ -71,10 +82,24 @@ class LiveCache:
             if self._find(key) is not None:
                 return
             flat = flatten(state)
-            size = flat.nbytes
+            size = self._size = flat.nbytes
             tier = self._tier_of(flat)
-            if size <= tier.budget_bytes:
+            if size <= tier.budget_bytes and (tier is self._device or self.has_room()):
                 self._keep(key, flat, size, tier)
+
+    def has_room(self, size: int | None = None) -> bool:
+        """Whether memory has room for a copy of a state of ``size`` bytes; by default one like the last."""
+        if size is not None:
+            self._size = size
+        return self._memory is None or self._memory.has_room(self._size)
+
+    def relieve(self) -> None:
+        """Give memory back where it is short: states that are kept there, and what has been freed."""
+        if not self.has_room():
+            with self._lock:
+                self._drop_room()
+                self._make_room(self._host, self._host.budget_bytes, [*self._host])
+            give_back()
 
     def copy(self, key: StateKey, flat: FlatState, size: int) -> tuple[object, Callable[[], object] | None]:
         """Return a deep copy of a state of ``size`` bytes in host memory, and what waits until it is complete. Keep a
@@ -96,7 +121,7 @@ class LiveCache:
         """Keep a state in host memory that nobody else uses, without a copy, unless those needed sooner leave no room
         for it."""
         with self._lock:
-            if self._find(key) is None:
+            if self._find(key) is None and self.has_room():
                 self._hold_on_host(key, nbytes(state), lambda: (state, None))
 
     def prepare(self, state: object, size: int) -> None:
@@ -111,7 +136,7 @@ class LiveCache:
             if size > host.budget_bytes:
                 self._room = Room(flat.leaves, flat.values), 0  # it is not kept: the next one takes its place
                 return
-            if 2 * size > host.budget_bytes:
+            if 2 * size > host.budget_bytes or not self.has_room():
                 return
             self._make_room(host, size, self._unexpected(host))
         room = flat.room()

@@ -19,6 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.checkpoints.state_tree import digest
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError
@@ -94,7 +95,10 @@ class Reruns:
         done = self._chains > (_CHAINS[-1] if self._from_nothing >= 2 else _LAST) and not chosen
         if not flight.chain.verify_new or (done and self._running is None):
             self.close()
-        elif chosen and self._running is None and not flight.chain.gang and _has_room():
+        elif chosen and self._running is None and not flight.chain.gang:
+            if not _has_room():
+                self.close()  # it takes memory, too
+                return
             self._flight, self._seen, self._at, self._taken = flight, None, None, None
             self._chain_began = time.perf_counter()
 
@@ -314,7 +318,5 @@ def _has_room() -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return False
-    text = Path("/proc/meminfo").read_text()
-    available = next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("MemAvailable:"))
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return available > 2 * resident
+    return (HostMemory().available() or 0) > 2 * resident

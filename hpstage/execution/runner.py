@@ -398,6 +398,7 @@ class ChainRunner:
         state = self._find_live(source)
         found = state is not None
         if state is None:
+            self._live.relieve()
             state = self._checkpoints.load(source)
         self._trainable.setup(initial)
         self._trainable.load_state_dict(state)

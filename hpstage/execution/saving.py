@@ -74,6 +74,9 @@ class Writer:
     def has_room(self, size: int) -> bool:
         return not self._queue or (len(self._queue) < _STATES and self._nbytes + size <= _BYTES)
 
+    def is_idle(self) -> bool:
+        return not self._queue
+
     def begin(self, saves: Saves, save: Save) -> None:
         """Write a state of a chain after those begun before. Call it with ``changed`` held."""
         self._queue.append((saves, save))
@@ -137,16 +140,20 @@ class Saves:
         self._closed = False
 
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Save:
-        """Copy a state, and have it written. Waits while too much is being written. Raises :class:`StateError`, and
-        what an earlier state has failed with."""
+        """Copy a state, and have it written; where memory has no room for a copy, write it at once. Waits while too
+        much is being written. Raises :class:`StateError`, and what an earlier state has failed with."""
         flat = flatten(state)
         size = flat.nbytes
-        if self._writer is None or (size < _SMALL and not self._held):
+        writer = self._writer
+        if writer is not None and not (has_room := self._live.has_room(size)):
+            with self._changed:
+                self._await(writer.is_idle)
+            self._live.relieve()
+        if writer is None or not has_room or (size < _SMALL and not self._held):
             done = Save(key, None, size, step, parent)
             done.kept = self._checkpoints.save(key, state, step=step, parent=parent)
             self._live.put(key, state)
             return done
-        writer = self._writer
         with self._changed:
             self._await(lambda: writer.has_room(size))
         copy, wait = self._live.copy(key, flat, size)

@@ -13,7 +13,8 @@ from functools import partial
 
 import msgspec
 
-from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.checkpoints.host_memory import HostMemory
+from hpstage.checkpoints.state_tree import digest, nbytes, reread
 from hpstage.errors import StateError
 from hpstage.execution.fork import Fork, obstacle
 from hpstage.schedule import Scalar
@@ -203,6 +204,8 @@ class ForkVerification:
         self.steps = len(self._trained)
         self._compared_by = compared
         why = "its function runs in a thread of its own" if in_place else obstacle()
+        if not why and not HostMemory().has_room(nbytes(self._state)):
+            why = "memory has no room for what a fork changes"
         if not why:
             try:
                 self._comparing = Fork(lambda: msgspec.msgpack.encode(compared()))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hpstage.checkpoints import LiveCache
+from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.checkpoints.state_tree import FlatState, digest, flatten, nbytes, unflatten
 from hpstage.plan.facts import StateKey
 
@@ -300,3 +301,28 @@ def test_states_on_a_gpu_move_to_pinned_memory_while_it_works_on() -> None:
         assert copy["w"].is_pinned() and copy["w"].unique().tolist() == [number]
         assert found["w"].unique().tolist() == [number]
         assert found["w"].is_cuda == (number >= 6)
+
+
+class Memory(HostMemory):
+    room = True
+
+    def has_room(self, size: int) -> bool:
+        return self.room
+
+
+def test_where_memory_is_short_states_go_and_none_are_kept() -> None:
+    memory = Memory(1)
+    cache = LiveCache(memory=memory)
+    cache.put(A, state(1))
+    cache.expect([A])
+    cache.relieve()
+    assert A in cache
+    memory.room = False
+    cache.put(B, state(1))
+    cache.adopt(C, state(1))
+    assert [key in cache for key in (A, B, C)] == [True, False, False]
+    cache.relieve()
+    assert len(cache) == 0 and cache.nbytes == 0
+    memory.room = True
+    cache.put(B, state(1))
+    assert B in cache

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hpstage.checkpoints import FolderCheckpoints, LiveCache, leaves
+from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointFull, CheckpointUnreachable, StopTraining
@@ -206,6 +207,31 @@ def test_copies_are_freed_once_they_are_written(tmp_path: Path) -> None:
     finally:
         gc.enable()
     assert len(copies) == 9
+
+
+class Alternating(HostMemory):
+    """Has room for a state, then for none, and so on."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked = 0
+
+    def has_room(self, size: int) -> bool:
+        self.asked += size > 0
+        return self.asked % 2 == 1
+
+
+def test_where_memory_is_short_states_are_written_without_a_copy_and_reports_are_the_same(tmp_path: Path) -> None:
+    stops = chain("c", 9, *range(1, 9))
+    alone = Played(Sums(), Shaky(tmp_path / "a"), beside=False).run(stops)
+    live = LiveCache(memory=Alternating())
+    beside = Played(Sums(), Shaky(tmp_path / "b"), beside=True, live=live).run(stops)
+
+    def reached(reports: list[ChainReport]) -> list[object]:
+        return [(r.reached.step, r.reached.kept) for r in reports if isinstance(r, BoundaryReached)]
+
+    assert reached(beside) == reached(alone)
+    assert len(live) < 9
 
 
 def test_a_state_that_is_live_already_is_written_as_it_is_now(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Memory that is really there: of the host, and of the control groups of this process (a container, a job of Slurm's).
+
+Linux tells it; elsewhere nothing is known, and a process takes what it is allowed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+SHARERS = "HPSTAGE_WORKERS_ON_THIS_HOST"
+"""Variable by which a worker, and so its training process, learns how many share its memory."""
+LIVE = "HPSTAGE_LIVE_MEMORY"
+"""Variable with the bytes of states that a training process keeps in memory at most."""
+
+_MOST = 2 << 30
+# Share of all memory that the workers of a host keep states in, and that stays free besides.
+_SHARE, _FREE = 4, 16
+# What has to fit where a state is copied: the copy, one that is verified, and what loading another one takes, itself
+# and its model.
+_STATES = 4
+# States of fewer bytes always have room: to look for it would take longer than to copy them.
+_SMALL = 1 << 20
+# Limits beyond this are none.
+_ENDLESS = 1 << 60
+
+
+class HostMemory:
+    """What the processes that train on this host may take.
+
+    Args:
+        sharers: how many there are; by default as its variable says.
+        proc, groups: where Linux tells it.
+    """
+
+    def __init__(
+        self, sharers: int | None = None, *, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
+    ) -> None:
+        self._sharers = int(os.environ.get(SHARERS, "1")) if sharers is None else sharers
+        self._meminfo = proc / "meminfo"
+        self._limits = list(_limits(proc, groups))
+        host = _table(self._meminfo).get("MemTotal:")
+        totals = [limit for limit, _, _ in self._limits] + ([] if host is None else [host << 10])
+        self.total = min(totals, default=None)
+        """Bytes, ``None`` if unknown."""
+
+    def live_bytes(self) -> int:
+        """Return how many bytes of states a training process keeps at most, unless it is given another number."""
+        return _MOST if self.total is None else min(_MOST, self.total // (_SHARE * self._sharers))
+
+    def available(self) -> int | None:
+        """Return the bytes that can be taken without that others have to give up theirs; ``None`` if unknown."""
+        host = _table(self._meminfo).get("MemAvailable:")
+        left = [] if host is None else [host << 10]
+        for limit, used, stat in self._limits:
+            with suppress(OSError, ValueError):
+                table = _table(stat)
+                # In the older tables, numbers without this prefix leave out groups below.
+                prefix = "total_" if "total_inactive_file" in table else ""
+                cached = table.get(f"{prefix}inactive_file", 0) + table.get(f"{prefix}active_file", 0)
+                left.append(limit - int(used.read_text()) + cached)
+        return min(left, default=None)
+
+    def has_room(self, size: int) -> bool:
+        """Whether each process that trains here could copy a state of ``size`` bytes now, and load another one."""
+        if size < _SMALL or self.total is None or (available := self.available()) is None:
+            return True
+        return available - self.total // _FREE >= _STATES * size * self._sharers
+
+
+def give_back() -> None:
+    """Return to the system what this process has freed, as far as its C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, Path, Path]]:
+    """Yield the limit of each control group that this process is in, and the files with what is used and cached."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, most, used = groups, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, most, used = groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # A container may see its own group as the root, under the path that it has outside.
+        group = root / path.lstrip("/")
+        while True:
+            with suppress(OSError, ValueError):  # no such group, or "max"
+                limit = int((group / most).read_text())
+                if limit < _ENDLESS:
+                    yield limit, group / used, group / "memory.stat"
+            if group == root:
+                break
+            group = group.parent
+
+
+def _table(file: Path) -> dict[str, int]:
+    """Return the numbers by name; none if there is no such file."""
+    try:
+        return {words[0]: int(words[1]) for line in file.read_text().splitlines() if (words := line.split())}
+    except (OSError, ValueError, IndexError):
+        return {}
