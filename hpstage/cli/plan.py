@@ -138,9 +138,12 @@ def _first(*figures: Any) -> Any:
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--gpus {text!r}: give numbers of workers, such as 1,2,4,8") from None
+    from hpstage.rehearsal.preflight import FLEETS
+
+    return FLEETS.of("--gpus", numbers)  # type: ignore[no-any-return]
 
 
 def _disruptions(lifetime: str | None, notice: str, slow: float, start_seconds: float) -> Disruptions | None:

@@ -213,6 +213,8 @@ class Preflight:
             yield "Times are in steps: seconds per step were not given."
 
 
+FLEETS = several(whole(most=65_536), "whole numbers from 1 to 65,536, such as (1, 2, 4, 8)", least=1, single=False)
+"""Numbers of workers to rehearse a search on."""
 _SAFETY = 60.0
 """Seconds of training between states that are kept in case of a crash, as the scheduler has it."""
 _STATES = 1_000_000
@@ -226,7 +228,7 @@ _STATES = 1_000_000
     sampler=either(text("the name of one of Optuna's samplers"), instance(optuna.samplers.BaseSampler, "the sampler")),
     seed=SEED,
     algorithm=optional(ALGORITHM),
-    workers=several(whole(most=65_536), "whole numbers from 1 to 65,536, such as (1, 2, 4, 8)", least=1, single=False),
+    workers=FLEETS,
     step_seconds=optional(either(seconds(above=0), function("a function of the values at a step"))),
     evaluate_seconds=seconds(least=0),
     load_seconds=seconds(least=0),

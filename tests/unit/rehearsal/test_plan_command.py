@@ -143,6 +143,7 @@ def test_algorithms_are_named_with_their_arguments():
         (["{script}:space", "--sampler", "best"], UsageError),
         (["{script}:space", "--gpus", "many"], UsageError),
         (["{script}:space", "--gpus", "0"], UsageError),
+        (["{script}:space", "--gpus", "1000000"], UsageError),
         (["{script}:space", "--step-seconds", "0"], UsageError),
         (["{script}:space", "--save-seconds", "1"], UsageError),
         (["{script}:space", "--checkpoint-bytes", "big"], UsageError),
