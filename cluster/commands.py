@@ -22,6 +22,8 @@ _PORT = 8786
 _PAGE = "hpstage.cluster.dashboard"
 _REASONS = 3
 """Maximum number of reasons for a missing scheduler that are printed: on a busy host, the first may be a timeout."""
+_OWN = ("127.0.0.1", "::1", "localhost")
+"""Hosts that nobody else reaches, except other accounts."""
 _LOOK = 1.0
 """Seconds between two attempts to reach a scheduler."""
 _TRYING = 3.0
@@ -85,7 +87,9 @@ def scheduler(
         "--preload": [*(preload or _listed(dask.config.get("distributed.scheduler.preload"))), _PAGE],
     }
     words = [*_words(options), *context.args]
-    _parse(dask_scheduler.main, words)
+    parsed = _parse(dask_scheduler.main, words)
+    if not _is_encrypted(parsed) and parsed["host"] not in _OWN:
+        _say("no TLS: whoever reaches this scheduler can run code on its workers; see hpstage certificates --help")
     sys.stderr.flush()
     module = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     os.execve(sys.executable, [*module, *words], scheduler_environment())
@@ -162,6 +166,13 @@ def worker(
     _say(f"{count} {'worker' if count == 1 else 'workers'} for {place}, on {_on(devices, count)}")
     supervisor = Supervisor(children, ready=place.wait_for_scheduler, say=_say)
     raise typer.Exit(asyncio.run(supervisor.run()))
+
+
+def _is_encrypted(options: Mapping[str, Any]) -> bool:
+    """Whether the parsed options of ``dask scheduler``, or the configuration, ask for TLS."""
+    from distributed.security import Security
+
+    return options["tls_ca_file"] is not None or bool(Security().require_encryption)
 
 
 class _Place:

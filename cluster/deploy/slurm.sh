@@ -4,9 +4,9 @@
 #   sbatch slurm.sh python search.py                            # after the lines below were fitted to your cluster
 #   sbatch --nodes=4 --gpus-per-node=8 slurm.sh python search.py
 #
-# Needs `hpstage` and `redis-server` on the PATH of all nodes (activate an environment before sbatch), and a folder that
-# all nodes share: HPSTAGE_FOLDER, by default "hpstage" where the job was submitted. What was reached stays there: the
-# same line goes on with the search after the time is up.
+# Needs `hpstage` (with its extra "tls") and `redis-server` on the PATH of all nodes (activate an environment before
+# sbatch), and a folder that all nodes share: HPSTAGE_FOLDER, by default "hpstage" where the job was submitted. What was
+# reached stays there: the same line goes on with the search after the time is up.
 #
 # search.py takes all it needs from its environment:
 #   hpstage.optimize(study, ..., executor=distributed.Client(), store=os.environ["HPSTAGE_STORE"],
@@ -39,7 +39,7 @@ local=$(mktemp -d)
 scheduler_file=$folder/scheduler-$SLURM_JOB_ID.json
 rm -f "$scheduler_file"
 
-redis='' scheduler='' workers='' driver=''
+tls='' redis='' scheduler='' workers='' driver=''
 end() {
     # In this order, and each to its end: those that come later are still needed by those before.
     for process in "$driver" "$workers" "$scheduler" "$redis"; do
@@ -48,7 +48,7 @@ end() {
             wait "$process" || true
         fi
     done
-    rm -rf "$local" "$scheduler_file"
+    rm -rf "$local" "$scheduler_file" "$tls"
 }
 trap end EXIT
 trap 'exit 143' TERM INT
@@ -67,6 +67,10 @@ await() {
 redis-server --port 0 --unixsocket "$local/redis" --unixsocketperm 700 --dir "$folder/redis" \
     --appendonly yes --appendfsync always --save '' &
 redis=$!
+# Whoever has an account on these nodes could otherwise run code by way of the scheduler. The variables reach all nodes.
+tls=$folder/tls-$SLURM_JOB_ID
+variables=$(hpstage certificates "$tls")
+eval "$variables"
 hpstage scheduler --port 0 --scheduler-file "$scheduler_file" &
 scheduler=$!
 await "$redis" "$local/redis"

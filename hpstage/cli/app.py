@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hpstage.cli.audit import audit
+from hpstage.cli.certificates import certificates
 from hpstage.cli.check import check
 from hpstage.cli.deploy import deploy
 from hpstage.cli.export import export
@@ -53,6 +54,7 @@ def hpstage(
 
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
+app.command()(certificates)
 app.command()(deploy)
 app.command()(check)
 app.command()(audit)

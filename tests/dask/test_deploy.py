@@ -46,7 +46,8 @@ def parse(words: Sequence[str]) -> None:
         return
     command = typer.main.get_command(app).commands[words[1]]
     context = command.make_context(words[1], list(words[2:]))
-    commands._parse({"scheduler": dask_scheduler.main, "worker": dask_worker.main}[words[1]], context.args)
+    if words[1] != "certificates":
+        commands._parse({"scheduler": dask_scheduler.main, "worker": dask_worker.main}[words[1]], context.args)
 
 
 def lists_in(data: object) -> Iterator[list[Any]]:
@@ -116,6 +117,15 @@ def test_the_compose_file_is_one() -> None:
         assert named <= set(data["volumes"])
     assert services["redis"]["healthcheck"]["test"][0] == "CMD"
     assert services["worker"].keys() == services["gpu-worker"].keys() - {"profiles", "deploy"}
+    for name, service in services.items():
+        assert re.fullmatch(r"[1-9]\d+:\d+", service["user"])
+        assert service["cap_drop"] == ["ALL"]
+        assert all(port.startswith("127.0.0.1:8787:") for port in service.get("ports", []))
+        assert name == "redis" or "tls" in {volume.split(":")[0] for volume in service["volumes"]}
+        addresses = [*service["command"], *service.get("environment", {}).values()]
+        assert not [word for word in addresses if word.startswith("tcp://")]
+    assert "--requirepass" in services["redis"]["command"]
+    assert re.search(r":\d+\.\d+\.\d+-", services["redis"]["image"])
     beside = services["worker"]["build"]["context"].removeprefix("${HPSTAGE_SOURCE:-").removesuffix("}")
     context = DEPLOY / beside
     assert (context / services["worker"]["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
@@ -215,6 +225,24 @@ def test_the_manifests_are_objects_of_their_kinds(cluster_schema: dict[str, Any]
                 "required": ["serviceName", "selector", "template"],
             },
         ),
+        "NetworkPolicy": (
+            "networking.k8s.io/v1",
+            strict(
+                podSelector=strict(matchLabels=LABELS),
+                policyTypes={"const": ["Ingress"]},
+                ingress={
+                    "type": "array",
+                    "items": strict(
+                        **{
+                            "from": {
+                                "type": "array",
+                                "items": strict(podSelector=strict(matchLabels=LABELS), namespaceSelector=strict()),
+                            }
+                        }
+                    ),
+                },
+            ),
+        ),
         "Job": ("batch/v1", {**strict(backoffLimit={"type": "integer"}, template=template), "required": ["template"]}),
         "DaskCluster": ("kubernetes.dask.org/v1", cluster_schema),
     }
@@ -244,8 +272,13 @@ def test_the_manifests_fit_together() -> None:
     pods = [plan["spec"]["template"]["spec"], cluster["spec"]["worker"]["spec"], cluster["spec"]["scheduler"]["spec"]]
     pods.append(job["spec"]["template"]["spec"])
     for pod in pods:
-        volumes = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod.get("volumes", [])}
-        assert set(volumes.values()) <= claims
+        volumes = {volume["name"]: volume.get("persistentVolumeClaim") for volume in pod.get("volumes", [])}
+        assert {claim["claimName"] for claim in volumes.values() if claim} <= claims
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
+        assert not pod["automountServiceAccountToken"]
+        for one in pod["containers"]:
+            assert {"limits", "requests"} <= one["resources"].keys() and "memory" in one["resources"]["limits"]
+            assert not one["securityContext"]["allowPrivilegeEscalation"]
         mounted = {mount["name"] for one in pod["containers"] for mount in one.get("volumeMounts", [])}
         if pod is not pods[0]:
             assert mounted == set(volumes)
@@ -254,11 +287,18 @@ def test_the_manifests_fit_together() -> None:
     assert found["Service", "plan"]["spec"]["selector"] == plan["spec"]["template"]["metadata"]["labels"]
     assert cluster["spec"]["scheduler"]["service"]["selector"]["dask.org/cluster-name"] == cluster["metadata"]["name"]
     [driver] = job["spec"]["template"]["spec"]["containers"]
-    environment = {one["name"]: one["value"] for one in driver["env"]}
+    environment = {one["name"]: one.get("value") for one in driver["env"]}
+    policy = found["NetworkPolicy", "search"]["spec"]["podSelector"]["matchLabels"]
+    for labels in (
+        plan["spec"]["template"]["metadata"]["labels"],
+        cluster["metadata"]["labels"],
+        job["spec"]["template"]["metadata"]["labels"],
+    ):
+        assert policy.items() <= labels.items()
     assert environment["DASK_SCHEDULER_ADDRESS"] == f"tcp://{cluster['metadata']['name']}-scheduler:8786"
-    assert environment["HPSTAGE_STORE"] == "redis://plan:6379"
+    assert environment["HPSTAGE_STORE"] == "redis://:$(REDIS_PASSWORD)@plan:6379"
     mounts = {mount["mountPath"] for pod in pods[1::2] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounts == {environment["HPSTAGE_CHECKPOINTS"]}
+    assert mounts == {environment["HPSTAGE_CHECKPOINTS"], "/dev/shm"}
     images = re.findall(r"image: (example\.org/\S+)", (DEPLOY / "kubernetes.yaml").read_text())
     assert len(images) == 3
     assert len(set(images)) == 1
