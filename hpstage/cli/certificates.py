@@ -24,7 +24,10 @@ def certificates(
     Scheduler, workers and drivers that have these variables encrypt what they send, and refuse all that do not have the
     key; addresses then begin with tls://. A folder that has them keeps them, for a year: then remove it.
 
+    Examples:
+
     \b
+    hpstage certificates ~/.hpstage-tls
     eval "$(hpstage certificates ~/.hpstage-tls)"
     hpstage scheduler
     hpstage worker tls://head:8786
