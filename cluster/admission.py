@@ -78,6 +78,11 @@ def explain(description: Description) -> str:
             f"there, or put the module on the workers' PYTHONPATH (client.upload_file sends a single file)"
             f"\n\n{problem.traceback}"
         )
+    if problem.kind == "killed":
+        return (
+            f"the trainable cannot be set up on worker {description.worker}: {problem.summary}; see how much memory it "
+            f"needs and its host has, and run the same command again"
+        )
     text = f"the trainable cannot be set up on worker {description.worker}: {problem.summary}\n\n{problem.traceback}"
     return text.rstrip()
 

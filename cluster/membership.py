@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from hpstage.cluster.admission import environment_of, refusal
+from hpstage.cluster.admission import environment_of, explain, refusal
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError
@@ -46,15 +46,22 @@ class Membership:
             loaded: versions of code and packages that the driver has loaded.
 
         Raises:
-            ClusterError: there are none, or they differ.
+            ClusterError: there are none, or they differ, or their training processes are killed while they are set up.
             UsageError: the trainable cannot be set up there.
         """
         with self._lock:
             present = [description for description in (dict(found) | self._early).values() if description is not None]
             if not present:
                 raise ClusterError("all workers have left while they were being set up; look at their logs")
+            able = [found for found in present if found.problem is None or found.problem.kind != "killed"]
+            if not able:
+                raise ClusterError(explain(present[0]))
             self._loaded = loaded
-            self._environment = environment_of(present, gpus, loaded)
+            self._environment = environment_of(able, gpus, loaded)
+            for description in present:
+                if description not in able:
+                    logger.warning("worker %s is not used: %s", description.worker, explain(description))
+            present = able
         for description in present:
             self._join(description)
         return self._environment, max(description.lanes for description in present)

@@ -18,9 +18,9 @@ from hpstage.schedule import Scalar
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why a worker cannot train: a module is missing, or the trainable raised."""
+    """Why a worker cannot train: a module is missing, the trainable raised, or its process was killed each time."""
 
-    kind: Literal["import", "trainable"]
+    kind: Literal["import", "trainable", "killed"]
     summary: str
     traceback: str
 

@@ -14,7 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from distributed import Worker
@@ -123,7 +123,8 @@ class Site:
             try:
                 loaded = await self._start()  # the cause may not have been the trainable
             except TrainingProcessLost as again:
-                loaded = _unable(f"the training process {again} while it was set up, as the one before it")
+                kind: Literal["trainable", "killed"] = "killed" if self._was_killed else "trainable"
+                loaded = _unable(f"the training process {again} while it was set up, as the one before it", kind)
         if self._closed:
             return
         before = self.description
@@ -141,6 +142,10 @@ class Site:
             if trainer is not None:
                 await trainer.finish(_GRACE)
         self._worker.log_event(self._name, {"ready": encode(self.description)})
+
+    @property
+    def _was_killed(self) -> bool:
+        return self._trainer is not None and self._trainer.killed
 
     async def _start(self) -> Loaded:
         """Start a process and have it unpack the trainable. Raises :class:`TrainingProcessLost` if it ends doing so."""
@@ -418,5 +423,5 @@ class Site:
             await self._keeper
 
 
-def _unable(summary: str) -> Loaded:
-    return Loaded(problem=Problem(kind="trainable", summary=summary, traceback=""))
+def _unable(summary: str, kind: Literal["trainable", "killed"] = "trainable") -> Loaded:
+    return Loaded(problem=Problem(kind=kind, summary=summary, traceback=""))

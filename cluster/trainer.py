@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,6 +73,7 @@ class Trainer:
     Attributes:
         answers, reports: how often it has answered a ping, and reported.
         received: the chains that have arrived there.
+        killed: whether it was ended by SIGKILL, as by the system when memory runs out.
         given_up: why its worker has ended it, which is nothing that it trains; empty if it has not.
     """
 
@@ -80,6 +82,7 @@ class Trainer:
     ) -> None:
         self.pid = process.pid
         self.given_up = ""
+        self.killed = False
         self.answers = self.reports = 0
         self.received: set[ChainId] = set()
         self._process = process
@@ -210,6 +213,7 @@ class Trainer:
         await asyncio.wait([status, self._buried], return_when=asyncio.FIRST_COMPLETED)
         # Only a process that it left behind can still hold the other end, and nothing is expected from it.
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.transport.abort)
+        self.killed = not self.given_up and status.result() == -signal.SIGKILL
         return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status.result())
 
 

@@ -57,7 +57,7 @@ class HeldFiles:
         """Return what stands in the database itself, not in its write-ahead log. Through SQLite, since to open and
         close the file otherwise would give up the locks of this process."""
         try:
-            connection = sqlite3.connect(f"{self._path.as_uri()}?immutable=1", uri=True)
+            connection = sqlite3.connect(f"{self._path.as_uri()}?mode=ro&immutable=1", uri=True)
             try:
                 (found,) = connection.execute("SELECT id FROM generation").fetchone()
             finally:

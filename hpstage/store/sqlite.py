@@ -286,7 +286,7 @@ class SQLiteJournal(Store):
                 ) from error
         # Nobody writes now. Each read looks again, since somebody may later.
         self._look_again = lambda: self._looking_on(patience)
-        return self._connected(patience, "immutable=1")
+        return self._connected(patience, "mode=ro&immutable=1")
 
     def _connected(self, patience: float, how: str) -> sqlite3.Connection:
         """Return a connection for readers."""

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,23 @@ class Measuring(Keyed):
             time.sleep(0.01)
         number = present.index(mine)
         return {"eager": 1.0 + number, "eager begins": steps, f"compiled by {number}": 1.0}
+
+
+class Killed(Counter):
+    """Whose processes are killed when they unpack it: on all workers, or on the one that is the first to do so."""
+
+    def __init__(self, mark: Path | None = None) -> None:
+        super().__init__()
+        self.mark, self.made_in = None if mark is None else str(mark).lstrip(os.sep), os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() == self.made_in:
+            return
+        if self.mark is not None:
+            mark = Path(os.sep) / self.mark
+            with suppress(FileExistsError), mark.open("x") as file:
+                file.write(str(os.getppid()))
+            if mark.read_text() not in ("", str(os.getppid())):
+                return
+        os.kill(os.getpid(), signal.SIGKILL)

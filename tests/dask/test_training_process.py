@@ -15,13 +15,13 @@ from distributed import Client, Worker
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
-from hpstage.errors import UsageError
+from hpstage.errors import ClusterError, UsageError
 from hpstage.plan.facts import WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.testing.chains import chain, ended, outcome, reached, until, workers
 from hpstage.testing.toys import Counter, Gate
 from tests.dask.conftest import Run
-from tests.dask.oddities import Curious, Exiting, Leaving, Once
+from tests.dask.oddities import Curious, Exiting, Killed, Leaving, Once
 from tests.dask.processes import Processes, is_running
 from tests.dask.processes import until as until_true
 from tests.unit.searches import failures_after
@@ -163,6 +163,18 @@ def test_how_the_users_code_has_ended_it_is_told(open_executor: Open) -> None:
 def test_one_that_ends_while_it_is_set_up_is_an_error_with_its_end(client: Client) -> None:
     with pytest.raises(UsageError, match=r"the training process left with exit status 7 while it was set up"):
         DaskExecutor(client).open(Exiting(), None)
+
+
+def test_a_worker_whose_processes_are_killed_while_they_are_set_up_is_not_used(
+    client_of_nannies: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = DaskExecutor(client_of_nannies)
+    executor.open(Killed(tmp_path / "mark"), None)
+    assert executor.present == len(client_of_nannies.scheduler_info(n_workers=-1)["workers"]) - 1
+    assert "is not used: the trainable cannot be set up on worker" in caplog.text
+    executor.close()
+    with pytest.raises(ClusterError, match=r"was killed by SIGKILL .* while it was set up.*run the same command again"):
+        DaskExecutor(client_of_nannies).open(Killed(), None)
 
 
 def test_one_that_somebody_kills_while_it_is_set_up_is_started_again(client_of_nannies: Client, tmp_path: Path) -> None:
