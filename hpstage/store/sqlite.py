@@ -239,6 +239,8 @@ class SQLiteJournal(Store):
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Run one transaction with the write lock from its start; roll back if it fails."""
+        if self._read_only:
+            raise StoreError(f"journal {self.path} was opened read-only")
         with self._lock, self._explained():
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
