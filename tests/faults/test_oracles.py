@@ -41,7 +41,7 @@ from hpstage.plan.facts import (
 from hpstage.store import MemoryJournal, RedisJournal
 from hpstage.testing.toys import Tape
 from tests.faults import oracles, work
-from tests.faults.injector import evicted, in_common
+from tests.faults.redis_faults import evicted, in_common
 from tests.faults.site import members
 from tests.redis_server import RedisServer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import os
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def space(trial: Any) -> dict[str, Any]:
         *({name: "x"} for name in ("seed", "deadline", "algorithm", "virtual_nodes", "precedent", "disruptions")),
         *({name: None} for name in ("evaluate_seconds", "checkpoint_bytes", "rehearsals", "start_seconds")),
     ],
-    ids=repr,
+    ids=lambda given: re.sub(" at 0x.*", "", repr(given)),
 )
 def test_preflight_names_what_means_nothing_and_what_would_never_end(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
