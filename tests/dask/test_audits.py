@@ -103,7 +103,7 @@ def test_an_idle_worker_audits_in_a_fresh_process_and_the_result_has_what_was_co
 @pytest.mark.ci
 def test_a_difference_ends_the_search_and_names_both_ways(tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
-    with pytest.raises(StateError, match=r"First trained from .* in a fresh process by an audit on worker tcp://"):
+    with pytest.raises(StateError, match=r"First trained from .* in a fresh process by an audit on worker inproc://"):
         search(Inexact(gate), gate, journal)
     [differs] = [fact for fact in read_facts(journal) if isinstance(fact, StateDiffers)]
     assert differs.where is not None and "total" in differs.where

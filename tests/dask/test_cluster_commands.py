@@ -19,6 +19,7 @@ from distributed.comm.tcp import convert_stream_closed_error
 from tornado.iostream import StreamClosedError
 from typer.testing import CliRunner
 
+from hpstage.checkpoints import host_memory
 from hpstage.cli.app import app
 from hpstage.cluster.commands import _innermost
 from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many
@@ -178,8 +179,8 @@ def test_each_worker_is_shown_one_device_in_turn() -> None:
         "3",
     ]
     assert environment_of(0, devices, hide=False)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert environment_of(0, [], hide=False) == {}
-    assert environment_of(0, [], hide=True) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert environment_of(0, [], hide=False, workers=4) == {host_memory.SHARERS: "4"}
+    assert environment_of(0, [], hide=True, workers=4) == {host_memory.SHARERS: "4", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_workers_that_share_a_device_know_how_many_they_are() -> None:
