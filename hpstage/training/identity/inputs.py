@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import content_of
 from hpstage.training.identity.placing import CODE, folder_of, from_code
-from hpstage.training.identity.watching import Watch, held_open, modified, of_children
+from hpstage.training.identity.watching import Watch, held_open, modified, not_inputs, of_children
 
 ABSENT = ""
 """The digest of what does not exist."""
@@ -77,7 +77,6 @@ class Inputs:
             self._watch.updated |= watch.updated
             self._watch.folders |= watch.folders
             self._watch.variables |= watch.variables
-            self._watch.others |= watch.others
 
     def news(self) -> dict[str, str]:
         """Return digests, by name, of the inputs that were read for the first time since the last call."""
@@ -106,7 +105,7 @@ class Inputs:
         held = set[str]()
         if self._looks:
             self._looks -= 1
-            held = held_open() - self._held - watch.others - {os.path.realpath(path) for path in watch.read}
+            held = held_open() - self._held - not_inputs - {os.path.realpath(path) for path in watch.read}
         for path in (*islice(watch.read, self._looked_at, None), *sorted(held)):
             place, at = os.path.abspath(path), modified(path)
             is_changed = at >= watch.began or (path in watch.updated and at != watch.read[path])

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
+from urllib.parse import unquote
 
 from hpstage.training.code.owner import of_user
 
@@ -53,7 +54,6 @@ class Watch:
         written: files and folders that were written or made.
         variables: environment variables that the user's code has read.
         exported: environment variables that were set.
-        others: files that were opened, but not for the user's code.
         shared: files that the user's code has read after they were written in earlier steps, as they were named.
         began: when it began, as modification times are given.
     """
@@ -65,7 +65,6 @@ class Watch:
         self.written: set[str] = set()
         self.variables: set[str] = set()
         self.exported: set[str] = set()
-        self.others: set[str] = set()
         self.shared: set[str] = set()
         self._first = self._step = 0  # when the first step that counts began, and the present one
         self._now: set[str] = set()  # absolute paths of what the present step has written
@@ -130,6 +129,8 @@ _current: Watch | None = None
 _last: Watch | None = None
 _children = -1
 """A file to which forked processes write what they read. It outlives its name; -1 before the hook is installed."""
+not_inputs: set[str] = set()
+"""Files that this process has opened, but not for the user's code."""
 _taken = 0  # bytes of it that were read
 _is_child = False
 
@@ -218,7 +219,8 @@ def _made(path: object, *_: object) -> None:
 def _connected(database: object, *_: object) -> None:
     text = _text(database)
     if text is not None and text != ":memory:":
-        _note(_UPDATED, text.removeprefix("file:").partition("?")[0])
+        is_url = text.startswith("file:")
+        _note(_UPDATED, unquote(text.removeprefix("file:").partition("?")[0]) if is_url else text)
 
 
 _EVENTS: dict[str, Any] = {
@@ -241,7 +243,10 @@ def _text(path: object) -> str | None:
 def _note(kind: str, path: object) -> None:
     watch, text = _current, _text(path)
     if watch is None:
-        _note_other(kind, text)
+        # What hpstage reads for itself between steps, such as a state that it fetches, may still be open while the next
+        # step is trained; as a database is that SQLite has closed while it has locks on it.
+        if text and kind in (_READ, _UPDATED) and len(not_inputs) < _MOST and not _for_user(sys._getframe(3)):
+            not_inputs.add(os.path.abspath(text))
         return
     if not text:
         return
@@ -250,16 +255,9 @@ def _note(kind: str, path: object) -> None:
     if watch.knows(kind, text):
         return
     if kind != _WRITTEN and (_is_systems(place) or not _for_user(sys._getframe(3))):
-        watch.others.add(place)
+        not_inputs.add(place)
         return
     _record(watch, kind, place if kind == _WRITTEN else text)
-
-
-def _note_other(kind: str, text: str | None) -> None:
-    """Note what hpstage reads for itself between steps, such as a state that it fetches: while the next step is
-    trained, it may still be open."""
-    if text and kind == _READ and _last is not None and len(_last.others) < _MOST and not _for_user(sys._getframe(4)):
-        _last.others.add(os.path.abspath(text))
 
 
 def _record(watch: Watch, kind: str, text: str) -> None:
