@@ -245,7 +245,7 @@ def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_pat
     assert keys_in(folder, plan.workload) == kept == set(plan_in(tmp_path).kept)
     assert not plan_in(tmp_path).drivers
     # The search was not over: what it needs has stayed, and the same call goes on with it.
-    assert row(done.output, "needed by searches")[0] > 0
+    assert row(done.output, "still needed")[0] > 0
     assert outcome(search(tmp_path, checkpoints=folder)) == undisturbed
 
 
@@ -279,7 +279,7 @@ def test_an_interrupted_search_goes_on_after_everything_unneeded_went(tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, callbacks=[stop])
     done = gc(tmp_path / "plan", "--budget", "0")
-    assert row(done.output, "after") == row(done.output, "needed by searches") != (0, 0)
+    assert row(done.output, "after") == row(done.output, "still needed") != (0, 0)
     assert outcome(search(tmp_path)) == undisturbed
 
 

@@ -99,7 +99,7 @@ def test_a_stage_in_the_midst_of_a_chain_is_verified_where_its_values_are_others
     ((chain, first), (same, second)) = search([{"a": s.piecewise({0: 1, 6: 0.5})}], workers=1)
     assert (first, second) == ((("a", "1"),), (("a", "< 1, changed"),))
     assert chain == same
-    assert len(search([{"a": s.piecewise({0: 0.5, 6: 0.25})}], workers=1)) == 1
+    assert len(search([{"a": s.piecewise({0: 0.5, 4: 0.25, 8: 0.125})}], workers=1)) == 2  # before and after a change
 
 
 def test_what_an_earlier_call_has_verified_is_not_verified_again() -> None:
