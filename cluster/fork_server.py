@@ -138,7 +138,7 @@ class Forked:
         # The server reaps it, so that its number may be another process's; and the server may be stopped.
         try:
             self._handle = os.pidfd_open(pid)
-        except ProcessLookupError:  # how it has ended is told next
+        except ProcessLookupError:  # the server reports next how it has ended
             self._handle = -1
         else:
             weakref.finalize(self, os.close, self._handle)

@@ -80,7 +80,7 @@ class Inbox:
 
     def join(self, worker: WorkerId, incarnation: str, lanes: int = 1) -> list[ChainId]:
         """Add a worker that trains so many chains side by side; return the chains lost with an earlier incarnation of
-        which nobody has said yet that it left."""
+        which no departure has been reported yet."""
         with self._changed:
             lost: list[ChainId] = []
             if worker in self._workers:

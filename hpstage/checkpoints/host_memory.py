@@ -1,6 +1,6 @@
 """Memory that is really there: of the host, and of the control groups of this process (a container, a job of Slurm's).
 
-Linux tells it; elsewhere nothing is known, and a process takes what it is allowed.
+Linux reports it; elsewhere nothing is known, and a process takes what it is allowed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HostMemory:
 
     Args:
         sharers: how many there are; by default as its variable says.
-        proc, groups: where Linux tells it.
+        proc, groups: where Linux reports it.
     """
 
     def __init__(

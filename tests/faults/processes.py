@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tests.faults.injector import Injector
 
 HOUR = 3600.0
-_MEMORY = "/sys/fs/cgroup/memory"
 
 
 class Processes:
@@ -75,24 +74,6 @@ class Processes:
         for number in range(8):
             self._at.later(0.3 * number, partial(_signal, pid, signal.SIGSTOP))
             self._at.later(0.3 * number + 0.2, partial(_signal, pid, signal.SIGCONT))
-        return f"of {name} ({pid})"
-
-    def _run_out_of_memory(self) -> str | None:
-        """The kernel kills a training process for want of memory, in a control group of its own."""
-        training = self._training()
-        if training is None or not can_limit_memory():
-            return None
-        name, pid = training
-        group = Path(_MEMORY) / f"hpstage-chaos-{pid}"
-        group.mkdir(exist_ok=True)
-        try:
-            (group / "cgroup.procs").write_text(str(pid))
-            (group / "memory.force_empty").write_text("0") if (group / "memory.force_empty").exists() else None
-            (group / "memory.limit_in_bytes").write_text("4M")
-        except OSError:  # it has ended, or the kernel could not take that much from it
-            return None
-        finally:
-            self._at.later(3.0, partial(_remove, group))
         return f"of {name} ({pid})"
 
     def _signal_fork_server(self, number: int) -> str | None:
@@ -198,7 +179,6 @@ class Processes:
         "training process frozen": lambda self: self._signal_training_process(signal.SIGSTOP),
         "training process stutters": _stutter,
         "training processes killed twice": _kill_all_training_processes,
-        "out of memory": _run_out_of_memory,
         "fork server killed": lambda self: self._signal_fork_server(signal.SIGKILL),
         "fork server frozen": lambda self: self._signal_fork_server(signal.SIGSTOP),
         "driver killed": lambda self: self._kill_driver(0.0),
@@ -242,17 +222,3 @@ def _parent(pid: int) -> int:
 def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def can_limit_memory() -> bool:
-    """Whether this user may make control groups that limit memory, as the first version of them has it."""
-    return os.access(_MEMORY, os.W_OK) and (Path(_MEMORY) / "memory.limit_in_bytes").exists()
-
-
-def _remove(group: Path) -> None:
-    """Remove a control group; a process that is in it moves out."""
-    for pid in (group / "cgroup.procs").read_text().split():
-        with suppress(OSError):
-            (Path(_MEMORY) / "cgroup.procs").write_text(pid)
-    with suppress(OSError):
-        group.rmdir()

@@ -113,7 +113,7 @@ class Redis:
         return f"{{{self._at.site.prefix}}}:log"
 
     def _without_log(self, *command: str | int) -> str | None:
-        if self._is_frozen or self._is_to_lose or len(self._journal()) < 20:
+        if self._is_frozen or self._is_short or self._is_to_lose or len(self._journal()) < 20:
             return None
         self._is_to_lose = True
         with self._at.site.redis.client() as client, client.pipeline(transaction=True) as both:
@@ -125,7 +125,7 @@ class Redis:
         return f"for {seconds:.1f} s"
 
     def _put_back_log(self, copy: bytes) -> None:
-        if self._is_frozen:
+        if self._is_frozen or self._is_short:
             self._at.later(0.2, partial(self._put_back_log, copy))
             return
         with self._at.site.redis.client() as client:
@@ -159,7 +159,7 @@ class Redis:
     def _spoil_snapshot(self) -> str | None:
         """What a snapshot says must never be believed beyond its checksums."""
         key = f"{{{self._at.site.prefix}}}:snapshot"
-        if self._is_frozen:
+        if self._is_frozen or self._is_short:
             return None
         with self._at.site.redis.client() as client:
             content = client.hget(key, "0")
