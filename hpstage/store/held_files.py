@@ -59,6 +59,9 @@ class HeldFiles:
         try:
             connection = sqlite3.connect(f"{self._path.as_uri()}?mode=ro&immutable=1", uri=True)
             try:
+                # As long as somebody reads, the last pages may be in the write-ahead log alone. The database is then
+                # shorter than its header says, which SQLite refuses otherwise; the pages read here never change.
+                connection.execute("PRAGMA writable_schema = ON")
                 (found,) = connection.execute("SELECT id FROM generation").fetchone()
             finally:
                 connection.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -84,6 +86,22 @@ def test_an_older_copy_that_is_written_over_the_file_is_noticed(tmp_path: Path) 
     with pytest.raises(StoreError, match="written over"):
         with_much.append([b"more"])
     with_much.close()
+
+
+def test_records_that_a_reader_keeps_in_the_log_are_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "plan.sqlite"
+    journal = SQLiteJournal(path)
+    journal.append([bytes(1000)] * 40)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM log").fetchone()
+        journal.append([b"to the last page"])
+        with closing(sqlite3.connect(path)) as mover:
+            _, pages, moved = mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        assert moved < pages, "the database is whole: the test shows nothing"
+        journal.append([b"more"])
+    assert len(journal) == 42
+    journal.close()
 
 
 def test_what_was_moved_is_put_back_and_read_on(tmp_path: Path) -> None:
