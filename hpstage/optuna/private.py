@@ -7,13 +7,16 @@ storages take, a storage put before a study's own, a trial whose values are draw
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, BinaryIO
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GridSampler
 from optuna.storages import BaseStorage, _CachedStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, Trial
 
@@ -137,6 +140,34 @@ def behind(storage: BaseStorage) -> BaseStorage | None:
 def url_of_journal(storage: BaseStorage) -> object:
     """Of a journal on Redis."""
     return getattr(getattr(storage, "_backend", None), "_url", None)
+
+
+def cut_torn_line(storage: BaseStorage) -> None:
+    """Remove what a write that failed midway (a full disk, a power cut) has left at the end of a journal's file.
+
+    A line without an end was never acknowledged. Optuna appends to it, and can read the file no more.
+    """
+    backend = getattr(storage, "_backend", None)
+    if not isinstance(backend, JournalFileBackend):
+        return
+    with suppress(OSError), open(backend._file_path, "r+b") as file:  # whoever reads or writes next is told
+        if not _is_torn(file):
+            return
+        backend._lock.acquire()
+        try:
+            if _is_torn(file):  # not by another process that is writing
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        finally:
+            backend._lock.release()
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    size = file.seek(0, os.SEEK_END)
+    if not size:
+        return False
+    file.seek(size - 1)
+    return file.read(1) != b"\n"
 
 
 def table_of_attributes() -> Any:

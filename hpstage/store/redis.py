@@ -235,8 +235,8 @@ class RedisJournal(Store):
             raise self._gone()
         if answer == [b"trimmed"]:
             raise StoreError(
-                f"{self._where} has lost records that were in it: somebody has removed entries of {self._keys[0]} "
-                f"(XTRIM, XDEL); restore a copy of it, or choose another prefix"
+                f"{self._where} has lost records that were in it: somebody has removed {self._keys[0]} or entries "
+                f"of it (DEL, XTRIM, XDEL); restore a copy of it, or choose another prefix"
             )
         return answer
 

@@ -2,8 +2,9 @@
 
 Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0`` and holds the record
 followed by its hash (see :class:`hpstage.store.cursor.Cursor`); ``about``, a hash with the store's format, id, last
-token and clock; ``handles``, a hash from open handles to their last append; ``leases``, a hash from names to ``token
-expiry owner``; ``snapshot``, a hash with the id of a snapshot, the number of its parts, and each part by its index.
+token, clock, and whether the log was ever appended to; ``handles``, a hash from open handles to their last append;
+``leases``, a hash from names to ``token expiry owner``; ``snapshot``, a hash with the id of a snapshot, the number of
+its parts, and each part by its index.
 
 For Redis 6.2: no functions, and no write command before one that a server without memory refuses, since only the first
 write of a script is refused when memory is short.
@@ -69,7 +70,7 @@ local function hash_of(position)
 end
 """
 
-# The log is whole as long as its last entry that there ever was is as many as it has: not after XTRIM or XDEL.
+# The log is whole as long as its last entry that there ever was is as many as it has: not after XTRIM, XDEL or DEL.
 _LENGTH = """
 local length = 0
 if redis.call('EXISTS', log) == 1 then
@@ -77,6 +78,8 @@ if redis.call('EXISTS', log) == 1 then
   for i = 1, #info, 2 do about_log[info[i]] = info[i + 1] end
   length = about_log['length']
   if about_log['last-generated-id'] ~= string.format('%.0f-0', length) then return {'trimmed'} end
+elseif redis.call('HEXISTS', about, 'begun') == 1 then
+  return {'trimmed'}
 end
 """
 
@@ -160,6 +163,7 @@ if expected and expected ~= length then return {{'refused'}} end
 local hash = expected and ARGV[5] or hash_of(length)
 local position = string.format('%.0f', length)
 redis.call('HSET', handles, ARGV[2], ARGV[3] .. ' ' .. position)
+if length == 0 and #ARGV >= record then redis.call('HSET', about, 'begun', '1') end
 for i = record, #ARGV do
   hash = string.sub(redis.sha1hex(hash .. ARGV[i]), 1, {HASH_LENGTH})
   redis.call('XADD', log, string.format('%.0f-0', length + 1 + i - record), 'r', ARGV[i] .. hash)

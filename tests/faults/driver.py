@@ -29,6 +29,7 @@ from optuna.trial import TrialState
 import hpstage
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import CheckpointError, ClusterError, StoreError
+from hpstage.optuna.private import cut_torn_line
 from hpstage.store import Cursor, RedisJournal
 from hpstage.store.journal import NO_FENCES
 from tests.faults import work
@@ -50,7 +51,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     seed: int
     trials: int
-    folder: str  # for the study, what it found, and what tells of its work
+    folder: str  # for what it found, and what tells of its work
+    studies: str  # the folder of the study
     pause: float = 0.0
     poison: tuple[int, ...] = (0,)
     deadly: int = 30
@@ -62,6 +64,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return f"{self.kind}-{self.round}"
+
+    @property
+    def study(self) -> Path:
+        return Path(self.studies) / f"{self.name}.log"
 
     @property
     def found(self) -> Path:
@@ -101,14 +107,18 @@ class Noting(RedisJournal):
 
 def search(task: Task) -> None:
     folder = Path(task.folder)
-    lock = JournalFileOpenLock(str(folder / f"{task.name}.log"), grace_period=4)  # a killed one leaves it behind
-    study = optuna.create_study(
-        study_name=task.name,
-        storage=JournalStorage(JournalFileBackend(str(folder / f"{task.name}.log"), lock_obj=lock)),
-        sampler=work.sampler(task.kind, task.seed),
-        direction="maximize",
-        load_if_exists=True,
-    )
+    storage = storage_of(task)
+    try:
+        study = optuna.create_study(
+            study_name=task.name,
+            storage=storage,
+            sampler=work.sampler(task.kind, task.seed),
+            direction="maximize",
+            load_if_exists=True,
+        )
+    except OSError as error:  # Optuna's own, before hpstage is called
+        cut_torn_line(storage)
+        raise StoreError(f"the study cannot be made: {error}") from error
     call: dict[str, Any] = {
         "metric": task.metric,
         "steps": work.STEPS,
@@ -133,6 +143,11 @@ def search(task: Task) -> None:
                 )
         journal.close()
     dump(study, task.found)
+
+
+def storage_of(task: Task) -> JournalStorage:
+    lock = JournalFileOpenLock(str(task.study), grace_period=4)  # a killed one leaves it behind
+    return JournalStorage(JournalFileBackend(str(task.study), lock_obj=lock))
 
 
 @contextmanager

@@ -10,13 +10,20 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from tests.faults.processes import Processes
+from tests.faults.memory_group import can_limit
+from tests.faults.processes import OUT_OF_MEMORY, Processes
 from tests.faults.redis_faults import Redis
-from tests.faults.site import Process, Site
-from tests.faults.storage import Storage
+from tests.faults.site import Process, Site, can_mount
+from tests.faults.storage import DISKS, Storage
 
 _PARTS = (Processes, Redis, Storage)
 KINDS = tuple(kind for part in _PARTS for kind in part.ACTS)
+
+
+def impossible() -> dict[str, str]:
+    """Kinds that this user cannot cause, and why."""
+    found = {} if can_mount() else dict.fromkeys(DISKS, "this user may not mount a disk to fill")
+    return found if can_limit() else found | {OUT_OF_MEMORY: "this user may not limit the memory of processes"}
 
 
 class Injector:

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tests.faults.another_version import REFUSED
+from tests.faults.memory_group import MemoryGroup
 from tests.faults.site import LEASE, WORKER_TTL, members
 
 if TYPE_CHECKING:
     from tests.faults.injector import Injector
 
 HOUR = 3600.0
+OUT_OF_MEMORY = "training process out of memory"
 
 
 class Processes:
     def __init__(self, injector: Injector) -> None:
         self._at = injector
+        self._is_exhausted = False
 
     def _signal_worker(self, number: int) -> str | None:
         worker = self._at.pick(self._at.site.workers)
@@ -64,6 +67,24 @@ class Processes:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return len(pids)
+
+    def _exhaust_memory(self) -> str | None:
+        """The kernel kills a training process that allocates more than its control group may have."""
+        training = self._training()
+        if training is None or self._is_exhausted:
+            return None
+        name, pid = training
+        group = MemoryGroup(f"hpstage-chaos-{os.getpid()}-{pid}", 64 << 20)
+        with suppress(ProcessLookupError):
+            group.add(pid)
+        self._at.site.make_hungry(pid)
+        self._is_exhausted = True
+        self._at.later(5.0, partial(self._free_memory, group))
+        return f"of {name} ({pid})"
+
+    def _free_memory(self, group: MemoryGroup) -> None:
+        group.close()
+        self._is_exhausted = False
 
     def _stutter(self) -> str | None:
         """A training process that is stopped for a moment again and again, but never for long."""
@@ -177,6 +198,7 @@ class Processes:
         "training process killed": lambda self: self._signal_training_process(signal.SIGKILL),
         "training process aborted": lambda self: self._signal_training_process(signal.SIGABRT),
         "training process frozen": lambda self: self._signal_training_process(signal.SIGSTOP),
+        OUT_OF_MEMORY: _exhaust_memory,
         "training process stutters": _stutter,
         "training processes killed twice": _kill_all_training_processes,
         "fork server killed": lambda self: self._signal_fork_server(signal.SIGKILL),

@@ -105,6 +105,9 @@ class Redis:
         """Somebody removes the plan's first records, and puts them back after a while."""
         return self._without_log("XTRIM", self._log, "MAXLEN", 3)
 
+    def _delete_log(self) -> str | None:
+        return self._without_log("DEL", self._log)
+
     def _delete_records(self) -> str | None:
         return self._without_log("XDEL", self._log, f"{self._at.rng.randrange(1, 20)}-0")
 
@@ -177,5 +180,6 @@ class Redis:
         "records lost": _save_records,
         "records trimmed": _trim,
         "record deleted": _delete_records,
+        "plan deleted": _delete_log,
         "snapshot flipped": _spoil_snapshot,
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.driver import Task
+from tests.faults.grind import HUNGRY
 from tests.redis_server import RedisServer, executable
 
 ROOT = Path(__file__).parents[2]
@@ -75,11 +76,12 @@ class Site:
     """All processes of a soak or a test, in one folder; use it as a context."""
 
     def __init__(self, folder: Path, *, workers: int = 2, space: int = 0) -> None:
-        """``space``: bytes of a disk of its own for the checkpoints (needs root)."""
+        """``space``: bytes of disks of their own for the checkpoints and the studies (needs root)."""
         program = executable()
         assert program is not None, "no redis-server"
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
+        self.studies = folder / "studies"
         self.places = folder / "places"  # a folder for each process to run in, with a link to the checkpoints
         self.prefix = "chaos"
         self.redis = RedisServer(program, folder / "redis")
@@ -88,7 +90,7 @@ class Site:
         self.started: Counter[str] = Counter()  # processes, by their names
         self._count = workers
         self._space = space
-        self._mounted = False
+        self._mounted: list[Path] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port: int = probe.getsockname()[1]
@@ -101,12 +103,13 @@ class Site:
     def __enter__(self) -> Site:
         (self.folder / "logs").mkdir(parents=True)
         self.checkpoints.mkdir()
+        self.studies.mkdir()
         self.places.mkdir()
         try:
-            if self._space:
-                options = ["-t", "tmpfs", "-o", f"size={self._space}", "tmpfs", str(self.checkpoints)]
+            for place in (self.checkpoints, self.studies) if self._space else ():
+                options = ["-t", "tmpfs", "-o", f"size={self._space}", "tmpfs", str(place)]
                 subprocess.run(["mount", *options], check=True, capture_output=True)
-                self._mounted = True
+                self._mounted.append(place)
             self.redis.start()
             self.start_scheduler()
             self.workers = [self._worker(index) for index in range(self._count)]
@@ -119,9 +122,8 @@ class Site:
         self.stop_cluster()
         self.redis.kill()
         self._end(self.processes)
-        if self._mounted:
-            subprocess.run(["umount", "-l", str(self.checkpoints)], check=True)
-            self._mounted = False
+        while self._mounted:
+            subprocess.run(["umount", "-l", str(self._mounted.pop())], check=True)
 
     def spawn(self, name: str, words: list[str], *, clock: float = 0.0, **environment: str) -> Process:
         self.started[name] += 1
@@ -177,6 +179,12 @@ class Site:
         aside.write_text("" if seconds is None else str(seconds))
         aside.replace(pause)
 
+    def make_hungry(self, pid: int) -> None:
+        """The next step of this process allocates far more than it needs."""
+        aside = self.folder / "work" / "hungry.part"
+        aside.write_text(str(pid))
+        aside.replace(aside.with_name(HUNGRY))
+
     def misplaced(self) -> list[Path]:
         """What was written into the empty folders."""
         return sorted(self.places.glob("*/empty/**/*"))
@@ -230,6 +238,7 @@ class Site:
             kind=kind,
             round=round,
             folder=str(folder),
+            studies=str(self.studies),
             scheduler=self.address,
             redis=self.redis.url,
             prefix=self.prefix,
@@ -247,6 +256,7 @@ class Site:
             seed=task.seed,
             trials=task.trials,
             folder=str(folder),
+            studies=str(folder),
             poison=task.poison,
             deadly=-1,
         )
@@ -257,7 +267,7 @@ class Site:
 
     def logs_of_studies(self) -> list[Path]:
         """The files of Optuna's storages."""
-        return sorted((self.folder / "work").glob("*.log"))
+        return sorted(self.studies.glob("*.log"))
 
     def published(self) -> list[Path]:
         """The folders of checkpoints."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from optuna.storages.journal import JournalFileOpenLock
@@ -14,36 +15,36 @@ from tests.faults.spoiling import SPOILING, spoil
 if TYPE_CHECKING:
     from tests.faults.injector import Injector
 
-DISK = "disk full"
+DISKS = ("disk full", "disk of studies full")
 
 
 class Storage:
     def __init__(self, injector: Injector) -> None:
         self._at = injector
-        self._disk_is_full = False
+        self._full: set[Path] = set()  # disks
         self._is_away = False
         self._cut_off: set[str] = set()  # workers that cannot use the checkpoints
         self._locked: set[str] = set()  # studies
 
-    def _fill_disk(self) -> str | None:
-        if self._disk_is_full:
+    def _fill_disk(self, place: Path) -> str | None:
+        if place in self._full:
             return None
-        filler = self._at.site.checkpoints / ".filler"
+        filler = place / ".filler"
         with filler.open("wb", buffering=0) as file:
-            for size in (1 << 20, 1 << 12):
+            for size in (1 << 20, 1 << 12, 1):
                 try:
                     while True:
                         file.write(bytes(size))
                 except OSError:
                     continue  # full: on with smaller pieces
-        self._disk_is_full = True
+        self._full.add(place)
         seconds = self._at.rng.uniform(0.5, 2.0)
-        self._at.later(seconds, self._free_disk)
+        self._at.later(seconds, partial(self._free_disk, place))
         return f"for {seconds:.1f} s"
 
-    def _free_disk(self) -> None:
-        (self._at.site.checkpoints / ".filler").unlink()
-        self._disk_is_full = False
+    def _free_disk(self, place: Path) -> None:
+        (place / ".filler").unlink()
+        self._full.discard(place)
 
     def _cut_off_worker(self, how: Callable[[str], Callable[[], None]]) -> str | None:
         worker = self._at.pick([worker for worker in self._at.site.workers if worker.name not in self._cut_off])
@@ -113,7 +114,8 @@ class Storage:
 
     ACTS: ClassVar[dict[str, Callable[[Storage], str | None]]] = {
         **{f"checkpoint {how}": lambda self, how=how: self._damage(how) for how in SPOILING},
-        DISK: _fill_disk,
+        DISKS[0]: lambda self: self._fill_disk(self._at.site.checkpoints),
+        DISKS[1]: lambda self: self._fill_disk(self._at.site.studies),
         "credentials refused": lambda self: self._cut_off_worker(self._refuse),
         "mount missing": lambda self: self._cut_off_worker(self._unmount),
         "storage away": _take_storage_away,

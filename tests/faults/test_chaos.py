@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.injector import KINDS
-from tests.faults.site import Site, can_mount
+from tests.faults.injector import KINDS, impossible
+from tests.faults.site import Site
 from tests.faults.soak import Soak
-from tests.faults.storage import DISK
+from tests.faults.storage import DISKS
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_breaks_studies_end_as_if_nothing_had(redis_program: str, tmp_path: Path, seed: int) -> None:
-    kinds = set(KINDS) - (set() if can_mount() else {DISK})
-    with Site(tmp_path / "soak", workers=3, space=32 << 20 if DISK in kinds else 0) as site:
+    kinds = set(KINDS) - impossible().keys()
+    with Site(tmp_path / "soak", workers=3, space=32 << 20 if kinds.intersection(DISKS) else 0) as site:
         outcome = Soak(site, seed=seed, kinds=kinds).run(30.0)
     assert not outcome.violations, "\n".join([*outcome.story, *outcome.violations])
     assert outcome.rounds >= 1 and sum(outcome.faults.values()) >= 8

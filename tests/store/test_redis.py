@@ -462,6 +462,17 @@ def test_records_that_were_deleted_are_missed(shared_redis: RedisServer) -> None
             journal.read()
 
 
+def test_a_log_that_was_deleted_is_not_begun_anew(shared_redis: RedisServer) -> None:
+    with closing(RedisJournal(shared_redis.url, prefix="deleted")) as journal, shared_redis.client() as client:
+        assert journal.read() == []
+        journal.append([b"a"])
+        client.delete("{deleted}:log")
+        with closing(RedisJournal(shared_redis.url, prefix="deleted")) as other:
+            for use in (other.read, lambda: other.append([b"b"]), journal.read):
+                with pytest.raises(StoreError, match=r"has lost records .*DEL"):
+                    use()
+
+
 # --- addresses, passwords, TLS ------------------------------------------------------------------------------
 
 PASSWORD = "s3cret/@:#x"

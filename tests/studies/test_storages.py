@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 import sqlite3
 import threading
 import time
@@ -246,6 +247,39 @@ def test_a_full_disk_under_a_database_is_named_and_the_next_call_goes_on(tmp_pat
     storage.engine.dispose()
     result = run(study, algorithm=SuccessiveHalving(2, 2), store=tmp_path / "plan", n_trials=40)
     assert all(trial.state.is_finished() for trial in result.study.trials)
+
+
+@pytest.mark.parametrize("room", [1, 100, 1000])
+def test_a_full_disk_under_a_journal_is_named_and_the_next_call_goes_on(tmp_path: Path, room: int) -> None:
+    path, store = tmp_path / "optuna.log", MemoryJournal()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 1:  # the next lines are written in part
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, limits[1]))
+
+    def study() -> optuna.Study:
+        return create(JournalStorage(JournalFileBackend(str(path))), load_if_exists=True)
+
+    try:
+        with pytest.raises(StoreError, match=r"cannot be written \(.*\): fix that and run the same command"):
+            run(study(), algorithm=SuccessiveHalving(2, 2), store=store, callbacks=[fill])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run(study(), algorithm=SuccessiveHalving(2, 2), store=store)
+    expected = create(InMemoryStorage())
+    run(expected, algorithm=SuccessiveHalving(2, 2))
+    assert outcome(study()) == outcome(expected)
+
+
+def test_half_a_line_at_the_end_of_a_journal_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "optuna.log"
+    study = create(JournalStorage(JournalFileBackend(str(path))))
+    with path.open("a") as file:
+        file.write('{"op_code":4,"worker')
+    run(study)
+    again = optuna.load_study(study_name="x", storage=JournalStorage(JournalFileBackend(str(path))))
+    assert len(again.trials) == 10
 
 
 def test_a_storage_that_answers_and_refuses_to_write_ends_the_call_with_the_remedy(
