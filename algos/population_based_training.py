@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting, Trials
 from hpstage.algos.explore import explore, pick
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import number, several, whole
+
+# How often parameters are drawn again that the space rejects, before those of the donor are kept.
+_REDRAWS = 10
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class PopulationBasedTraining(Algorithm):
     Exploring resamples a parameter from its distribution, or multiplies it by one of the factors and clips it to its
     range. Integers and values with steps move by at least one step, a choice among numbers to the next larger or
     smaller one; other choices change only when resampled. Exploring a parameter that acts only before the fork has no
-    effect.
+    effect. A range that depends on other parameters is that of the fork. If the space rejects the explored parameters
+    (``raise optuna.TrialPruned``), they are explored again, up to ten times; then the donor's are kept.
 
     Synchronous, as in Ray Tune with ``synch=True``: in the paper each member, when ready, is compared with the last
     reports of the others. Here a round is decided when all its members have been told, so that one seed gives the
@@ -170,10 +176,18 @@ class _PopulationSearch(Search):
         algorithm = self._algorithm
         rng = Random(f"{algorithm.seed}/{decided}/{place}")
         donor = pick(donors, rng)
-        params = explore(
-            self._trials.params(donor),
-            perturbation_factors=algorithm.perturbation_factors,
-            resample_probability=algorithm.resample_probability,
-            rng=rng,
-        )
-        return Fork(donor, self._steps[decided], params)
+        params = self._trials.params(donor)
+        explored = [
+            explore(
+                params,
+                perturbation_factors=algorithm.perturbation_factors,
+                resample_probability=algorithm.resample_probability,
+                rng=rng,
+            )
+            for _ in range(1 + _REDRAWS)
+        ]
+        tried: list[Mapping[str, Any]] = []
+        for one in (*explored, {name: value for name, (value, _) in params.items()}):
+            if one not in tried:
+                tried.append(one)
+        return Fork(donor, self._steps[decided], tried[0], tuple(tried[1:]))

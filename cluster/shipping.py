@@ -46,7 +46,8 @@ def pack(trainable: object, libraries: Collection[str]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Pickles modules of classes of their own, as in ``torch.backends``, by name, too."""
+    """Pickles modules of classes of their own, as in ``torch.backends``, by name, too. Classes that are sent whole keep
+    their qualified names, by which their code is known: those of classes in functions and in other classes."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -54,7 +55,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             name = vars(obj).get("__name__")
             if sys.modules.get(name) is obj:
                 return importlib.import_module, (name,)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            attributes, _ = reduced[2]
+            attributes["__qualname__"] = obj.__qualname__
+        return reduced
 
 
 def _dumps(value: object) -> bytes:

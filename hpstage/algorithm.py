@@ -10,7 +10,7 @@ look-ups, so that an interrupted search is resumed by replay: targets trained be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,12 +34,15 @@ class Ask:
 class Fork:
     """Propose a trial that equals trial ``donor`` up to ``step``, and the space's trial under ``params`` from there on.
 
-    It is in addition to the ``n_trials`` that the sampler proposes, and is passed to :meth:`Search.forked`.
+    It is in addition to the ``n_trials`` that the sampler proposes, and is passed to :meth:`Search.forked`. Values
+    outside the range that the space suggests them in are clipped to it. If the space rejects ``params``, the
+    ``alternatives`` are tried in order.
     """
 
     donor: int
     step: int
     params: Mapping[str, Any]
+    alternatives: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar, Schedule
-from hpstage.schedule.space import Described, Space, describe, points_of
+from hpstage.schedule.space import Described, Space, describe
 
 _DRAWN = 16
 _STEPS = 8
@@ -43,14 +43,12 @@ def draw(space: Space, steps: int | None, seed: int) -> Trials:
     import optuna
 
     from hpstage.optuna.quiet import quiet_optuna
+    from hpstage.optuna.stand_in import described_trials
 
     with quiet_optuna():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    points = points_of(space)[:_DRAWN]
-    for point in points:
-        study.enqueue_trial(point)
-    drawn = [study.ask() for _ in points or range(_DRAWN)]
-    near = [describe(space, trial, _NEAR + _BEYOND, cut=True) for trial in drawn]
+    found = list(described_trials(study, space, _NEAR + _BEYOND, _DRAWN))
+    drawn, near = [trial for trial, _ in found], [described for _, described in found]
     joints = [first_joint(trial.schedules) for trial in near]
     first = min(range(len(drawn)), key=lambda index: joints[index] or _NEAR + 1)
     if steps is None:

@@ -31,6 +31,18 @@ def takes(distribution: BaseDistribution, value: Any) -> bool:
         return False
 
 
+def within(distribution: BaseDistribution, value: Any) -> Any:
+    """Return the value that the distribution can take which is nearest to a number; of others, ``None``."""
+    if takes(distribution, value):
+        return value
+    if isinstance(distribution, CategoricalDistribution) or isinstance(value, bool | str | None):
+        return None
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    steps = 0 if step is None else round((min(max(value, low), high) - low) / step)
+    return min(max(value, low), high) if step is None else min(low + steps * step, high)
+
+
 def parting(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: int) -> int:
     """Return the first step below ``steps`` at which any value differs, else ``steps``."""
     if a.keys() != b.keys():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from hpstage.errors import UsageError
 from hpstage.optuna import private
+from hpstage.optuna.attributes import drop_user_attrs
 from hpstage.optuna.identity import study_identity
+from hpstage.optuna.influence import within
 
 # Attributes that a grid sampler sets on its trials, and their values for a trial that is not a point of the grid.
 _OF_GRID = ("grid_id", "search_space")
@@ -32,8 +34,8 @@ _GROWN = {"hpstage:donor", "hpstage:extends"}
 _NO_ATTRS: Mapping[str, Any] = {}
 
 
-class BecameAnother(Exception):
-    """A recreated trial has different parameters than before."""
+class BecameAnother(BaseException):
+    """A recreated trial has different parameters than before. Passes through whatever the user's space catches."""
 
 
 class _MadeAgain:
@@ -52,6 +54,21 @@ class _MadeAgain:
             self._storage.set_trial_param(trial_id, name, value, distribution)
         elif known != distribution or known.to_internal_repr(self._cut_off.params[name]) != value:
             raise BecameAnother
+
+
+class _Noting:
+    """A storage wrapper that writes down which user attributes are set."""
+
+    def __init__(self, storage: BaseStorage, noted: dict[str, None]) -> None:
+        self._storage = storage
+        self._noted = noted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._storage.set_trial_user_attr(trial_id, key, value)
+        self._noted[key] = None
 
 
 class Ledger:
@@ -109,10 +126,11 @@ class Ledger:
         """Return a new trial whose parameters the sampler suggests, or the next one in the queue.
 
         Like ``study.ask()``, except that the trial has its attributes before it is running: if this process dies here,
-        the next one recognizes the trial by them.
+        the next one recognizes the trial by them. What a queued trial brings along of another's story is dropped.
         """
         for queued in [*self._withdrawn_first(), *self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]:
             queued_id = private.id_of(queued)
+            self.drop(queued_id, [name for name in queued.user_attrs if name.startswith("hpstage:")])
             self.note(queued_id, attrs)
             if self._storage.set_trial_state_values(queued_id, TrialState.RUNNING):
                 return Trial(self.study, queued_id)
@@ -186,17 +204,18 @@ class Ledger:
         return found
 
     def fork(self, params: Mapping[str, Any], attrs: Mapping[str, Any]) -> Trial:
-        """Create a running trial with the given parameters; the sampler suggests any others."""
+        """Create a running trial with the given parameters, clipped to the ranges that they are suggested in. The
+        sampler suggests any others."""
         notes = {"fixed_params": dict(params)}
         if isinstance(samplers(self.study)[-1], GridSampler):
             notes |= _NO_POINT
-        return Trial(self.study, self._create(system_attrs=notes, user_attrs=dict(attrs)))
+        return private.Forked(self.study, self._create(system_attrs=notes, user_attrs=dict(attrs)), within)
 
-    def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any], metrics: Mapping[str, float]) -> FrozenTrial:
-        """Create a running trial with the parameters, values and user attributes of a finished one, except its
-        ``metrics``, since Optuna does not allow changing that one."""
+    def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any], measured: Set[str]) -> FrozenTrial:
+        """Create a running trial with the parameters, values and user attributes of a finished one, except those that
+        were ``measured``, since Optuna does not allow changing that one."""
         attributes = finished.user_attrs.items()
-        own = {n: v for n, v in attributes if not n.startswith("hpstage:") and (n not in metrics or v != metrics[n])}
+        own = {name: v for name, v in attributes if not name.startswith("hpstage:") and name not in measured}
         made = self._create(
             params=finished.params,
             distributions=finished.distributions,
@@ -209,6 +228,16 @@ class Ledger:
     def _create(self, **fields: Any) -> int:
         template = create_trial(state=TrialState.RUNNING, **fields)
         return self._storage.create_new_trial(private.id_of_study(self.study), template_trial=template)
+
+    @contextmanager
+    def noting(self, trial: Trial, noted: dict[str, None]) -> Iterator[None]:
+        """Add the names of the user attributes that are set on the trial meanwhile to ``noted``."""
+        storage = trial.storage
+        trial.storage = _Noting(storage, noted)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            trial.storage = storage
 
     # --- trials interrupted during creation ---------------------------------------------------------------
 
@@ -225,7 +254,9 @@ class Ledger:
         The trial raises :class:`BecameAnother` if they do not.
         """
         storage = _MadeAgain(self._storage, cut_off)
-        return private.unasked(self.study, private.id_of(cut_off), storage)  # type: ignore[arg-type]
+        id, forked = private.id_of(cut_off), "hpstage:donor" in cut_off.user_attrs
+        trial = private.Forked(self.study, id, within) if forked else Trial(self.study, id)
+        return private.unasked(trial, storage)  # type: ignore[arg-type]
 
     def check_made_again(self, trial: Trial, cut_off: FrozenTrial) -> None:
         """Raise :class:`BecameAnother` unless all earlier parameters were suggested again."""
@@ -245,6 +276,10 @@ class Ledger:
         """Set user attributes of an unfinished trial."""
         for name, value in attrs.items():
             self._storage.set_trial_user_attr(storage_id, name, value)
+
+    def drop(self, storage_id: int, names: Iterable[str]) -> None:
+        """Remove user attributes of an unfinished trial."""
+        drop_user_attrs(self._storage, storage_id, list(names))
 
     def report(self, storage_id: int, step: int, value: float) -> None:
         """Set the intermediate value at ``step``."""

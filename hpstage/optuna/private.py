@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GridSampler
-from optuna.storages import BaseStorage, _CachedStorage
+from optuna.storages import BaseStorage, InMemoryStorage, _CachedStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, Trial
@@ -88,14 +88,30 @@ def set_running(study: optuna.Study, running: bool) -> None:
     study._thread_local.in_optimize_loop = running
 
 
-def unasked(study: optuna.Study, trial_id: int, storage: BaseStorage) -> Trial:
-    """A trial of the study as if it had no parameters yet, which writes to ``storage``."""
-    trial = Trial(study, trial_id)
+def unasked(trial: Trial, storage: BaseStorage) -> Trial:
+    """The trial as if it had no parameters yet, which writes to ``storage``."""
     fresh = copy.copy(trial._cached_frozen_trial)
     fresh.params, fresh.distributions = {}, {}
     trial._cached_frozen_trial = fresh
     trial.storage = storage
     return trial
+
+
+class Forked(Trial):
+    """A trial with given parameters, each put through ``within`` by the distribution that it is suggested from; it is
+    suggested by the sampler where that returns ``None``."""
+
+    def __init__(self, study: optuna.Study, trial_id: int, within: Callable[[BaseDistribution, Any], Any]) -> None:
+        super().__init__(study, trial_id)
+        self._within = within
+        self._fixed_params = dict(self._fixed_params)
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        if name in self._fixed_params:
+            value = self._within(distribution, self._fixed_params.pop(name))
+            if value is not None:
+                self._fixed_params[name] = value
+        return super()._suggest(name, distribution)
 
 
 class Drawn(optuna.trial.FixedTrial):
@@ -168,6 +184,21 @@ def _is_torn(file: BinaryIO) -> bool:
         return False
     file.seek(size - 1)
     return file.read(1) != b"\n"
+
+
+def drop_from_memory(storage: InMemoryStorage, trial_id: int, names: Sequence[str]) -> None:
+    """Remove user attributes of a trial. Whoever has the trial from before keeps it as it was."""
+    with storage._lock:
+        trial = copy.copy(storage._get_trial(trial_id))
+        trial.user_attrs = {name: value for name, value in trial.user_attrs.items() if name not in names}
+        storage._set_trial(trial_id, trial)
+
+
+def table_of_user_attributes() -> Any:
+    """The table of a database that holds the user attributes of trials."""
+    from optuna.storages._rdb.models import TrialUserAttributeModel
+
+    return TrialUserAttributeModel
 
 
 def table_of_attributes() -> Any:

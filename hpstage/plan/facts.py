@@ -419,7 +419,8 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
     ``fork``: set if an algorithm forked it from another trial. ``extends``: the finished trial that it replaces and
     continues. ``params`` are the study's, for readers of the plan without the study: values that are not JSON scalars
-    are stored as their ``repr``."""
+    are stored as their ``repr``. ``noted``: the user attributes that the space has set on it. ``rejected``: what the
+    space raised instead of describing it."""
 
     study: str
     number: int | None
@@ -428,6 +429,8 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     fork: ForkedFrom | None = None
     extends: TrialId | None = None
     params: dict[str, bool | int | float | str | None] = {}
+    noted: tuple[str, ...] = ()
+    rejected: UserFailure | None = None
 
 
 class TrialEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

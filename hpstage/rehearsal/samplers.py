@@ -11,8 +11,9 @@ import optuna
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import SEED
 from hpstage.optuna.quiet import quiet_optuna
+from hpstage.optuna.stand_in import described_trials
 from hpstage.schedule import Scalar
-from hpstage.schedule.space import Space, describe, points_of
+from hpstage.schedule.space import Space
 
 
 def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samplers.BaseSampler:
@@ -41,8 +42,8 @@ def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samp
 
 def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float | bool | None]]:
     with quiet_optuna():
-        trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
-    describe(space, trial, steps)
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    ((trial, _),) = described_trials(study, space, steps, 1, cut=False)
     grid: dict[str, Sequence[str | int | float | bool | None]] = {}
     for name, distribution in trial.distributions.items():
         match distribution:
@@ -62,11 +63,8 @@ def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler
     with quiet_optuna():
         study = optuna.create_study(sampler=copy.deepcopy(sampler))
     found: dict[tuple[tuple[str, Scalar], ...], None] = {}
-    points = points_of(space)[:most]
-    for point in points:
-        study.enqueue_trial(point)
-    for _ in points or range(most):
-        schedules = describe(space, study.ask(), steps).schedules
+    for _, described in described_trials(study, space, steps, most, cut=False):
+        schedules = described.schedules
         starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces()}
         for start in sorted(starts):
             found[tuple((name, schedule.value(start)) for name, schedule in sorted(schedules.items()))] = None

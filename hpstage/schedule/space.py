@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hpstage.errors import ScheduleError, UsageError
+from hpstage.errors import HpstageError, ScheduleError, UsageError
 from hpstage.schedule import Plateau, Scalar, Schedule, WSDSweep, as_schedule
 from hpstage.schedule.plateau import Descent
 from hpstage.schedule.scalars import count
@@ -21,6 +21,14 @@ Space = Callable[["Trial"], Mapping[str, Schedule | Plateau | Scalar | Iterable[
 _LENGTH, _KEEP = "steps", "keep_at"
 
 
+class Rejected(Exception):
+    """The space raised ``optuna.TrialPruned`` or an exception that is caught: the ``cause``."""
+
+    def __init__(self, trial: int, cause: Exception) -> None:
+        super().__init__(f"the space rejects trial {trial}: {cause!r}")
+        self.cause = cause
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """A trial as its space describes it: ``steps`` steps under schedules of that length."""
@@ -33,7 +41,9 @@ class Described:
     """Hyper-parameters whose schedules are decided by metrics; in ``schedules``, their values never fall."""
 
 
-def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Described:
+def describe(
+    space: Space, trial: Any, steps: int, *, cut: bool = False, catch: tuple[type[Exception], ...] = ()
+) -> Described:
     """Return the schedules of an Optuna trial.
 
     It has as many steps as the space states under the name ``"steps"``, or else as its schedules have that end, or
@@ -44,11 +54,13 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
         trial: a ``Trial``, or any object with its ``suggest_`` methods: a ``FrozenTrial`` repeats its parameters.
         steps: the most steps that a trial may have. Schedules that are longer are cut.
         cut: whether to cut also where the space states more; otherwise that is an error.
+        catch: exceptions of the space that reject this trial alone. Those of hpstage never do.
 
     Raises:
+        Rejected: the space has rejected the trial's parameters.
         UsageError: names the trial, the hyper-parameter and the remedy.
     """
-    described = space(trial)
+    described = _called(space, trial, catch)
     if not isinstance(described, Mapping):
         raise UsageError(
             f"space() returned {type(described).__name__}; return a dict of hyper-parameter names to schedules or "
@@ -70,7 +82,7 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
                 plateaus[name] = value
                 schedules[name] = Descent(value).schedule()
             else:
-                schedules[name] = as_schedule(value)  # type: ignore[arg-type]  # refuses the rest
+                schedules[name] = as_schedule(value)  # refuses the rest
         except UsageError as error:
             raise type(error)(f"trial {trial.number}, hyper-parameter {name!r}: {error}") from None
     named = f"trial {trial.number}"
@@ -87,6 +99,19 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
         tuple(step for step in keep_at if step <= length),
         plateaus,
     )
+
+
+def _called(space: Space, trial: Any, catch: tuple[type[Exception], ...]) -> object:
+    try:
+        return space(trial)
+    except HpstageError:
+        raise
+    except Exception as error:
+        from optuna import TrialPruned  # it takes long to import, and is there already
+
+        if isinstance(error, (TrialPruned, *catch)):
+            raise Rejected(trial.number, error) from error
+        raise
 
 
 def _length(value: object) -> int:

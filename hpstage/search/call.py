@@ -30,7 +30,7 @@ from hpstage.search.numerics import STACKED, choose, step_times
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
-from hpstage.search.session import Session, missing_metric
+from hpstage.search.session import Session, evaluated, missing_metric
 from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
@@ -93,6 +93,8 @@ class Call:
                 forks=request.algorithm.forks,
                 observed=request.observed,
                 before_first=partial(self._try_out, driver.plan),
+                catch=request.catch,
+                space_works=request.space_works,
             ),
             request.algorithm,
             request.setting,
@@ -107,7 +109,8 @@ class Call:
             on_change=lambda session: self.progress.update(session, driver),
         )
 
-    def _try_out(self, plan: SearchPlan, described: Described) -> None:
+    def _try_out(self, plan: SearchPlan, described: Described) -> Set[str]:
+        """Return the names of the metrics, as far as they are known now."""
         initial = {name: schedule.value(0) for name, schedule in described.schedules.items()}
         for name, like in unread(self.request.trainable, initial).items():
             logger.warning(
@@ -119,17 +122,12 @@ class Call:
         asked = {*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())} - {*COSTS}
         # What was evaluated before need not be again: that may take as long as many steps. On a GPU there must be room.
         if not self.on_gpu and asked <= evaluated(plan):
-            return
+            return evaluated(plan)
         found = self.executor.try_out(initial)
         for name in sorted(asked):
             if found is not None and name not in found:
                 raise UsageError(missing_metric(name, found))
-
-
-def evaluated(plan: SearchPlan) -> Set[str]:
-    """Return the names of the metrics that a plan knows of some state; none if it knows none."""
-    states = (state for node in plan.nodes for state in node.states.values())
-    return next((state.metrics.keys() for state in states if state.metrics is not None), set())
+        return asked if found is None else found.keys()
 
 
 @contextmanager

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
-from collections.abc import Iterator
+from contextlib import suppress
 
 import optuna
+from optuna.trial import TrialState
 
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.quiet import quiet_optuna
-from hpstage.schedule.space import Described, check_forkable, describe, points_of
+from hpstage.optuna.stand_in import described_trials
+from hpstage.schedule.space import Described, Rejected, check_forkable, describe, points_of
 from hpstage.search.request import Request
 from hpstage.training.randomness import generators_restored
 from hpstage.training.run import Run
 
+logger = logging.getLogger("hpstage")
+
 _DRAWN = 8
 
 
-def try_out_space(request: Request) -> None:
-    """Describe some trials that a copy of the study's sampler proposes to a study in memory.
+def try_out_space(request: Request) -> bool:
+    """Describe some trials that a copy of the study's sampler proposes to a study in memory; return whether the space
+    described, or pruned, at least one.
 
     What else the space may raise is left to the study's own trials: the one in memory has no history and no attributes.
 
@@ -31,19 +37,25 @@ def try_out_space(request: Request) -> None:
     with quiet_optuna(), warnings.catch_warnings(), generators_restored():
         warnings.simplefilter("ignore")  # about the study in memory
         study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
-        ledger, points = Ledger(study), points_of(request.space)
+        ledger, points, works = Ledger(study), points_of(request.space), False
         with ledger.optimize_loop():
-            for number in range(min(_DRAWN, len(points) or _DRAWN, request.n_trials or _DRAWN)):
+            for number in range(min(_DRAWN, len(points) or _DRAWN)):
+                if works and number == request.n_trials:
+                    break
                 if points:
                     study.enqueue_trial(points[number])
                 elif ledger.exhausted():
-                    return
+                    break
                 trial = study.ask()
                 try:
                     described = describe(request.space, trial, request.steps)
                     request.observed.by(described, f"trial {trial.number}")
                     if request.algorithm.forks:
                         check_forkable(described, request.steps, trial.number)
+                    works = True
+                    continue
+                except Rejected:  # on purpose
+                    works = True
                 except UsageError as error:
                     raise type(error)(f"{error} (tried out with {trial.params})") from error.__cause__
                 except AttributeError as error:
@@ -52,27 +64,22 @@ def try_out_space(request: Request) -> None:
                             f"space was given a trial and asked it for .{error.name}, which a run has: are the "
                             f"arguments swapped? It is optimize(study, trainable, space, ...)"
                         ) from error
-                    return
                 except Exception:  # see above
-                    return
+                    logger.debug("The space was tried out with %s and raised", trial.params, exc_info=True)
+                study.tell(trial, state=TrialState.FAIL)
+    return works
 
 
-def drawn(request: Request, most: int) -> Iterator[Described]:
-    """Yield trials that a copy of the study's sampler proposes to a study in memory, up to the first that fails."""
-    study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
-    ledger, points = Ledger(study), points_of(request.space)
-    for number in range(min(most, len(points) or most)):
-        with quiet_optuna(), warnings.catch_warnings(), generators_restored(), ledger.optimize_loop():
-            warnings.simplefilter("ignore")
-            if points:
-                study.enqueue_trial(points[number])
-            elif ledger.exhausted():
-                return
-            try:
-                described = describe(request.space, study.ask(), request.steps, cut=True)
-            except Exception:  # see above
-                return
-        yield described
+def drawn(request: Request, most: int) -> list[Described]:
+    """Return trials that a copy of the study's sampler proposes to a study in memory, up to the first that fails."""
+    with quiet_optuna(), warnings.catch_warnings(), generators_restored():
+        warnings.simplefilter("ignore")
+        study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
+        found = []
+        with Ledger(study).optimize_loop(), suppress(Exception):  # see above
+            for _, described in described_trials(study, request.space, request.steps, most):
+                found.append(described)
+    return found
 
 
 def _copied(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:

@@ -14,7 +14,7 @@ from hpstage.plan.facts import SearchStarted, TrialAdded, TrialId, TrialProposed
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Plateau, Schedule
-from hpstage.schedule.space import Space, describe, grown
+from hpstage.schedule.space import Rejected, Space, describe, grown
 from hpstage.search.decisions import Observed
 
 logger = logging.getLogger("hpstage")
@@ -42,9 +42,11 @@ def lengthened(
     space: Space,
     steps: int,
     observed: Observed,
+    catch: tuple[type[Exception], ...],
     trials: Sequence[tuple[TrialProposed, FrozenTrial]],
 ) -> list[TrialAdded]:
     """Return the trials of an earlier search, lengthened as the space describes them now that ``steps`` is the most.
+    Those that it rejects now keep their lengths.
 
     Raises:
         UsageError: the space describes a trial differently, or as shorter, than it did.
@@ -61,10 +63,14 @@ def lengthened(
         if length < steps:
             try:
                 first = int(str(origins[planned.id]).rpartition("/")[2])
-                described = describe(space, ledger.stand_in(frozen, first), steps)
+                described = describe(space, ledger.stand_in(frozen, first), steps, catch=catch)
                 described = observed.by(described, f"trial {frozen.number}")
             except UsageError:
                 raise
+            except Rejected as rejected:
+                logger.warning("Trial %d is not extended: the space rejects it (%r)", first, rejected.cause)
+                longer[planned.id] = TrialAdded(planned.id, schedules, length, keep_at, plateaus)
+                continue
             except ValueError as error:  # raised by Optuna about the parameters
                 raise UsageError(
                     f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
@@ -134,7 +140,7 @@ def warn_of_what_is_left(
             now.steps,
         )
     for trial in ledger.trials():
-        searched = "hpstage:search" in trial.user_attrs and trial.state != TrialState.FAIL
+        searched = "hpstage:search" in trial.user_attrs and trial.state not in (TrialState.FAIL, TrialState.WAITING)
         if searched and trial.user_attrs.get(PLAN) != plan.id:
             logger.warning(
                 "Study %r holds trials of another plan (other code, data, environment or store): nothing of "

@@ -11,12 +11,12 @@ import optuna
 
 from hpstage.executor import Executor
 from hpstage.optuna.quiet import quiet_optuna
+from hpstage.optuna.stand_in import described_trials
 from hpstage.plan.facts import StateKey
 from hpstage.plan.keys import workload_key
 from hpstage.plan.log import NUMERICS
 from hpstage.plan.step_times import StepTimes, among
 from hpstage.schedule import Scalar
-from hpstage.schedule.space import describe, points_of
 from hpstage.search.expected import expected_share, lines_at_a_time, steps_in_all
 from hpstage.search.request import Request
 from hpstage.store import Journal
@@ -124,10 +124,8 @@ def _initial(request: Request) -> dict[str, Scalar]:
     """Return the values at step 0 of a trial of the space."""
     with quiet_optuna(), generators_restored():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-        for point in points_of(request.space)[:1]:
-            study.enqueue_trial(point)
-        schedules = describe(request.space, study.ask(), request.steps, cut=True).schedules
-    return {name: schedule.value(0) for name, schedule in schedules.items()}
+        ((_, described),) = described_trials(study, request.space, request.steps, 1)
+    return {name: schedule.value(0) for name, schedule in described.schedules.items()}
 
 
 def fastest(found: Mapping[str, float], steps: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast, get_args
 
 import optuna
@@ -211,7 +212,7 @@ def optimize(
         audit=audit,
         audit_budget=audit_budget,
     )
-    try_out_space(request)
+    request = replace(request, space_works=try_out_space(request))
     display = open_display(show_progress_bar)
     with (
         Interruption() as interruption,

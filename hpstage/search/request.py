@@ -59,6 +59,7 @@ class Request:
     verify: Verify
     audit: Auditing
     audit_budget: float
+    space_works: bool = True  # as far as it was tried out
     workers: int = 1  # how many there are, once they are open
 
     def __post_init__(self) -> None:

@@ -62,6 +62,14 @@ def run(call: Call) -> Result:
 
 def _warn_if_all_failed(session: Session, ledger: Ledger) -> None:
     """Warn once at the end, beside the failures themselves, that a search has nothing to show."""
+    rejected = [trial.rejected for trial in session.trials if trial.rejected is not None]
+    if rejected and len(rejected) == len(session.trials):
+        logger.warning(
+            "No trial of the search has a value: the space rejected all %d, the first of them with %s",
+            len(rejected),
+            clean(rejected[0].summary),
+        )
+        return
     reasons = [ledger.trial(trial.storage_id).user_attrs.get("hpstage:failure") for trial in session.trials]
     if reasons and all(reasons):
         kinds = len({*reasons})

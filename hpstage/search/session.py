@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Literal
 
 import optuna
@@ -18,6 +18,7 @@ from hpstage.errors import TrainingError, UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, TrialId, UserFailure, to_metric
+from hpstage.plan.plan import SearchPlan
 from hpstage.report.failures import origin
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.costs import COSTS, NOISY
@@ -95,6 +96,8 @@ class Session:
         self._noisy = noisy
         self._warned: dict[object, int] = {}  # the first trial that failed, or was pruned, for each reason
         self._alike: set[object] = set()  # of these reasons, those for which it is logged that others have failed
+        self._known_metrics = {*started.metric, *evaluated(driver.plan)}
+        self._shadowed: set[str] = set()  # metrics whose names the space uses for attributes
         self._stopping = False
         self._stopped = False  # by study.stop()
         self._exhausted = False
@@ -160,7 +163,9 @@ class Session:
                 if trial.id not in self._driver.plan.ended:
                     self._note_end(trial)  # the study was updated, and then the call was interrupted
         for trial in list(self._roster.trials):
-            if trial.fork is None:
+            if trial.rejected is not None:
+                self._end_by(trial, trial.rejected)
+            elif trial.fork is None:
                 self._perform(self._search.added(trial.index))
         while True:
             self._propose()
@@ -271,9 +276,12 @@ class Session:
                 break
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 return
-            self._perform(self._search.added(self._roster.propose().index))
-            self._stopped |= self._ledger.take_stop()
-            self._stopping |= self._stopped
+            trial = self._roster.propose()
+            self._stopping |= self._ledger.take_stop()  # by the space or the sampler: what was proposed goes on
+            if trial.rejected is None:
+                self._perform(self._search.added(trial.index))
+            else:
+                self._end_by(trial, trial.rejected)
         if not self._closed and (self._stopping or not self._more()):
             self._closed = True
             self._perform(self._search.closed())
@@ -285,12 +293,20 @@ class Session:
                 case Ask(index, step):
                     self._ask(trials[index], step)
                 case Fork():
-                    forked = self._roster.fork(action).index
-                    self._stopped |= self._ledger.take_stop()  # by the space
-                    self._stopping |= self._stopped
-                    self._perform(self._search.forked(forked, action))
+                    self._perform(self._search.forked(self._fork(action).index, action))
                 case Finish(index, state):
                     self._finish(trials[index], TrialState.COMPLETE if state == "complete" else TrialState.PRUNED)
+
+    def _fork(self, fork: Fork) -> SessionTrial:
+        """Return the trial of the first parameters that the space does not reject, else of the last."""
+        for params in (fork.params, *fork.alternatives):
+            trial = self._roster.fork(fork, params)
+            self._stopped |= self._ledger.take_stop()  # a population cannot go on without forks
+            self._stopping |= self._stopped
+            if trial.rejected is None:
+                break
+            self._end_by(trial, trial.rejected)
+        return trial
 
     def _ask(self, trial: SessionTrial, step: int) -> None:
         end = self._roster.end_of(trial, step)
@@ -390,21 +406,25 @@ class Session:
             told = f"{unknown[0]} is NaN at step {_reached(answer)}; raise optuna.TrialPruned where training diverges"
             failure = UserFailure(summary=told, traceback="")
         assert failure is not None
-        if _PRUNED in failure.kinds:  # by what is called between steps, such as evaluate()
-            if not trial.finished:
-                self._ledger.note(trial.storage_id, {"hpstage:ended": failure.summary[:1000]})
-                self._finish(trial, TrialState.PRUNED)
-            self._perform(self._search.failed(index))
-            return
-        if trial.barred is None or not trial.finished:
-            self._warn(trial, failure)
-        if not trial.finished:
-            attrs = {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
-            self._ledger.note(trial.storage_id, attrs)
-            if failure.kinds and not any(kind in self._catch for kind in failure.kinds):
-                self._raised = self._raised or failure
-            self._finish(trial, TrialState.FAIL)
+        self._end_by(trial, failure)
         self._perform(self._search.failed(index))
+
+    def _end_by(self, trial: SessionTrial, failure: UserFailure) -> None:
+        """End a trial by an exception: of training, of what is called between steps, or of the space."""
+        is_pruned = _PRUNED in failure.kinds
+        if not is_pruned and (trial.barred is None or not trial.finished):
+            self._warn(trial, failure)
+        if trial.finished:
+            return
+        if is_pruned:
+            self._ledger.note(trial.storage_id, {"hpstage:ended": failure.summary[:1000]})
+            self._finish(trial, TrialState.PRUNED)
+            return
+        attrs = {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
+        self._ledger.note(trial.storage_id, attrs)
+        if failure.kinds and not any(kind in self._catch for kind in failure.kinds):
+            self._raised = self._raised or failure
+        self._finish(trial, TrialState.FAIL)
 
     def _report(self, trial: SessionTrial, step: int, values: tuple[float, ...]) -> None:
         if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
@@ -457,12 +477,7 @@ class Session:
                 "hpstage:gpu_seconds_saved": round(saved, 3),
             }
             self._ledger.note(trial.storage_id, attrs)
-        if trial.metrics is not None:
-            # What the user's space has noted under the name of a metric stays.
-            own = self._ledger.trial(trial.storage_id).user_attrs
-            self._ledger.note(trial.storage_id, {n: v for n, v in trial.metrics.items() if n not in own})
-            if noisy := [name for name in trial.metrics if name in self._noisy or name in NOISY]:
-                self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
+        self._note_metrics(trial)
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others go on
         trial.state = frozen.state
@@ -474,6 +489,25 @@ class Session:
             callback(self._ledger.study, frozen)
         self._stopped |= self._ledger.take_stop()
         self._stopping |= self._stopped
+
+    def _note_metrics(self, trial: SessionTrial) -> None:
+        """Write the last metrics to the study. What the space has set under such a name stays; what a queued trial has
+        brought along was measured elsewhere."""
+        metrics = trial.metrics or {}
+        self._known_metrics |= metrics.keys() | self._roster.metrics
+        brought = self._ledger.trial(trial.storage_id).user_attrs.keys()
+        self._ledger.drop(trial.storage_id, brought & self._known_metrics - metrics.keys() - trial.noted)
+        for name in sorted(trial.noted & metrics.keys() - self._shadowed):
+            self._shadowed.add(name)
+            logger.warning(
+                "The space sets the user attribute %r, under which the study would show the metric of that name: it "
+                "shows what the space has set (result.trial(%d).metrics has the metric)",
+                name,
+                trial.number,
+            )
+        self._ledger.note(trial.storage_id, {name: v for name, v in metrics.items() if name not in trial.noted})
+        if noisy := [name for name in metrics if name in self._noisy or name in NOISY]:
+            self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
 
     def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
         """Count a trial as finished, or with ``by=-1`` as no longer finished."""
@@ -507,3 +541,9 @@ def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:
     return (
         f"the trainable gives {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was asked for"
     )
+
+
+def evaluated(plan: SearchPlan) -> Set[str]:
+    """Return the names of the metrics that a plan knows of some state; none if it knows none."""
+    states = (state for node in plan.nodes for state in node.states.values())
+    return next((state.metrics.keys() for state in states if state.metrics is not None), set())

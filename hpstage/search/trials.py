@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -13,19 +13,22 @@ from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 from hpstage.algorithm import Fork, Trials
 from hpstage.driver.driver import Driver
 from hpstage.errors import ScheduleError, UsageError
+from hpstage.execution.outcomes import failure_of
 from hpstage.optuna.ledger import BecameAnother, Ledger
 from hpstage.optuna.private import id_of
 from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
-from hpstage.schedule.space import Described, Space, check_forkable, describe, grown, points_of
+from hpstage.schedule import space as spaces
+from hpstage.schedule.space import Described, Rejected, Space, check_forkable, describe, grown, points_of
 from hpstage.search.decisions import Observed
 from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
 
 # User attributes of a fork: the donor's number, and the step up to which it equals the donor.
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
 _NOTHING: Mapping[str, Any] = {}
+_SPACE_FILE = spaces.__file__
 
 
 @dataclass(slots=True)
@@ -43,11 +46,25 @@ class SessionTrial:
     metrics: Mapping[str, float] | None = None  # of the last values
     reported: set[int] = field(default_factory=set)
     told: int = 0  # the farthest step whose values the study and the algorithm know
+    noted: frozenset[str] = frozenset()  # user attributes that the space has set on it
+    rejected: UserFailure | None = None  # by the space: it is no trial of the algorithm
     barred: UserFailure | None = None  # why it cannot be trained further
 
     @property
     def finished(self) -> bool:
         return self.state.is_finished()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A trial of the study, and what the space made of it."""
+
+    trial: Trial
+    noted: tuple[str, ...]
+    """The user attributes that the space has set."""
+    described: Described | None = None
+    """``None`` if it cannot be trained."""
+    rejected: UserFailure | None = None
 
 
 class Roster(Trials):
@@ -62,12 +79,15 @@ class Roster(Trials):
         *,
         forks: bool,
         observed: Observed,
-        before_first: Callable[[Described], None],
+        before_first: Callable[[Described], Set[str]],
+        catch: tuple[type[Exception], ...],
+        space_works: bool,
     ) -> None:
         self.trials: list[SessionTrial] = []
         self.by_id: dict[TrialId, SessionTrial] = {}
         self.proposed = 0  # number of trials proposed by the sampler
         self.unclaimed: list[SessionTrial] = []  # forks of an earlier call not yet recreated by the algorithm
+        self.metrics: Set[str] = frozenset()  # names of those that the first trial was found to have
         self._cut_off: list[FrozenTrial] = []  # trials that an earlier call created but did not write into the plan
         self._ledger = ledger
         self._driver = driver
@@ -76,6 +96,8 @@ class Roster(Trials):
         self._forks = forks
         self._observed = observed
         self._before_first = before_first
+        self._catch = catch
+        self._space_works = space_works  # else what it raises is its fault, and no rejection of a trial
         self._sampler = SamplerState(ledger.study.sampler)
         # The plan with sharing, where trials have training in common: the plan itself if it shares.
         self._lines = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
@@ -134,7 +156,9 @@ class Roster(Trials):
         """Continue with the trials of a search; ``begin`` holds the start of one that extends it."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
         trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
-        longer = lengthened(self._driver.plan, self._ledger, self._space, self._started.steps, self._observed, trials)
+        longer = lengthened(
+            self._driver.plan, self._ledger, self._space, self._started.steps, self._observed, self._catch, trials
+        )
         self._driver.log.write(begin)
         for added in longer:
             self._plan(added, [])
@@ -149,42 +173,47 @@ class Roster(Trials):
             trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
             trial.told = max(trial.reported, default=0)
             self.by_id[trial.id] = trial
+            trial.noted, trial.rejected = frozenset(proposed.noted), proposed.rejected
             if frozen.state == TrialState.FAIL or trial.id not in self._driver.plan.trials:
-                trial.barred = UserFailure(summary="failed in an earlier session", traceback="")
+                trial.barred = trial.rejected or UserFailure(summary="failed in an earlier session", traceback="")
         self.unclaimed = [trial for trial in self.trials if trial.fork is not None]
         self._sampler.put([proposed.sampler for proposed in record.proposed])
 
     # --- new trials ---------------------------------------------------------------------------------------
 
     def propose(self) -> SessionTrial:
-        """Create a trial proposed by the sampler."""
-        trial, described = self._make(self._attrs(), self._ledger.propose)
-        if not self.trials:
+        """Create a trial proposed by the sampler. The space may have rejected it."""
+        made = self._make(self._attrs(), self._ledger.propose)
+        if made.described is not None and not any(trial.rejected is None for trial in self.trials):
             try:
-                self._before_first(described)
+                self.metrics = self._before_first(made.described)
             except Exception:
-                self._ledger.withdraw(self._ledger.trial(id_of(trial)))
+                self._ledger.withdraw(self._ledger.trial(id_of(made.trial)))
                 raise
             self._ledger.name_objectives(self._started.metric)  # now that the metrics are known to exist
-        return self._add(trial, described, None)
+        return self._add(made, None)
 
-    def fork(self, fork: Fork) -> SessionTrial:
-        """Return the trial that an algorithm forks from another, either new or made by an earlier call."""
+    def fork(self, fork: Fork, params: Mapping[str, Any]) -> SessionTrial:
+        """Return the trial that an algorithm forks from another with ``params``, either new or made by an earlier
+        call. The space may have rejected it."""
         donor = self.trials[fork.donor]
-        forked = ForkedFrom(donor.origin, fork.step, {name: repr(value) for name, value in fork.params.items()})
+        forked = ForkedFrom(donor.origin, fork.step, {name: repr(value) for name, value in params.items()})
         for made in self.unclaimed:
             if made.fork == forked:
                 self.unclaimed.remove(made)
                 return made
         origin = dict(zip(_ORIGIN, (donor.number, fork.step), strict=True))
-        trial, own = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(fork.params, attrs))
+        new = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(params, attrs))
+        own = new.described
+        if own is None:
+            return self._add(new, forked)
         try:
             schedules = grown(self._driver.plan.trials[donor.id].schedules, fork.step, own.schedules)
         except ScheduleError as error:
-            entered = self._add(trial, None, forked)
+            entered = self._add(replace(new, described=None), forked)
             entered.barred = UserFailure(summary=str(error), traceback="")
             return entered
-        return self._add(trial, Described(schedules, own.steps, own.keep_at), forked)
+        return self._add(replace(new, described=Described(schedules, own.steps, own.keep_at)), forked)
 
     def end_of(self, trial: SessionTrial, step: int) -> int:
         """Return ``step``, or the trial's last one if it ends before."""
@@ -203,11 +232,18 @@ class Roster(Trials):
         planned = self._driver.plan.trials[trial.id]
         told = self._driver.plan.known(trial.id, planned.answered) if planned.answered else None
         metrics = (told.metrics if told is not None else None) or {}
-        frozen = self._cut_off_with(attrs) or self._ledger.carry_on(before, attrs, metrics)
+        frozen = self._cut_off_with(attrs) or self._ledger.carry_on(before, attrs, metrics.keys() - trial.noted)
         id = self._id(frozen.number)
         state = self._sampler.take()
         proposed = TrialProposed(
-            self._started.study, frozen.number, id, state, trial.fork, extends=trial.id, params=_written(frozen.params)
+            self._started.study,
+            frozen.number,
+            id,
+            state,
+            trial.fork,
+            extends=trial.id,
+            params=_written(frozen.params),
+            noted=tuple(sorted(trial.noted)),
         )
         schedules, plateaus = dict(planned.schedules), dict(planned.plateaus)
         self._plan(TrialAdded(id, schedules, planned.steps, planned.keep_at, plateaus), [proposed])
@@ -220,50 +256,65 @@ class Roster(Trials):
 
     def _cut_off_with(self, attrs: Mapping[str, Any]) -> FrozenTrial | None:
         for frozen in self._cut_off:
-            if attrs == {name: value for name, value in frozen.user_attrs.items() if name.startswith("hpstage:")}:
+            noted = {name: v for name, v in frozen.user_attrs.items() if name.startswith("hpstage:") and v is not None}
+            if attrs == noted:
                 self._cut_off.remove(frozen)
                 return frozen
         return None
 
-    def _make(self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]) -> tuple[Trial, Described]:
-        """Return a trial of the study and its description: the one whose creation was cut off in an earlier call if it
-        can be recreated identically, else a new one."""
+    def _make(self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]) -> _Made:
+        """Return a trial of the study and what its space made of it: the one whose creation was cut off in an earlier
+        call if it can be recreated identically, else a new one."""
         cut_off = self._cut_off_with(attrs)
         if cut_off is not None:
             again = self._ledger.make_again(cut_off)
             try:
-                described = self._describe(again)
+                made = self._describe(again)
                 self._ledger.check_made_again(again, cut_off)
-                return again, described
+                return made
             except BecameAnother:
                 self._ledger.finish(cut_off.number, None, TrialState.FAIL)
-        trial = make(attrs)
-        return trial, self._describe(trial)
+        return self._describe(make(attrs))
 
-    def _describe(self, trial: Trial) -> Described:
+    def _describe(self, trial: Trial) -> _Made:
+        noted: dict[str, None] = {}
         try:
-            described = self._observed.by(describe(self._space, trial, self._started.steps), f"trial {trial.number}")
+            with self._ledger.noting(trial, noted):
+                catch = self._catch if self._space_works else ()
+                described = describe(self._space, trial, self._started.steps, catch=catch)
+            self._space_works = True
+            described = self._observed.by(described, f"trial {trial.number}")
             if self._forks:
                 check_forkable(described, self._started.steps, trial.number)
-            return described
-        except BecameAnother:
-            raise
+        except Rejected as rejected:
+            return _Made(trial, tuple(noted), rejected=failure_of(rejected.cause, _SPACE_FILE, {}))
         except Exception:
             self._ledger.finish(trial.number, None, TrialState.FAIL)
             raise
+        return _Made(trial, tuple(noted), described)
 
-    def _add(self, trial: Trial, described: Described | None, fork: ForkedFrom | None) -> SessionTrial:
-        """Write a trial into the plan. ``described`` is None for a trial that cannot be trained."""
+    def _add(self, made: _Made, fork: ForkedFrom | None) -> SessionTrial:
+        """Write a trial into the plan."""
+        trial, described = made.trial, made.described
         id = self._id(trial.number)
         proposed = TrialProposed(
-            self._started.study, trial.number, id, self._sampler.take(), fork, params=_written(trial.params)
+            self._started.study,
+            trial.number,
+            id,
+            self._sampler.take(),
+            fork,
+            params=_written(trial.params),
+            noted=made.noted,
+            rejected=made.rejected,
         )
-        if described is None:
-            self._driver.log.write([proposed])
-        else:
+        if described is not None:
             plateaus = dict(described.plateaus)
             self._plan(TrialAdded(id, described.schedules, described.steps, described.keep_at, plateaus), [proposed])
-        return self._enter(SessionTrial(len(self.trials), trial.number, id_of(trial), id, id, fork))
+        else:
+            self._driver.log.write([proposed])
+        entered = SessionTrial(len(self.trials), trial.number, id_of(trial), id, id, fork)
+        entered.noted, entered.rejected, entered.barred = frozenset(made.noted), made.rejected, made.rejected
+        return self._enter(entered)
 
     def change(self, added: TrialAdded) -> None:
         """Change a trial's schedules beyond the steps that were asked of it."""

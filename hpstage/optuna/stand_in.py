@@ -1,0 +1,46 @@
+"""Trials that are proposed to a study in memory, to look at a space without the user's own study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from hpstage.errors import UsageError
+from hpstage.optuna.ledger import Ledger
+from hpstage.schedule.space import Described, Rejected, Space, describe, points_of
+
+# How many trials a space may reject for each one that is asked for.
+_PATIENCE = 100
+
+
+def described_trials(
+    study: optuna.Study, space: Space, steps: int, most: int, *, cut: bool = True
+) -> Iterator[tuple[Trial, Described]]:
+    """Yield up to ``most`` trials that the space does not reject, proposed by the sampler of a study in memory.
+
+    Args:
+        steps, cut: as for :func:`hpstage.schedule.space.describe`.
+
+    Raises:
+        UsageError: the space rejects nearly all of them.
+    """
+    ledger, points = Ledger(study), points_of(space)
+    given = rejected = 0
+    while given < min(most, len(points) or most):
+        if points:
+            study.enqueue_trial(points[given])
+        elif ledger.exhausted():
+            return
+        trial = study.ask()
+        try:
+            described = describe(space, trial, steps, cut=cut)
+        except Rejected as error:
+            study.tell(trial, state=TrialState.PRUNED)
+            rejected += 1
+            if rejected >= _PATIENCE * most:
+                raise UsageError(f"the space rejects {rejected} trials in a row: {error}") from error
+            continue
+        given += 1
+        yield trial, described
