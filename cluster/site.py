@@ -120,10 +120,12 @@ class Site:
             if self._closed:
                 return  # it was killed for that
             logger.warning("worker %s: the training process %s while it was set up", self._worker.address, error)
+            killed = self._was_killed
             try:
                 loaded = await self._start()  # the cause may not have been the trainable
             except TrainingProcessLost as again:
-                kind: Literal["trainable", "killed"] = "killed" if self._was_killed else "trainable"
+                # The trainable does not do that itself.
+                kind: Literal["trainable", "killed"] = "killed" if killed or self._was_killed else "trainable"
                 loaded = _unable(f"the training process {again} while it was set up, as the one before it", kind)
         if self._closed:
             return

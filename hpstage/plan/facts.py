@@ -391,8 +391,13 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     identity: str = ""
     directions: tuple[str, ...] = ()
 
+    def differs(self, other: SearchStarted) -> list[str]:
+        """Return the arguments in which another call of the study differs."""
+        told = {"algorithm", "metric", "steps", "n_trials", "sampler", "extends", "identity"}
+        return sorted(name for name in told if getattr(self, name) != getattr(other, name))
+
     def same_call(self, other: SearchStarted) -> bool:
-        return msgspec.structs.replace(self, at=other.at, directions=other.directions) == other
+        return self.study == other.study and not self.differs(other)
 
 
 class RandomState(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
+from hpstage.search.earlier import continued
 from hpstage.search.numerics import STACKED, choose, step_times
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
@@ -82,6 +83,7 @@ class Call:
             identity=self.ledger.identity(),
             directions=tuple(direction.name.lower() for direction in study.directions),
         )
+        started = continued(started, driver.plan.searches.get(started.study))
         return Session(
             self.ledger,
             driver,

@@ -97,6 +97,27 @@ def lengthened(
     return list(longer.values())
 
 
+def continued(now: SearchStarted, record: SearchRecord | None) -> SearchStarted:
+    """Return a call that takes over the trials of an interrupted search from which it differs in ``n_trials`` alone."""
+    if record is None or record.ended or now.extends:
+        return now
+    other = set(now.differs(record.started))
+    if not other or other - {"n_trials", "extends"}:
+        return now
+    if "n_trials" in other:
+        logger.warning(
+            "The interrupted search of study %r goes on with n_trials=%s instead of %s",
+            now.study,
+            now.n_trials,
+            record.started.n_trials,
+        )
+    return msgspec.structs.replace(now, extends=True)
+
+
+def _arguments(call: SearchStarted, names: Sequence[str]) -> str:
+    return ", ".join(f"{name}={getattr(call, name)}" for name in names)
+
+
 def _another(trial: int, name: str, steps: int) -> UsageError:
     return UsageError(
         f"trial {trial} had another schedule of {name!r} in its first {steps} steps; an extension continues what was "
@@ -125,11 +146,14 @@ def warn_of_what_is_left(
     """
     name = now.study
     if record is not None and not record.ended and record.open:
+        before = record.started
+        other = [name for name in before.differs(now) if name not in ("extends", "identity")]
         logger.warning(
-            "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
+            "Study %r holds an interrupted search with %s (now %s); its open trials stay as they are. "
             "Make its call again to continue it, or add extend=True to take over its trials.",
             name,
-            record.started.algorithm,
+            _arguments(before, other),
+            _arguments(now, other),
         )
     elif record is not None and record.started.steps < now.steps and not listed:
         logger.warning(

@@ -113,6 +113,12 @@ class Request:
                 f"{algorithm} does not ask the study's {type(pruner).__name__}; algorithm=OptunaPruner(interval=...) "
                 "does"
             )
+        if isinstance(self.algorithm, OptunaPruner) and self.algorithm.window < self.workers:
+            yield (
+                f"OptunaPruner(window={self.algorithm.window}) has so few trials open at a time, and there are "
+                f"{self.workers} workers; OptunaPruner(window={self.workers}) uses them all, and the pruner knows "
+                f"fewer results when it decides"
+            )
         setting, sampler = self.setting, samplers(self.study)[-1]
         if not setting.adaptive or self.n_trials is None or not isinstance(self.algorithm, FullTraining):
             return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tests.faults.another_version import REFUSED
+from tests.faults.driver import SILENCE
 from tests.faults.memory_group import MemoryGroup
 from tests.faults.site import LEASE, WORKER_TTL, members
 
@@ -50,15 +51,18 @@ class Processes:
         if training is None:
             return None
         name, pid = training
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        _signal(pid, number)
+        if number == signal.SIGSTOP:  # one that had no time yet to say that it ends with its worker
+            self._at.later(3 * SILENCE, partial(_signal, pid, signal.SIGCONT))
         return f"of {name} ({pid})"
 
     def _kill_all_training_processes(self) -> str | None:
         """And, half a second later, those that have taken their places: most have trained nothing yet."""
         killed = self._kill_all(is_training)
+        if not killed:
+            return None
         self._at.later(0.5, lambda: self._kill_all(is_training) and None)
-        return f"{killed} of them, and their successors" if killed else None
+        return f"{killed} of them, and their successors"
 
     def _kill_all(self, kind: Callable[[int], bool]) -> int:
         processes = [*self._at.site.workers, *self._at.drivers()]

@@ -233,7 +233,7 @@ def test_a_search_that_is_told_again_from_the_studys_record_asks_the_same(pruner
 
 def test_without_a_pruner_every_trial_is_complete():
     study = create(NopPruner())
-    trials = run(OptunaPruner(interval=5, grace=2), study, n_trials=4)
+    trials = run(OptunaPruner(interval=5, grace=2, window=4), study, n_trials=4)
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 4
     assert [list(trial.intermediate_values) for trial in study.trials] == [[2, 7, 12, 16]] * 4
     assert trials.questions == [(index, step) for step in (2, 7, 12) for index in range(4)]

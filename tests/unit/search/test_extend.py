@@ -16,7 +16,9 @@ from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import UsageError
+from hpstage.plan.facts import SearchEnded
 from hpstage.plan.invariants import validate
+from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 from tests.unit.search.test_resume import Fuse, Fused
@@ -212,7 +214,7 @@ def test_a_search_with_other_arguments_says_that_it_leaves_an_interrupted_one_as
     with pytest.raises(KeyboardInterrupt):
         run(stored(tmp_path), tmp_path, Fused(), n_trials=4)
     Fused.fuse = Fuse()
-    run(stored(tmp_path), tmp_path, Fused(), n_trials=5)
+    run(stored(tmp_path), tmp_path, Fused(), n_trials=4, steps=12)
     assert "interrupted search" in caplog.text and "extend=True" in caplog.text
 
 
@@ -270,3 +272,51 @@ def test_forks_that_an_extended_search_does_not_make_again_are_over_with_it(tmp_
     assert_values_are_exact(result)
     forks = [trial for trial in result.study.trials if "hpstage:donor" in trial.user_attrs]
     assert forks and all(trial.state == TrialState.PRUNED for trial in forks)
+
+
+@pytest.mark.parametrize("n_trials", [3, 5, 8])
+def test_an_interrupted_search_goes_on_with_another_number_of_trials(
+    n_trials: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 2:
+            raise KeyboardInterrupt
+
+    def search(study: optuna.Study, journal: MemoryJournal, **options: Any) -> None:
+        hpstage.optimize(
+            study,
+            Tape(),
+            lambda trial: {"a": trial.suggest_int("a", 1, 100)},
+            metric="score",
+            steps=4,
+            executor=hpstage.InlineExecutor(),
+            store=journal,
+            algorithm=FullTraining(window=1),
+            **options,
+        )
+
+    def fresh() -> optuna.samplers.BaseSampler:
+        return optuna.samplers.RandomSampler(seed=2)
+
+    whole = optuna.create_study(sampler=fresh())
+    search(whole, MemoryJournal(), n_trials=n_trials)
+    study, journal = optuna.create_study(sampler=fresh()), MemoryJournal()
+    with pytest.raises(KeyboardInterrupt):
+        search(study, journal, n_trials=5, callbacks=[stop])
+    study.sampler = fresh()
+    search(study, journal, n_trials=n_trials)
+    assert [trial.params for trial in study.trials] == [trial.params for trial in whole.trials]
+    assert ("goes on with n_trials" in caplog.text) == (n_trials != 5)
+    assert sum(isinstance(fact, SearchEnded) for fact in read_facts(journal)) == 1
+
+
+def test_the_argument_that_another_call_differs_in_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        raise KeyboardInterrupt
+
+    study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2)), MemoryJournal()
+    options: dict[str, Any] = {"metric": "score", "executor": hpstage.InlineExecutor(), "store": journal}
+    with pytest.raises(KeyboardInterrupt):
+        hpstage.optimize(study, Tape(), lambda trial: {"a": 1}, steps=4, n_trials=3, callbacks=[stop], **options)
+    hpstage.optimize(study, Tape(), lambda trial: {"a": 1}, steps=5, n_trials=3, **options)
+    assert "holds an interrupted search with steps=4 (now steps=5)" in caplog.text

@@ -13,6 +13,7 @@ import pytest
 import hpstage
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining, OptunaPruner, SuccessiveHalving
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
@@ -153,3 +154,23 @@ def test_a_sampler_that_cannot_learn_is_named(
         n_trials=n_trials,
     )
     assert ("TPESampler learns from none" in text) == said
+
+
+@pytest.mark.parametrize(("workers", "window", "said"), [(4, 1, True), (4, 4, False), (1, 1, False)])
+def test_a_window_that_leaves_workers_idle_is_named(
+    workers: int, window: int, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(), sampler=optuna.samplers.RandomSampler(seed=0))
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        hpstage.optimize(
+            study,
+            Tape(),
+            lambda trial: {"a": trial.suggest_int("a", 1, 3)},
+            metric="value",
+            steps=4,
+            n_trials=3,
+            algorithm=OptunaPruner(window=window),
+            executor=SimulatedExecutor(workers),
+            store=MemoryJournal(),
+        )
+    assert ("has so few trials open at a time" in caplog.text) == said
