@@ -123,7 +123,9 @@ def optimize(
             end, or after as many steps as the space returns under the name ``"steps"``. The space is also called for
             a few trials that are not the study's, before workers are started: contradictions are found there. After
             steps that it returns under the name ``"keep_at"``, states are kept for good. A space that lists its trials
-            (:func:`hpstage.schedule.wsd_sweep`) has those proposed that the study does not have on the plan yet.
+            (:func:`hpstage.schedule.wsd_sweep`) has those proposed that the study does not have on the plan yet. It may
+            raise ``optuna.TrialPruned``, which prunes the trial, or an exception of ``catch``, which fails it; one that
+            raises for each of the first trials stops the study.
         metric: the name of the study's objective among the metrics that ``evaluate`` returns; for several objectives,
             a list of names in the order of the study's directions.
         steps: the most steps of a trial, and the length of those whose space and schedules set no other. Longer

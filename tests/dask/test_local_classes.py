@@ -88,5 +88,5 @@ def test_classes_of_one_name_and_what_they_close_over_are_told_apart(client: Cli
     journal = MemoryJournal()
     search(plain(2.0), client, journal)
     for other in (plain(3.0), derived(2.0)):
-        with pytest.raises(hpstage.errors.HpstageError, match="edited since|other|differ"):
+        with pytest.raises(hpstage.errors.HpstageError, match=r"edited since|other|differ"):
             search(other, client, journal)
