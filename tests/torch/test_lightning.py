@@ -458,3 +458,30 @@ def test_data_are_in_the_key_and_the_users_data_module_stays_as_it_was() -> None
     data.setup("fit")
     loaders = DataLoader(data.train, BATCH, shuffle=True, drop_last=True), DataLoader(data.val, 6)
     advanced(LightningTrainable(LitShapes, *loaders, trainer=CPU), HP, 1)
+
+
+class Sized(Scheduled):
+    """Sizes its scheduler by the trainer."""
+
+    reads = "estimated_stepping_batches"
+
+    def configure_optimizers(self) -> Any:
+        total = getattr(self.trainer, type(self).reads)
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=total)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class SizedByEpochs(Sized):
+    reads = "max_epochs"
+
+
+class SizedBySteps(Sized):
+    reads = "max_steps"
+
+
+@pytest.mark.parametrize("module", [Sized, SizedByEpochs, SizedBySteps])
+def test_an_end_that_the_trainer_does_not_have_is_refused_by_name(module: type[Sized]) -> None:
+    subject = LightningTrainable(module, ShapesDataModule(), trainer=CPU)
+    with pytest.raises(UsageError, match=rf"reads trainer\.{module.reads}, and this trainer has no end.*s\.onecycle"):
+        advanced(subject, HP, 1)

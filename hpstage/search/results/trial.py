@@ -240,6 +240,9 @@ def trial_of(
     """Return a trial of a plan. Raise :class:`UsageError` if there is none of that id."""
     planned: Mapping[TrialId, PlannedTrial] = plan.trials
     if id not in planned:
+        proposed = plan.searches.proposed.get(id)
+        if proposed is not None and proposed.rejected is not None:
+            raise UsageError(f"trial {id!r} was not trained: the space rejected it ({proposed.rejected.summary})")
         studies = ", ".join(sorted({plan.study_of(known) for known in planned})) or "none"
         raise UsageError(
             f"{where} has no trial {id!r} (it may have been trained by other code, or on another store); there are "

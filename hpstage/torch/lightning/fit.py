@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,8 +48,9 @@ class Session:
         self._progress: Progress | None = None
         self._steering: Steering | None = None
         self.ended = False
-        arguments = {"max_epochs": -1} if not {"max_epochs", "max_steps"} & subject.arguments.keys() else {}
-        self.trainer: Any = Trainer(
+        has_end = bool({"max_epochs", "max_steps"} & subject.arguments.keys())
+        kind, arguments = (Trainer, {}) if has_end else (_Endless, {"max_epochs": -1})
+        self.trainer: Any = kind(
             **arguments,
             **subject.arguments,
             callbacks=[_End(self), *subject.callbacks],
@@ -204,6 +206,37 @@ class Session:
 
     def _over(self) -> Exception:
         return TrainingError(f"{self.why()}; there is no step {self._run._step} to train")
+
+
+class _Endless(Trainer):  # type: ignore[misc]  # its base has no types
+    """A Trainer without an end of its own. Who sizes a scheduler by its end would get infinity, or -1."""
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        raise _no_end("estimated_stepping_batches")
+
+    @property
+    def max_epochs(self) -> Any:
+        return _known_to_lightning("max_epochs", self.fit_loop.max_epochs)
+
+    @property
+    def max_steps(self) -> Any:
+        return _known_to_lightning("max_steps", self.fit_loop.epoch_loop.max_steps)
+
+
+def _known_to_lightning(name: str, value: object) -> object:
+    reader = sys._getframe(2).f_globals.get("__name__", "")
+    if reader.partition(".")[0] not in ("lightning", "hpstage"):
+        raise _no_end(name)
+    return value
+
+
+def _no_end(name: str) -> UsageError:
+    return UsageError(
+        f"your code reads trainer.{name}, and this trainer has no end: the steps of trials take its place, "
+        f"and trials of different lengths share their steps. Let the space say how the rate changes "
+        f"(s.onecycle, s.cosine, s.linear), or give an end: LightningTrainable(..., trainer={{'max_steps': 400}})"
+    )
 
 
 class _End(Callback):  # type: ignore[misc]  # its base has no types

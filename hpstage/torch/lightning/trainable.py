@@ -41,8 +41,9 @@ class LightningTrainable:
         val_dataloaders: as for ``Trainer.fit``: one DataLoader or several.
         datamodule: as for ``Trainer.fit``.
         trainer: arguments of ``lightning.Trainer`` (see :mod:`hpstage.torch.lightning.carried`). Unless it says
-            ``max_epochs`` or ``max_steps``, which learning rate schedulers may go by, training has no end of its own.
-            Where it has one, trials are complete there.
+            ``max_epochs`` or ``max_steps``, which learning rate schedulers may go by, training has no end of its own,
+            and code that reads one (``trainer.estimated_stepping_batches``) is refused. Where it has one, trials are
+            complete there.
         step_unit: whether a step is a batch, or an epoch.
         terminate_on_nan, version, data_version, stateless: see :class:`hpstage.torch.TorchTrainable`. Paths of
             ``stateless`` begin with ``model``, ``optimizer``, ``callbacks`` or ``datamodule`` (``"model.seen"``).

@@ -68,10 +68,13 @@ def found(study: optuna.Study) -> list[tuple[object, ...]]:
 def test_the_study_is_that_of_optuna(sampler: type[RandomSampler | TPESampler], error: type[Exception]) -> None:
     study, plain = (optuna.create_study(sampler=sampler(seed=1)) for _ in range(2))
     in_optuna(space(error), plain, catch=(Unstable,))
-    search(study, space(error), algorithm=FullTraining(window=1), catch=(Unstable,))
+    result = search(study, space(error), algorithm=FullTraining(window=1), catch=(Unstable,))
     assert found(study) == found(plain)
     ended = TrialState.PRUNED if error is optuna.TrialPruned else TrialState.FAIL
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE, ended}
+    rejected = next(trial for trial in study.trials if trial.state == ended)
+    with pytest.raises(UsageError, match=r"was not trained: the space rejected it \(.*too unstable\)"):
+        result.trial(rejected)
     why = "hpstage:ended" if error is optuna.TrialPruned else "hpstage:failure"
     for trial in study.trials:
         assert ("too unstable" in trial.user_attrs.get(why, "")) == (trial.state == ended)
