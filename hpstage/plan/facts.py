@@ -419,8 +419,8 @@ class ForkedFrom(msgspec.Struct, frozen=True):
 
 
 class TrialProposed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """The study's trial ``number`` belongs to the current search; ``sampler`` holds the sampler's random states
-    after it was proposed (or, if ``number`` is None, before the first).
+    """The study's trial ``number`` belongs to the current search; ``sampler`` holds the sampler's state after it was
+    proposed (or, if ``number`` is None, before the first): of other parts than a ``RandomState``, as JSON.
 
     ``fork``: set if an algorithm forked it from another trial. ``extends``: the finished trial that it replaces and
     continues. ``params`` are the study's, for readers of the plan without the study: values that are not JSON scalars
@@ -430,7 +430,7 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     study: str
     number: int | None
     trial: TrialId | None
-    sampler: dict[str, RandomState]
+    sampler: dict[str, RandomState | str]
     fork: ForkedFrom | None = None
     extends: TrialId | None = None
     params: dict[str, bool | int | float | str | None] = {}
