@@ -53,15 +53,25 @@ def run(call: Call) -> Result:
             logger.warning("%s. This process starts the search again by itself.", error)
         if driver is not None:
             workers = driver.abandon()
-    _warn_if_all_failed(session, call.ledger)
+    _warn_of_nothing(session, call.ledger)
     whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call
     result = _result(call, driver, session, whole)
     call.progress.finish(session, driver, result.savings)
     return result
 
 
-def _warn_if_all_failed(session: Session, ledger: Ledger) -> None:
+def _warn_of_nothing(session: Session, ledger: Ledger) -> None:
     """Warn once at the end, beside the failures themselves, that a search has nothing to show."""
+    if not session.trials and session.expected == 0:
+        states = [trial.state for trial in ledger.trials()]
+        logger.warning(
+            "Nothing was trained: study %r has all points of its sampler's space (%d complete, %d failed). A new study "
+            "on the same store searches them again, and trains nothing twice",
+            ledger.name,
+            states.count(TrialState.COMPLETE),
+            states.count(TrialState.FAIL),
+        )
+        return
     rejected = [trial.rejected for trial in session.trials if trial.rejected is not None]
     if rejected and len(rejected) == len(session.trials):
         logger.warning(

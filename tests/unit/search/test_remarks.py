@@ -16,7 +16,7 @@ from hpstage.algos import FullTraining, OptunaPruner, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
-from hpstage.testing.toys import Tape
+from hpstage.testing.toys import Failing, Tape
 from hpstage.training.code.unread import unread
 
 
@@ -174,3 +174,19 @@ def test_a_window_that_leaves_workers_idle_is_named(
             store=MemoryJournal(),
         )
     assert ("has so few trials open at a time" in caplog.text) == said
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_grid_that_the_study_has_already_is_named(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def grid() -> optuna.samplers.BaseSampler:
+        return optuna.samplers.GridSampler({"a": [5, 6, 7]}, seed=0)
+
+    study = optuna.create_study(sampler=grid())
+    space, trainable = (lambda trial: {"a": trial.suggest_int("a", 5, 7)}), Failing() if fails else Tape()
+    search(caplog, space, study=study, trainable=trainable, n_trials=None)
+    assert "Nothing was trained" not in caplog.text
+    study.sampler = grid()
+    search(caplog, space, study=study, trainable=trainable, n_trials=None)
+    failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials)
+    assert f"sampler's space ({3 - failed} complete, {failed} failed)" in caplog.text and bool(failed) == fails
+    assert len(study.trials) == 3
