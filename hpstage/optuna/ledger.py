@@ -57,11 +57,12 @@ class _MadeAgain:
 
 
 class _Noting:
-    """A storage wrapper that writes down which user attributes are set."""
+    """A storage wrapper that writes down which user attributes are set, and explains why a parameter is refused."""
 
-    def __init__(self, storage: BaseStorage, noted: dict[str, None]) -> None:
+    def __init__(self, storage: BaseStorage, noted: dict[str, None], ledger: Ledger) -> None:
         self._storage = storage
         self._noted = noted
+        self._ledger = ledger
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
@@ -69,6 +70,13 @@ class _Noting:
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         self._storage.set_trial_user_attr(trial_id, key, value)
         self._noted[key] = None
+
+    def set_trial_param(self, trial_id: int, name: str, value: float, distribution: BaseDistribution) -> None:
+        try:
+            self._storage.set_trial_param(trial_id, name, value, distribution)
+        except ValueError:
+            self._ledger.check_compatible({name: distribution})
+            raise
 
 
 class Ledger:
@@ -157,6 +165,19 @@ class Ledger:
         Raises:
             UsageError: the study has trials with other choices of a parameter, which Optuna does not allow.
         """
+        self.check_compatible(distributions)
+        there = [
+            trial.system_attrs.get("fixed_params", trial.params)
+            for trial in self.trials()
+            if trial.state == TrialState.WAITING or (trial.state != TrialState.FAIL and counts(trial))
+        ]
+        for point in points:
+            if point not in there:
+                self.study.enqueue_trial(dict(point))
+
+    def check_compatible(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        """Raise :class:`UsageError` if the study has trials with another kind of a parameter or other choices, which
+        Optuna does not allow."""
         for trial in self.trials():
             for name in trial.distributions.keys() & distributions.keys():
                 try:
@@ -167,14 +188,6 @@ class Ledger:
                         f"{trial.distributions[name]}. Use another study for {distributions[name]}; on the same store, "
                         f"it shares what is trained"
                     ) from error
-        there = [
-            trial.system_attrs.get("fixed_params", trial.params)
-            for trial in self.trials()
-            if trial.state == TrialState.WAITING or (trial.state != TrialState.FAIL and counts(trial))
-        ]
-        for point in points:
-            if point not in there:
-                self.study.enqueue_trial(dict(point))
 
     def queue_is_empty(self) -> bool:
         return not (self._withdrawn_first() or self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
@@ -233,7 +246,7 @@ class Ledger:
     def noting(self, trial: Trial, noted: dict[str, None]) -> Iterator[None]:
         """Add the names of the user attributes that are set on the trial meanwhile to ``noted``."""
         storage = trial.storage
-        trial.storage = _Noting(storage, noted)  # type: ignore[assignment]
+        trial.storage = _Noting(storage, noted, self)  # type: ignore[assignment]
         try:
             yield
         finally:

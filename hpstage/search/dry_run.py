@@ -52,6 +52,8 @@ def try_out_space(request: Request) -> bool:
                     request.observed.by(described, f"trial {trial.number}")
                     if request.algorithm.forks:
                         check_forkable(described, request.steps, trial.number)
+                    if not works:
+                        _check_compatible(request, trial)
                     works = True
                     continue
                 except Rejected:  # on purpose
@@ -68,6 +70,11 @@ def try_out_space(request: Request) -> bool:
                     logger.debug("The space was tried out with %s and raised", trial.params, exc_info=True)
                 study.tell(trial, state=TrialState.FAIL)
     return works
+
+
+def _check_compatible(request: Request, trial: optuna.Trial) -> None:
+    with suppress(KeyError):  # a study that is deleted is named when the search begins
+        Ledger(request.study).check_compatible(trial.distributions)
 
 
 def drawn(request: Request, most: int) -> list[Described]:

@@ -582,3 +582,37 @@ def test_an_executor_that_cannot_audit_searches_as_ever() -> None:
     check_values(result)
     assert str(result.audit).startswith("nothing was audited")
     assert not result.audit.figures and result.audit.line == ""
+
+
+@pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"])
+def test_other_choices_of_a_parameter_leave_no_trial(storage: str | None, tmp_path: Path) -> None:
+    study = optuna.create_study(
+        storage=storage and storage.format(tmp_path), sampler=optuna.samplers.RandomSampler(seed=0)
+    )
+
+    def search(space: Any) -> None:
+        hpstage.optimize(
+            study, Tape(), space, metric="score", steps=2, n_trials=2, executor=hpstage.InlineExecutor(), store=tmp_path
+        )
+
+    search(lambda trial: {"a": trial.suggest_categorical("a", [1, 2])})
+    for wider in (
+        lambda trial: {"a": trial.suggest_categorical("a", [1, 2, 3])},
+        lambda trial: {"a": trial.suggest_int("a", 1, 3)},
+    ):
+        with pytest.raises(
+            UsageError, match=r"trial 0 of study .* has another kind of 'a' or other choices.* another study"
+        ):
+            search(wider)
+    assert len(study.trials) == 2
+
+    def later(trial: optuna.Trial) -> dict[str, object]:
+        first = trial.suggest_categorical("b", ["x", "y"])
+        return {
+            "a": trial.suggest_categorical("a", [1, 2]) if trial.number < 4 else trial.suggest_int("a", 1, 2),
+            "b": first,
+        }
+
+    search(later)
+    with pytest.raises(UsageError, match="has another kind of 'a'"):
+        search(later)
