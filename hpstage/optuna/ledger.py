@@ -178,10 +178,11 @@ class Ledger:
     def check_compatible(self, distributions: Mapping[str, BaseDistribution]) -> None:
         """Raise :class:`UsageError` if the study has trials with another kind of a parameter or other choices, which
         Optuna does not allow."""
+        wanted = dict(distributions)
         for trial in self.trials():
-            for name in trial.distributions.keys() & distributions.keys():
+            for name in trial.distributions.keys() & wanted.keys():
                 try:
-                    check_distribution_compatibility(trial.distributions[name], distributions[name])
+                    check_distribution_compatibility(trial.distributions[name], wanted.pop(name))
                 except ValueError as error:
                     raise UsageError(
                         f"trial {trial.number} of study {self.name!r} has another kind of {name!r} or other choices: "

@@ -2,19 +2,19 @@
 
 Optuna's samplers hold NumPy ``RandomState`` objects, wrapped in ``LazyRandomState``, and so do the samplers and
 strategies they consist of. Everything else that determines a proposal is in the study's storage. Samplers of others
-hold any random generator, counters, and samplers, also in lists and dicts.
+hold any random generator, numbers that change, and samplers, also in lists and dicts. Strings are never written: they
+may be secret.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import logging
-import pickle
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,10 @@ from hpstage.plan.facts import RandomState
 
 logger = logging.getLogger("hpstage")
 
-_GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
-_SCALARS = (bool, int, float, str, type(None))
-# After so many proposals it is known which attributes change.
-_LOOKS = 20
-# What a list or dict of a sampler may have at most, to be looked through at each proposal: a grid's points are more.
-_ITEMS = 64
+_NUMBERS = (bool, int, float)
+# Maximum number of things of a sampler that are looked at with each proposal, and how deep they may be nested.
+_MOST, _DEEPEST = 256, 8
+_SMALL = 1 << 16
 
 
 @dataclass(slots=True)
@@ -38,36 +36,58 @@ class _Parts:
     """What a sampler consists of, by paths such as ``base_sampler._rng``."""
 
     generators: dict[str, Any] = field(default_factory=dict)
-    scalars: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # what holds each, and its name there
+    numbers: dict[str, tuple[Any, Any, bool | int | float]] = field(default_factory=dict)
+    """What holds each, its name there, and its value."""
     others: dict[str, object] = field(default_factory=dict)
+    """What cannot be kept, as far as it is cheap to see that it has changed."""
     _seen: set[int] = field(default_factory=set)
 
-    def add(self, path: str, holder: Any, name: Any, value: object, *, own: bool) -> None:
-        """``own``: the attribute of a sampler that is none of Optuna's or hpstage's."""
+    def add(self, path: str, holder: Any, name: Any, value: object, own: bool, depth: int) -> None:
+        """``own``: of a sampler that is none of Optuna's or hpstage's."""
         if type(value).__name__ == "LazyRandomState":
             value = value.rng  # type: ignore[attr-defined]
-        if own and isinstance(value, _SCALARS):
-            if not isinstance(holder, tuple):
-                self.scalars[path] = holder, name
-            return
-        if id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if isinstance(value, _GENERATORS):
-            self.generators[path] = value
-        elif isinstance(value, list | tuple | dict) and len(value) <= _ITEMS:
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                self.add(f"{path}[{key!r}]", value, key, item, own=own)
+        if own and type(value) in _NUMBERS and not isinstance(holder, tuple):
+            self.numbers[path] = holder, name, value  # type: ignore[assignment]
+        elif isinstance(value, np.random.Generator) or type(value) in (np.random.RandomState, random.Random):
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self.generators[path] = value
         elif _is_sampler(value):
-            self.add_all(value, f"{path}.")
-        elif own and not callable(value):
-            self.others[path] = value
+            self.add_all(value, f"{path}.", depth + 1)
+        elif type(value) in (list, tuple, dict):
+            self._add_items(path, value, own, depth)
+        elif own and not (callable(value) or isinstance(value, ModuleType) or _home(value).startswith("optuna.")):
+            self.others[path] = _glance(value)
 
-    def add_all(self, owner: object, path: str = "") -> None:
+    def add_all(self, owner: object, path: str = "", depth: int = 0) -> None:
+        if id(owner) in self._seen or depth > _DEEPEST:
+            return
         self._seen.add(id(owner))
         own = not _home(owner).startswith(("optuna.", "hpstage."))
         for name, value in sorted(getattr(owner, "__dict__", {}).items()):
-            self.add(f"{path}{name}", owner, name, value, own=own)
+            self.add(f"{path}{name}", owner, name, value, own, depth)
+
+    def _add_items(self, path: str, value: Any, own: bool, depth: int) -> None:
+        if own:
+            self.others[path] = len(value) if type(value) is not tuple else _glance(value)
+        if id(value) in self._seen or depth >= _DEEPEST or len(self._seen) + len(value) > _MOST:
+            return
+        self._seen.add(id(value))
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            self.add(f"{path}[{key!r}]", value, key, item, own, depth + 1)
+
+
+def _glance(value: object) -> object:
+    """Return what is another if the value was replaced or has grown, or a small array changes."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Iterator):
+        return object()  # it changes whenever it is used
+    if isinstance(value, np.ndarray) and value.nbytes <= _SMALL:
+        return value.tobytes()
+    if type(value) is tuple and all(type(item) in _NUMBERS for item in value):
+        return value
+    return id(value), len(value) if isinstance(value, Sized) else 0
 
 
 def _is_sampler(value: object) -> bool:
@@ -85,25 +105,29 @@ def _parts_of(sampler: optuna.samplers.BaseSampler) -> _Parts:
 
 
 class SamplerState:
-    """The state of one sampler. Remembers the last recorded states, to omit unchanged keys."""
+    """The state of one sampler. Remembers the last recorded states, to omit what is unchanged.
+
+    The state is that after a proposal: what the sampler counts when a trial ends is kept with the next proposal.
+    """
 
     def __init__(self, sampler: optuna.samplers.BaseSampler) -> None:
         self._sampler = sampler
-        self._last: dict[str, str] = {}
-        self._looks = 0
-        self._began = _digests(_parts_of(sampler).others)
+        parts = _parts_of(sampler)
+        # Numbers that never change are settings: those of the process that resumes hold.
+        self._last = {path: json.dumps(number) for path, (_, _, number) in parts.numbers.items()}
+        self._others: dict[str, object] | None = parts.others
+        self._kept = parts.numbers.keys() | parts.generators.keys()
 
     def take(self) -> dict[str, RandomState | str]:
-        """Return the current state: of each of Optuna's generators about 70 bytes, plus 3.4 kB whenever it has turned
-        over; of other generators and scalars, JSON. Warn once of what changes and cannot be kept."""
+        """Return the current state: of each NumPy ``RandomState`` about 70 bytes, plus 3.4 kB whenever it has turned
+        over; of other generators, and of numbers that have changed, JSON. Warn once of what changes and is not kept."""
         states: dict[str, RandomState | str] = {}
         parts = _parts_of(self._sampler)
         for path, rng in parts.generators.items():
-            if not isinstance(rng, np.random.RandomState):
-                states[path] = _written(rng)
+            state = _state_of(rng)
+            if isinstance(state, str):
+                states[path] = state
                 continue
-            state = rng.get_state(legacy=False)
-            assert isinstance(state, dict)
             key = base64.b64encode(np.asarray(state["state"]["key"], "<u4").tobytes()).decode()
             known = self._last.get(path) == key
             self._last[path] = key
@@ -113,30 +137,31 @@ class SamplerState:
                 gauss=float(state["gauss"]),
                 key=None if known else key,
             )
-        for path, place in parts.scalars.items():
-            written = json.dumps(_get(*place))
+        for path, (_, _, number) in parts.numbers.items():
+            written = json.dumps(number)
             if self._last.get(path) != written:
                 self._last[path] = states[path] = written
         self._look(parts)
         return states
 
     def _look(self, parts: _Parts) -> None:
-        self._looks += 1
-        if not self._began or self._looks > _LOOKS:
+        if self._others is None:
             return
-        now = _digests(parts.others)
-        changed = sorted(path for path, digest in self._began.items() if now.get(path) != digest)
+        changed = {path for path in self._others if parts.others.get(path) != self._others[path]}
+        changed |= parts.others.keys() - self._others.keys()
+        changed |= self._kept ^ (parts.numbers.keys() | parts.generators.keys())
         if changed:
-            self._began = {}
+            self._others = None
             logger.warning(
-                "%s changes %s, which the plan does not keep: if this search is interrupted, a new process goes on "
-                "with other proposals. Random generators, numbers and strings are kept, and so are samplers",
+                "%s changes %s, which the plan does not keep: if this search is interrupted, a new process may go on "
+                "with other proposals. Random generators, numbers and samplers are kept, also in lists and dicts of "
+                "constant length",
                 type(self._sampler).__name__,
-                ", ".join(changed),
+                ", ".join(sorted(changed)),
             )
 
     def put(self, recorded: Iterable[dict[str, RandomState | str]]) -> None:
-        """Restore the last of the recorded states. All of them are needed, since unchanged keys are omitted."""
+        """Restore the last of the recorded states. All of them are needed, since what is unchanged is omitted."""
         latest: dict[str, RandomState | str] = {}
         for states in recorded:
             for path, state in states.items():
@@ -148,8 +173,8 @@ class SamplerState:
         parts = _parts_of(self._sampler)
         for path, state in latest.items():
             try:
-                if path in parts.scalars and isinstance(state, str):
-                    _set(*parts.scalars[path], json.loads(state))
+                if path in parts.numbers and isinstance(state, str):
+                    _set(*parts.numbers[path], json.loads(state))
                 elif path in parts.generators:
                     self._restore(path, parts.generators[path], state)
             except (ValueError, TypeError, KeyError) as error:
@@ -159,7 +184,14 @@ class SamplerState:
 
     def _restore(self, path: str, rng: Any, state: RandomState | str) -> None:
         if isinstance(state, str):
-            _read(rng, state)
+            content = json.loads(state, object_hook=_array)
+            if isinstance(rng, random.Random):
+                version, inner, gauss = content
+                rng.setstate((version, tuple(inner), gauss))
+            elif isinstance(rng, np.random.RandomState):
+                rng.set_state(content)
+            else:
+                rng.bit_generator.state = content
             return
         key = np.frombuffer(base64.b64decode(self._last[path]), "<u4")
         if len(key) != 624 or not isinstance(rng, np.random.RandomState):
@@ -168,41 +200,28 @@ class SamplerState:
         rng.set_state({"bit_generator": "MT19937", "state": inner, "has_gauss": state.has_gauss, "gauss": state.gauss})
 
 
-def _digests(others: dict[str, object]) -> dict[str, str]:
-    """Return a digest of each value, as far as they can be pickled."""
-    found = {}
-    for path, value in others.items():
-        try:
-            found[path] = hashlib.sha256(pickle.dumps(value)).hexdigest()
-        except Exception:  # whatever the user's own sampler holds
-            logger.debug("%s of the sampler cannot be looked at", path, exc_info=True)
-    return found
-
-
-def _get(holder: Any, name: Any) -> Any:
-    return holder[name] if isinstance(holder, list | dict) else getattr(holder, name)
-
-
-def _set(holder: Any, name: Any, value: object) -> None:
-    if isinstance(holder, list | dict):
-        holder[name] = value
-    else:
-        setattr(holder, name, value)
-
-
-def _written(rng: np.random.Generator | random.Random) -> str:
-    state = rng.getstate() if isinstance(rng, random.Random) else rng.bit_generator.state
-    return json.dumps(state, default=lambda array: {"array": array.tolist(), "of": str(array.dtype)})
-
-
-def _read(rng: Any, state: str) -> None:
-    content = json.loads(state, object_hook=_array)
+def _state_of(rng: Any) -> dict[str, Any] | str:
+    """Return the state of a ``RandomState`` of the usual kind, or that of any other generator as JSON."""
+    state: Any
     if isinstance(rng, random.Random):
-        version, inner, gauss = content
-        rng.setstate((version, tuple(inner), gauss))
+        state = rng.getstate()
+    elif isinstance(rng, np.random.RandomState):
+        state = rng.get_state(legacy=False)
+        if state["bit_generator"] == "MT19937":
+            return state  # type: ignore[no-any-return]
     else:
-        rng.bit_generator.state = content
+        state = rng.bit_generator.state
+    return json.dumps(state, default=lambda array: {"array": array.tolist(), "of": str(array.dtype)})
 
 
 def _array(content: dict[str, Any]) -> Any:
     return np.array(content["array"], content["of"]) if content.keys() == {"array", "of"} else content
+
+
+def _set(holder: Any, name: Any, now: object, value: object) -> None:
+    if value == now:
+        return
+    if isinstance(holder, list | dict):
+        holder[name] = value
+    else:
+        vars(holder)[name] = value  # a property of that name may be read-only

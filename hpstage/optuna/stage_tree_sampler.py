@@ -17,7 +17,7 @@ from hpstage.errors import UsageError
 from hpstage.errors.arguments import SPACE, checked, instance, number, optional, whole
 from hpstage.optuna.companions import Companions, Wish
 from hpstage.optuna.influence import Probe, begins, takes
-from hpstage.schedule.space import Rejected, Space, describe
+from hpstage.schedule.space import Space, describe
 
 _Numerical = FloatDistribution | IntDistribution
 
@@ -173,7 +173,7 @@ class StageTreeSampler(BaseSampler):
         probe = Probe(draw, trial.number, study)
         try:
             describe(space, probe, self._steps)
-        except Rejected:  # as it will the trial
+        except Exception:  # as it will with the trial
             return dict(probe.params)
         params, distributions = dict(probe.params), probe.distributions
         begin = begins(space, self._steps, params, distributions, self.radius)

@@ -16,12 +16,18 @@ _PATIENCE = 100
 
 
 def described_trials(
-    study: optuna.Study, space: Space, steps: int, most: int, *, cut: bool = True
+    study: optuna.Study,
+    space: Space,
+    steps: int,
+    most: int,
+    *,
+    cut: bool = True,
+    catch: tuple[type[Exception], ...] = (),
 ) -> Iterator[tuple[Trial, Described]]:
     """Yield up to ``most`` trials that the space does not reject, proposed by the sampler of a study in memory.
 
     Args:
-        steps, cut: as for :func:`hpstage.schedule.space.describe`.
+        steps, cut, catch: as for :func:`hpstage.schedule.space.describe`.
 
     Raises:
         UsageError: the space rejects nearly all of them.
@@ -31,16 +37,22 @@ def described_trials(
     while given < min(most, len(points) or most):
         if points:
             study.enqueue_trial(points[given])
-        elif ledger.exhausted():
+        elif _is_exhausted(ledger):
             return
-        trial = study.ask()
-        try:
-            described = describe(space, trial, steps, cut=cut)
-        except Rejected as error:
-            study.tell(trial, state=TrialState.PRUNED)
-            rejected += 1
-            if rejected >= _PATIENCE * most:
-                raise UsageError(f"the space rejects {rejected} trials in a row: {error}") from error
-            continue
+        with ledger.optimize_loop():  # samplers and spaces may stop the study
+            trial = study.ask()
+            try:
+                described = describe(space, trial, steps, cut=cut, catch=catch)
+            except Rejected as error:
+                study.tell(trial, state=TrialState.PRUNED)
+                rejected += 1
+                if rejected >= _PATIENCE * most:
+                    raise UsageError(f"the space rejects {rejected} trials: {error}") from error
+                continue
         given += 1
         yield trial, described
+
+
+def _is_exhausted(ledger: Ledger) -> bool:
+    with ledger.optimize_loop():
+        return ledger.exhausted()

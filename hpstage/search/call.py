@@ -83,7 +83,8 @@ class Call:
             identity=self.ledger.identity(),
             directions=tuple(direction.name.lower() for direction in study.directions),
         )
-        started = continued(started, driver.plan.searches.get(started.study))
+        before = driver.plan.searches.get(started.study)
+        started = continued(started, before)
         return Session(
             self.ledger,
             driver,
@@ -108,6 +109,8 @@ class Call:
             deadline=self.deadline,
             interruption=self.interruption,
             audit_budget=request.audit_budget,
+            # One that goes on with another number of trials leaves those that have ended as they are.
+            prolongs=request.extend or (before is not None and before.started.extends and not before.ended),
             on_change=lambda session: self.progress.update(session, driver),
         )
 

@@ -8,6 +8,7 @@ import warnings
 from contextlib import suppress
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.trial import TrialState
 
 from hpstage.errors import UsageError
@@ -38,6 +39,7 @@ def try_out_space(request: Request) -> bool:
         warnings.simplefilter("ignore")  # about the study in memory
         study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
         ledger, points, works = Ledger(study), points_of(request.space), False
+        distributions: dict[str, BaseDistribution] = {}
         with ledger.optimize_loop():
             for number in range(min(_DRAWN, len(points) or _DRAWN)):
                 if works and number == request.n_trials:
@@ -52,8 +54,7 @@ def try_out_space(request: Request) -> bool:
                     request.observed.by(described, f"trial {trial.number}")
                     if request.algorithm.forks:
                         check_forkable(described, request.steps, trial.number)
-                    if not works:
-                        _check_compatible(request, trial)
+                    distributions |= trial.distributions
                     works = True
                     continue
                 except Rejected:  # on purpose
@@ -69,12 +70,9 @@ def try_out_space(request: Request) -> bool:
                 except Exception:  # see above
                     logger.debug("The space was tried out with %s and raised", trial.params, exc_info=True)
                 study.tell(trial, state=TrialState.FAIL)
-    return works
-
-
-def _check_compatible(request: Request, trial: optuna.Trial) -> None:
     with suppress(KeyError):  # a study that is deleted is named when the search begins
-        Ledger(request.study).check_compatible(trial.distributions)
+        Ledger(request.study).check_compatible(distributions)
+    return works
 
 
 def drawn(request: Request, most: int) -> list[Described]:
@@ -83,8 +81,8 @@ def drawn(request: Request, most: int) -> list[Described]:
         warnings.simplefilter("ignore")
         study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
         found = []
-        with Ledger(study).optimize_loop(), suppress(Exception):  # see above
-            for _, described in described_trials(study, request.space, request.steps, most):
+        with suppress(Exception):  # see above
+            for _, described in described_trials(study, request.space, request.steps, most, catch=request.catch):
                 found.append(described)
     return found
 

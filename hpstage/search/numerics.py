@@ -124,7 +124,7 @@ def _initial(request: Request) -> dict[str, Scalar]:
     """Return the values at step 0 of a trial of the space."""
     with quiet_optuna(), generators_restored():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-        ((_, described),) = described_trials(study, request.space, request.steps, 1)
+        ((_, described),) = described_trials(study, request.space, request.steps, 1, catch=request.catch)
     return {name: schedule.value(0) for name, schedule in described.schedules.items()}
 
 

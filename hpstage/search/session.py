@@ -68,6 +68,7 @@ class Session:
         deadline: float | None,
         interruption: Interruption,
         audit_budget: float,
+        prolongs: bool,
         on_change: Callable[[Session], None],
     ) -> None:
         self.states: Counter[TrialState] = Counter()  # of finished trials
@@ -89,6 +90,7 @@ class Session:
         self._interruption = interruption
         self._on_change = on_change
         self._audit_budget = audit_budget
+        self._prolongs = prolongs  # trains finished trials further
         self._used_before = driver.plan.totals.worker_seconds
         self._targets = Targets(synchronous=algorithm.synchronous)
         self._decisions = Decisions(driver, roster.change)
@@ -311,7 +313,7 @@ class Session:
     def _ask(self, trial: SessionTrial, step: int) -> None:
         end = self._roster.end_of(trial, step)
         if trial.finished and trial.barred is None:
-            if self._started.extends:
+            if self._prolongs:
                 if end > self._roster.reach(trial) and self._driver.plan.ending_on(trial.id, end) is None:
                     self._count(trial, -1)
                     self._roster.carry_on(trial)

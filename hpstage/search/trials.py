@@ -174,6 +174,7 @@ class Roster(Trials):
             trial.told = max(trial.reported, default=0)
             self.by_id[trial.id] = trial
             trial.noted, trial.rejected = frozenset(proposed.noted), proposed.rejected
+            self._space_works |= trial.id in self._driver.plan.trials or trial.rejected is not None
             if frozen.state == TrialState.FAIL or trial.id not in self._driver.plan.trials:
                 trial.barred = trial.rejected or UserFailure(summary="failed in an earlier session", traceback="")
         self.unclaimed = [trial for trial in self.trials if trial.fork is not None]

@@ -48,8 +48,9 @@ class Session:
         self._progress: Progress | None = None
         self._steering: Steering | None = None
         self.ended = False
-        has_end = bool({"max_epochs", "max_steps"} & subject.arguments.keys())
-        kind, arguments = (Trainer, {}) if has_end else (_Endless, {"max_epochs": -1})
+        ends = [subject.arguments[name] for name in ("max_epochs", "max_steps") if name in subject.arguments]
+        kind = Trainer if any(end not in (None, -1) for end in ends) else _Endless
+        arguments = {} if ends else {"max_epochs": -1}
         self.trainer: Any = kind(
             **arguments,
             **subject.arguments,

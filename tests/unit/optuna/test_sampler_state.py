@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 
 import hpstage
@@ -80,17 +82,6 @@ class Bandit(Foreign):
         return float(arms[self.turn % 3].sample_independent(*about))
 
 
-class Wrapping(Foreign):
-    """No attribute of it is what it draws from."""
-
-    def __init__(self, seed: int) -> None:
-        self.past = [0.1 * seed] * 100
-
-    def draw(self, *about: Any) -> float:
-        self.past.append((3.7 * self.past[-1] * (1 - self.past[-1])) % 1)
-        return self.past[-1]
-
-
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "generator": Generator,
     **{kind.__name__: lambda seed, kind=kind: Generator(seed, kind) for kind in (np.random.MT19937, np.random.Philox)},
@@ -139,15 +130,103 @@ def test_another_process_goes_on_with_the_same_proposals(
     assert "does not keep" not in caplog.text
 
 
-def test_what_changes_and_is_not_kept_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    search(optuna.create_study(sampler=Wrapping(3)), MemoryJournal())
-    assert caplog.text.count("Wrapping changes past, which the plan does not keep") == 1
+class Changing(Foreign):
+    """Draws from what ``change`` makes of an attribute."""
+
+    def __init__(self, first: Any, change: Callable[[Any], Any]) -> None:
+        self.kept, self._change = first, change
+
+    def draw(self, *about: Any) -> float:
+        self.kept = self._change(self.kept)
+        return 0.5
+
+
+def grown(values: list[float]) -> list[float]:
+    values.append(0.1)
+    return values
+
+
+def used(values: Any) -> Any:
+    next(values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [
+        ([], grown),
+        (None, lambda _: {"a": 1}),
+        (None, lambda _: 5),
+        ((1, random.Random(1)), lambda pair: (pair[0] + 1, pair[1])),
+        (iter(range(1000)), used),
+        (np.zeros(3), lambda array: array + 1),
+        ("a", lambda text: text + "b"),
+        (deque([1]), lambda past: deque([*past, 2])),
+    ],
+    ids=["list", "dict", "number", "tuple", "iterator", "array", "text", "deque"],
+)
+def test_what_changes_and_is_not_kept_is_named_once(
+    first: Any, change: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    search(optuna.create_study(sampler=Changing(first, change)), MemoryJournal())
+    assert caplog.text.count("Changing changes kept") == 1
+    assert caplog.text.count("which the plan does not keep") == 1
+
+
+class Mode(StrEnum):
+    A = "a"
+
+
+class Odd(RandomSampler):
+    """Has what cannot be kept, or set, or is no state."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed)
+        self.system, self.other_bits = random.SystemRandom(), np.random.RandomState(np.random.PCG64(seed))
+        self.mode, self.secret = Mode.A, "sk-SECRET"
+        self.study = optuna.create_study()
+        self.deep: Any = []
+        for _ in range(3000):
+            self.deep = [self.deep]
+        self.many = [[float(i)] * 64 for i in range(64)]
+        vars(self)["count"] = 1
+
+    @property
+    def count(self) -> int:
+        raise AssertionError("it is read where it stands")
+
+    def __getstate__(self) -> Any:
+        raise AssertionError("it is not pickled")
+
+
+def test_what_is_odd_neither_ends_a_search_nor_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    state = SamplerState(Odd(0))
+    states = [state.take() for _ in range(3)]
+    assert states[0].keys() == {"_rng", "other_bits"}
+    again = Odd(1)
+    SamplerState(again).put(states)
+    assert again.mode is Mode.A and again._rng.rng.random() == Odd(0)._rng.rng.random()
+    assert "does not keep" not in caplog.text
+
+
+class Subclass(TPESampler):
+    pass
+
+
+def test_settings_are_those_of_the_process_that_resumes(caplog: pytest.LogCaptureFixture) -> None:
+    first = Subclass(seed=1, n_startup_trials=3)
+    study, journal = optuna.create_study(sampler=first), MemoryJournal()
+    search(study, journal)
+    state = SamplerState(other := Subclass(seed=1, n_startup_trials=5))
+    state.put([SamplerState(first).take()])
+    assert other._n_startup_trials == 5
+    assert "does not keep" not in caplog.text
 
 
 def test_unchanged_numbers_are_not_written_again() -> None:
     sampler = Counting(0)
     state = SamplerState(sampler)
-    assert state.take().keys() >= {"count", "last", "by['step']"}
+    assert state.take() == {}
     sampler.draw()
     assert state.take().keys() == {"count", "last", "by['turns'][1]"}
     assert state.take() == {}

@@ -310,6 +310,21 @@ def test_an_interrupted_search_goes_on_with_another_number_of_trials(
     assert sum(isinstance(fact, SearchEnded) for fact in read_facts(journal)) == 1
 
 
+def test_another_number_of_trials_trains_no_finished_trial_further() -> None:
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if sum(trial.state.is_finished() for trial in study.trials) == 9:
+            raise KeyboardInterrupt
+
+    study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2)), MemoryJournal()
+    options: dict[str, Any] = {"metric": "score", "executor": hpstage.InlineExecutor(), "store": journal, "steps": 8}
+    options |= {"algorithm": ASHA(2, 2), "space": lambda trial: {"a": trial.suggest_int("a", 1, 100)}}
+    with pytest.raises(KeyboardInterrupt):
+        hpstage.optimize(study, Tape(), n_trials=12, callbacks=[stop], **options)
+    hpstage.optimize(study, Tape(), n_trials=13, **options)
+    assert len(study.trials) == 13
+    assert not any("hpstage:extends" in trial.user_attrs for trial in study.trials)
+
+
 def test_the_argument_that_another_call_differs_in_is_named(caplog: pytest.LogCaptureFixture) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from hpstage.errors import UsageError
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import TrialProposed
 from hpstage.plan.log import read_facts
+from hpstage.rehearsal.samplers import values_met
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 
@@ -129,6 +130,26 @@ def test_three_calls_go_on_where_a_proposal_raises_what_is_not_caught() -> None:
     )
 
 
+def test_a_space_that_has_worked_before_may_reject_the_first_trials_of_a_resumed_search() -> None:
+    def rare(trial: optuna.Trial) -> dict[str, object]:
+        if trial.suggest_float("rate", 0, 1) < 0.93:
+            raise Unstable
+        return {"rate": trial.params["rate"]}
+
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 1:
+            raise KeyboardInterrupt
+
+    study, journal = optuna.create_study(sampler=RandomSampler(seed=0)), MemoryJournal()
+    study.enqueue_trial({"rate": 0.99})
+    options: dict[str, Any] = {"store": journal, "n_trials": 6, "catch": (Unstable,)}
+    with pytest.raises(KeyboardInterrupt):
+        search(study, rare, callbacks=[stop], algorithm=FullTraining(window=1), **options)
+    study.sampler = RandomSampler(seed=0)
+    search(study, rare, algorithm=FullTraining(window=1), **options)
+    assert len(study.trials) == 6
+
+
 def test_a_space_that_never_works_is_raised_at_once() -> None:
     def broken(trial: optuna.Trial) -> dict[str, object]:
         return {"rate": trial.suggest_float("rate", 0, 1), "layers": layers}  # type: ignore[name-defined]  # noqa: F821
@@ -169,6 +190,21 @@ def test_a_sampler_that_calls_the_space_passes_rejections_on() -> None:
     study = optuna.create_study(sampler=StageTreeSampler(RandomSampler(seed=1), radius=0.2))
     search(study, space())
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+
+
+def test_the_parameters_of_what_is_rejected_are_kept_where_a_sampler_calls_the_space() -> None:
+    study = optuna.create_study(sampler=StageTreeSampler(RandomSampler(seed=1), radius=0.2))
+    search(study, space(Unstable), catch=(Unstable,))
+    failed = [trial for trial in study.trials if trial.state == TrialState.FAIL]
+    assert failed and all(trial.params.keys() == {"rate", "layers"} for trial in failed)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_all_of_a_space_is_covered_by_a_sampler_that_stops_the_study() -> None:
+    found = values_met(space(), 4, sampler=optuna.samplers.BruteForceSampler(seed=0), most=9)
+    assert {(values["rate"], values["layers"]) for values in found} == {
+        (0.1, 1), (0.1, 2), (0.1, 3), (0.4, 1), (0.4, 2)
+    }  # fmt: skip
 
 
 def test_an_extension_leaves_what_the_space_rejects_by_then(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
