@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.patient_storage import patient
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.optuna.stand_in import described_trials
 from hpstage.schedule.space import Described, Rejected, check_forkable, describe, points_of
@@ -70,7 +71,7 @@ def try_out_space(request: Request) -> bool:
                 except Exception:  # see above
                     logger.debug("The space was tried out with %s and raised", trial.params, exc_info=True)
                 study.tell(trial, state=TrialState.FAIL)
-    with suppress(KeyError):  # a study that is deleted is named when the search begins
+    with patient(request.study):
         Ledger(request.study).check_compatible(distributions)
     return works
 
