@@ -131,7 +131,7 @@ def test_where_few_trials_decide_how_long_it_takes_nine_of_ten_estimates_are(mon
 
 @pytest.mark.parametrize("space", [grid, apart, trunks])
 def test_what_a_pruner_will_do_is_foreseen_from_what_it_did(monkeypatch, space):
-    found = errors(watched(monkeypatch, OptunaPruner(20, grace=20), space, 4, 0))
+    found = errors(watched(monkeypatch, OptunaPruner(20, grace=20, window=16), space, 4, 0))
     assert min(found) >= 1 / 3 and max(found) <= 3.0
 
 
