@@ -166,7 +166,7 @@ def cut_torn_line(storage: BaseStorage) -> None:
     backend = getattr(storage, "_backend", None)
     if not isinstance(backend, JournalFileBackend):
         return
-    with suppress(OSError), open(backend._file_path, "r+b") as file:  # whoever reads or writes next is told
+    with suppress(OSError), open(backend._file_path, "r+b") as file:  # the next reader or writer gets the error
         if not _is_torn(file):
             return
         backend._lock.acquire()

@@ -153,8 +153,8 @@ class SamplerState:
         if changed:
             self._others = None
             logger.warning(
-                "%s changes %s, which the plan does not keep: if this search is interrupted, a new process may go on "
-                "with other proposals. Random generators, numbers and samplers are kept, also in lists and dicts of "
+                "%s changes %s, which the plan does not keep: if this search is interrupted, a new process may make "
+                "other proposals. Random generators, numbers and samplers are kept, also in lists and dicts of "
                 "constant length",
                 type(self._sampler).__name__,
                 ", ".join(sorted(changed)),

@@ -393,8 +393,8 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
 
     def differs(self, other: SearchStarted) -> list[str]:
         """Return the arguments in which another call of the study differs."""
-        told = {"algorithm", "metric", "steps", "n_trials", "sampler", "extends", "identity"}
-        return sorted(name for name in told if getattr(self, name) != getattr(other, name))
+        arguments = {"algorithm", "metric", "steps", "n_trials", "sampler", "extends", "identity"}
+        return sorted(name for name in arguments if getattr(self, name) != getattr(other, name))
 
     def same_call(self, other: SearchStarted) -> bool:
         return self.study == other.study and not self.differs(other)

@@ -109,7 +109,7 @@ class Call:
             deadline=self.deadline,
             interruption=self.interruption,
             audit_budget=request.audit_budget,
-            # One that goes on with another number of trials leaves those that have ended as they are.
+            # A search that continues with another number of trials leaves its finished trials as they are.
             prolongs=request.extend or (before is not None and before.started.extends and not before.ended),
             on_change=lambda session: self.progress.update(session, driver),
         )

@@ -106,7 +106,7 @@ def continued(now: SearchStarted, record: SearchRecord | None) -> SearchStarted:
         return now
     if "n_trials" in other:
         logger.warning(
-            "The interrupted search of study %r goes on with n_trials=%s instead of %s",
+            "The interrupted search of study %r continues with n_trials=%s instead of %s",
             now.study,
             now.n_trials,
             record.started.n_trials,

@@ -306,7 +306,7 @@ def test_an_interrupted_search_goes_on_with_another_number_of_trials(
     study.sampler = fresh()
     search(study, journal, n_trials=n_trials)
     assert [trial.params for trial in study.trials] == [trial.params for trial in whole.trials]
-    assert ("goes on with n_trials" in caplog.text) == (n_trials != 5)
+    assert ("continues with n_trials" in caplog.text) == (n_trials != 5)
     assert sum(isinstance(fact, SearchEnded) for fact in read_facts(journal)) == 1
 
 
