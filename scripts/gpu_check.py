@@ -9,6 +9,7 @@ costs    seconds to fork from a state on the device, on the host and on disk
 steps    seconds of a step by each step backend; CUDA graphs against eager training
 fused    siblings as one: seconds per member and step against eager training, peak memory, and whether bits depend on K
 chains   several chains on one device: steps per second of 1, 2 and 4 processes, and of as many CUDA streams in one
+search   a search on a local cluster by each step backend: bits and seconds beside each trial trained alone, one by one
 
 A part that fails says why, and the others go on. It needs nothing but hpstage, and exits with 0 where there is no GPU.
 """
@@ -23,7 +24,7 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,10 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import optuna
 import torch
 from engine_models import SUBJECTS, Images, Side, equal, now
 from torch.utils._pytree import tree_map_only
 
+import hpstage
+from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone, digest, nbytes
 from hpstage.execution import device_memory
@@ -266,12 +270,63 @@ def in_streams(device: torch.device, model: str, count: int, sizes: Sizes) -> di
     return {"streams_steps_per_second": count * sizes.steps * sizes.rounds / (time.perf_counter() - begin)}
 
 
+def search(device: torch.device, sizes: Sizes) -> dict[str, Any]:
+    """Return, by model and backend, whether every trial of a search equals itself trained alone, and what each took."""
+    found: dict[str, Any] = {}
+    for model in sizes.models:
+        for numerics in BACKENDS:
+            missing = backend_named(numerics).missing(device)
+            found[f"{model} {numerics}"] = missing or searched(subject_on(device, model, numerics), sizes)
+    return found
+
+
+def searched(subject: Images, sizes: Sizes) -> dict[str, Any]:
+    third = sizes.steps * sizes.rounds
+    rates = {"second": [0.05, 0.02, 0.01], "last": [0.01, 0.005]}
+
+    def space(trial: optuna.Trial) -> dict[str, s.Schedule]:
+        second, last = (trial.suggest_categorical(name, values) for name, values in rates.items())
+        return {
+            "lr": s.piecewise({0: 0.05, third: second, 2 * third: last}),
+            "batch_size": s.constant(sizes.batch),
+            "seed": s.constant(1),
+        }
+
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler(rates, seed=0))
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        result = hpstage.optimize(study, subject, space, metric="loss", steps=3 * third, store=folder, audit="off")
+        seconds = time.perf_counter() - begin
+    values = [trial.value for trial in study.trials]
+    begin = time.perf_counter()
+    truth = [alone(subject, result.trial(number).schedules, 3 * third) for number in range(6)]
+    return {
+        "exact": values == truth,
+        "values": values,
+        "alone": truth,
+        "seconds": seconds,
+        "one_by_one_seconds": time.perf_counter() - begin,
+        "savings": str(result.savings),
+    }
+
+
+def alone(subject: Images, schedules: Mapping[str, s.Schedule], steps: int) -> float:
+    """Return the loss of a trial trained in a plain loop in this process: no plan, no chain, no checkpoint."""
+    trainable: Any = as_trainable(subject)
+    with closing(trainable):
+        trainable.setup({name: schedule.value(0) for name, schedule in schedules.items()})
+        for step in range(steps):
+            trainable.train(step, {name: schedule.value(step) for name, schedule in schedules.items()})
+        return float(trainable.evaluate()["loss"])
+
+
 PARTS: dict[str, Callable[[torch.device, Sizes], dict[str, Any]]] = {
     "forks": forks,
     "costs": costs,
     "steps": steps,
     "fused": fused,
     "chains": chains,
+    "search": search,
 }
 
 

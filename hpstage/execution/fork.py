@@ -27,8 +27,8 @@ def obstacle() -> str:
     if sys.platform != "linux":
         return "only Linux has forks that are safe for this"
     torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "it uses a GPU, which no fork of it can"
+    if torch is not None and (torch.cuda.is_available() or torch.xpu.is_available()):
+        return "torch sees a GPU, which no fork can use; and for its gradients it has threads, which no fork has"
     jax: Any = sys.modules.get("jax._src.xla_bridge")
     if jax is not None and getattr(jax, "_backends", None):
         return "it computes with JAX, whose threads no fork has"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -313,10 +311,6 @@ def _warn(problem: Problem, segment: Segment) -> None:
 
 
 def _has_room() -> bool:
-    """Whether memory has room for another process that trains the same: not the last of what there is. That of a GPU
-    is taken to be needed for training."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return False
+    """Whether memory has room for another process that trains the same: not the last of what there is."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return (HostMemory().available() or 0) > 2 * resident

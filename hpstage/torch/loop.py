@@ -22,6 +22,7 @@ from hpstage.torch.backends.meaning import Meaning, Reached
 from hpstage.torch.backends.measuring import measure
 from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
 from hpstage.torch.data import Batches, batches_of
+from hpstage.torch.evaluation import evaluating
 from hpstage.torch.follow import Follower
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
@@ -140,15 +141,11 @@ class TorchLoop(Adapter):
         self._give_values()
         name = type(self._user).__name__
         rekey(0, 0, Purpose.EVALUATE)
-        with self._world.kept(f"{name}.evaluate()", warn=not self._user._evaluates_by_library):
-            modes = [(module, module.training) for module in built.model.modules()]
-            built.model.eval()
-            try:
-                with torch.no_grad():
-                    metrics = self._user.evaluate(built.model)
-            finally:
-                for module, training in modes:
-                    module.training = training
+        with (
+            self._world.kept(f"{name}.evaluate()", warn=not self._user._evaluates_by_library),
+            evaluating(built.model, self.device),
+        ):
+            metrics = self._user.evaluate(built.model)
         self._see_values("evaluate()")
         return checked_metrics(metrics, f"{name}.evaluate()")
 

@@ -142,7 +142,8 @@ class TorchTrainable(ABC):
 
     @abstractmethod
     def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:
-        """Return metrics by name. The model is in evaluation mode and gradients are off; both are restored."""
+        """Return metrics by name. The model is in evaluation mode and gradients are off; both are restored. On a GPU
+        the model takes tensors of the CPU as well, and what it returns is then on the CPU, too."""
 
     def collate(self, samples: list[Any]) -> Any:
         """Make a batch from a list of samples; by default with torch's ``default_collate``."""

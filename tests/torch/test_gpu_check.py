@@ -15,7 +15,7 @@ import torch
 from hpstage.torch.environment import pin
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-PARTS = ("fused", "forks", "steps", "costs", "chains")  # of three, the first is in the default suite
+PARTS = ("fused", "forks", "steps", "costs", "chains", "search")  # of three, the first is in the default suite
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def test_each_part_runs_on_a_cpu(part: str, script: Any) -> None:
     found = script.check(torch.device("cpu"), script.SMALL, (part,))
     assert "error" not in found["parts"][part], found["parts"][part]["traceback"]
     assert all(flags(found["parts"][part]["found"]))
-    assert (part in ("forks", "fused")) == any(flags(found["parts"][part]["found"]))
-    if part in ("forks", "steps"):
+    assert (part in ("forks", "fused", "search")) == any(flags(found["parts"][part]["found"]))
+    if part in ("forks", "steps", "search"):
         assert found["parts"][part]["found"]["mlp graphed"] == "CUDA graphs need a GPU, and this trains on cpu"
 
 
@@ -80,4 +80,4 @@ def test_everything_is_exact_on_a_gpu(model: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads(file.read_text())["parts"]
     assert parts.keys() == {*PARTS}
-    assert all(flags(parts["forks"]["found"])) and all(flags(parts["fused"]["found"]))
+    assert all(flag for part in ("forks", "fused", "search") for flag in flags(parts[part]["found"]))

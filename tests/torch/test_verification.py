@@ -478,3 +478,10 @@ def with_a_progress_bar(run: Run) -> None:
 def test_what_a_library_keeps_in_its_own_frames_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # else it leaves a thread
     search(with_a_progress_bar, verify="all", checkpoint_every=1)
+
+
+@pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
+def test_where_torch_sees_a_gpu_nothing_is_trained_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even on the CPU: torch begins threads for the gradients of each GPU, and fails in a fork, which has none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "torch sees a GPU" in obstacle()

@@ -13,7 +13,8 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from hpstage.errors import StateError
 from hpstage.schedule import Scalar
 from hpstage.text import count_of
 from hpstage.torch.backends.backend import NotDeparting, StepBackend
-from hpstage.torch.backends.rounding import OtherwiseRounded
+from hpstage.torch.backends.rounding import OtherwiseRounded, full_precision
 from hpstage.torch.backends.stacked.signature import shape_key
 from hpstage.training.logs import recording
 from hpstage.training.randomness import generators_restored
@@ -132,15 +133,19 @@ class Meaning:
             finally:
                 of.put_back(begin)
 
-        def rounded(seed: int | None, values: Mapping[str, Scalar] = hp) -> None:
+        def rounded(
+            how: Callable[[], AbstractContextManager[object]],
+            values: Mapping[str, Scalar] = hp,
+            most: float = math.inf,
+        ) -> None:
             """Take an eager step with other last bits; code may fail where a value has another one."""
 
             def step(batch: Any) -> Any:
-                with nullcontext() if seed is None else OtherwiseRounded(seed):
+                with how():
                     return of.update(batch, values)
 
             with contextlib.suppress(Exception):
-                apart.allow(after(step)[0], most=_SHARE if seed is None else math.inf)
+                apart.allow(after(step)[0], most)
 
         with _unheard():
             try:
@@ -157,12 +162,14 @@ class Meaning:
                     return
                 apart = _Apart(of.contents(), expected, found)
                 for seed in range(_LEAST):
-                    rounded(seed)
+                    rounded(partial(OtherwiseRounded, seed))
                 if apart.differs:
-                    rounded(None, {name: _as_float32(value) for name, value in hp.items()})
+                    rounded(nullcontext, {name: _as_float32(value) for name, value in hp.items()}, _SHARE)
+                if apart.differs:
+                    rounded(full_precision)
                 for seed in range(_LEAST, _MOST):
                     if apart.differs:
-                        rounded(seed)
+                        rounded(partial(OtherwiseRounded, seed))
             except (MemoryError, torch.OutOfMemoryError):
                 logger.warning("There is no memory to compare a step of %s with an eager one.", self._who)
                 return

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from hpstage.training.identity.torch_settings import read, torch_settings
 
 
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -46,6 +50,22 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
         whole = (tensor == tensor.round()) & (tensor.abs() < 1 / last)
         tensor.mul_(torch.where(up, 1 + last, 1 - last).to(tensor.dtype).masked_fill_(whole, 1.0))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Compute without TF32 and reduced sums. Where they are allowed, whether an operation of a GPU uses them depends on
+    which of its algorithms it takes, and so on the layout of its inputs."""
+    with ExitStack() as restored:
+        for name, (ask, put) in torch_settings(torch).items():
+            if name.startswith("fp32 precision") or name.endswith(("tf32", "reduced precision reduction")):
+                with suppress(RuntimeError):  # an older name of a setting cannot be read once the newer one was used
+                    known = read(ask)
+                    full = {str: "ieee", bool: False}.get(type(known), (False, False))
+                    if known not in (full, "none"):
+                        restored.callback(put, known)
+                        put(full)
+        yield
 
 
 def _is_rounded(value: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from hpstage.torch.backends.graphed import GraphedBackend
 from hpstage.torch.backends.meaning import Meaning
 from hpstage.torch.backends.rounding import OtherwiseRounded
 from hpstage.torch.loop import TorchLoop
+from hpstage.training.identity.torch_settings import torch_settings
 from hpstage.training.trainables import as_trainable
 from tests.torch.backends.slips import HP, OWN, PROCESS, AugmentedProduct, KnowsOfCompilers, LookedUp, Slip
 
@@ -122,6 +124,29 @@ def test_what_is_seen_in_the_first_step_is_refused_there(kind: type[Slip]) -> No
 
 
 # --- no false alarm, no trace -----------------------------------------------------------------------------
+
+
+class LessPrecise(Slip):
+    """As on a GPU: eagerly an operation takes TF32, where that is allowed; what is recorded takes another algorithm."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        if not torch.compiler.is_compiling() and torch_settings(torch)[TF32][0]() in ("tf32", True):
+            x = torch.from_numpy((x.numpy().view(np.int32) & ~0x1FFF).view(np.float32))
+        return self.error(model, (x, y))
+
+
+TF32 = next(name for name in ("fp32 precision of cuda, conv", "cudnn allow tf32") if name in torch_settings(torch))
+
+
+def test_precision_that_a_gpu_is_allowed_to_reduce_is_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch_settings(torch)[TF32][0]() in ("tf32", True), "torch's default"
+    loop = trained(LessPrecise(), "graphed")
+    assert loop._meaning.compared == meaning.STEPS
+    assert torch_settings(torch)[TF32][0]() in ("tf32", True)
+    monkeypatch.setattr(meaning, "full_precision", nullcontext)
+    with pytest.raises(StateError, match="does not train LessPrecise as its code says"):
+        trained(LessPrecise(), "graphed")
 
 
 class Busy(Slip):

@@ -39,5 +39,6 @@ class Streams:
 def generator_of(device: torch.device) -> Any:
     """Return the generator that operations on a device draw from by default."""
     if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before, there are no generators
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
