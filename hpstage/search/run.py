@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from itertools import dropwhile
 
 from optuna.trial import TrialState
@@ -11,8 +12,9 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.audits import audits_of
-from hpstage.plan.facts import StateReached, WorkerId
+from hpstage.plan.facts import StateReached, TrialId, WorkerId
 from hpstage.plan.log import Facts
+from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import savings
 from hpstage.report.whole import seconds_at_work
 from hpstage.scheduler.widths import measured_speeds
@@ -21,7 +23,7 @@ from hpstage.search.results.result import Result
 from hpstage.search.session import Session
 from hpstage.search.winner import audit_winner
 from hpstage.store.opening import address_of
-from hpstage.text import clean
+from hpstage.text import clean, count_of
 
 logger = logging.getLogger("hpstage")
 
@@ -53,9 +55,11 @@ def run(call: Call) -> Result:
             logger.warning("%s. This process starts the search again by itself.", error)
         if driver is not None:
             workers = driver.abandon()
-    _warn_of_nothing(session, call.ledger)
     whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call
     result = _result(call, driver, session, whole)
+    _warn_of_nothing(session, call.ledger)
+    if not result.savings.steps_trained:
+        _explain_known(driver.plan, [trial.id for trial in session.trials], call.request.steps)
     call.progress.finish(session, driver, result.savings)
     return result
 
@@ -88,6 +92,27 @@ def _warn_of_nothing(session: Session, ledger: Ledger) -> None:
             len(reasons),
             "with " if kinds == 1 else f"with {kinds} different errors, the first of them ",
             clean(reasons[0]),
+        )
+
+
+def _explain_known(plan: SearchPlan, ids: Iterable[TrialId], steps: int) -> None:
+    """Log why trials with results needed no training, as a warning if more steps were requested than they have."""
+    trials = [trial for id in ids if (trial := plan.trials.get(id)) is not None and trial.answered]
+    if not trials:
+        return
+    known = f"Nothing was trained: the store has all {count_of(len(trials), 'trial')}"
+    last = max(trial.answered for trial in trials)
+    if last >= steps:
+        logger.info("%s up to step %d", known, last)
+    elif any(plan.endings.ending(trial, trial.steps) for trial in trials):
+        logger.warning("%s up to step %d, where the training code ended the longest (StopTraining)", known, last)
+    else:
+        logger.warning(
+            "%s. Their schedules end at step %d, before steps=%d: add steps to each of them, as "
+            "result.trial(number).then({...}) does",
+            known,
+            last,
+            steps,
         )
 
 

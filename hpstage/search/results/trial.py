@@ -65,6 +65,22 @@ class TrainedTrial:
         """Its hyper-parameters: a space that returns them retrains the trial bit for bit."""
         return dict(self.planned.schedules)
 
+    def then(self, after: Mapping[str, Schedule | Scalar]) -> dict[str, Schedule]:
+        """Return its hyperparameters with more steps: a space that returns them trains the trial further.
+
+        Args:
+            after: by name, the values from the trial's last step on; steps of schedules count from there.
+                Hyperparameters that are not named keep their last values.
+
+        Raises:
+            UsageError: the trial has no hyperparameter of that name; the message lists those it has.
+        """
+        own, steps = self.schedules, self.planned.steps
+        for name in after:
+            if name not in own:
+                raise UsageError(f"trial {self.id} has no hyperparameter {name!r}; it has {', '.join(sorted(own))}")
+        return {name: schedule.then(after.get(name, schedule.value(steps - 1))) for name, schedule in own.items()}
+
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
         """All known metrics by step, also those that only another trial on the same line had asked for."""

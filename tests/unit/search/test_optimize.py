@@ -300,6 +300,19 @@ def test_what_was_edited_is_named(tmp_path, monkeypatch):
         run(create(), edited_helper.Edited(), store=journal)
 
 
+@pytest.mark.parametrize("first", [None, "1"])
+def test_a_version_stated_or_left_out_is_no_edit(first):
+    class Versioned(Tape):
+        version = first
+
+    journal = MemoryJournal()
+    run(create(), Versioned(), store=journal)
+    again = Versioned()
+    again.version = "1" if first is None else None
+    with pytest.raises(StoreError, match=r"another workload \(code: .*a stated `version` is part of the workload"):
+        run(create(), again, store=journal)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
