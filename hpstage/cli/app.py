@@ -13,6 +13,7 @@ import typer
 from hpstage.cli.audit import audit
 from hpstage.cli.certificates import certificates
 from hpstage.cli.check import check
+from hpstage.cli.copy import copy
 from hpstage.cli.deploy import deploy
 from hpstage.cli.export import export
 from hpstage.cli.gc import gc
@@ -59,6 +60,7 @@ app.command()(deploy)
 app.command()(check)
 app.command()(audit)
 app.command()(gc)
+app.command()(copy)
 app.command()(plan)
 app.command()(run)
 app.command()(status)

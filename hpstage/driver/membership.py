@@ -15,7 +15,7 @@ from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.inputs import check_inputs
 from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
-from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
+from hpstage.errors import CheckpointError, HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import DriverId, DriverJoined, StateKey, StepsTimed, WorkerId
@@ -129,13 +129,22 @@ def join_plan(
 
 def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStore) -> None:
     """Warn that states were kept elsewhere. This may be intended: the folder was removed, or another was given."""
-    if place and plan.place and place != plan.place and plan.kept:
+    if place and plan.place and place != plan.place and plan.kept and not _has_last(plan, checkpoints):
         logger.warning(
             "The %d states that this plan keeps were saved in another place than %r is now; those that are not here "
             "are trained again. If it is not mounted, stop, and mount it first.",
             len(plan.kept),
             checkpoints,
         )
+
+
+def _has_last(plan: SearchPlan, checkpoints: CheckpointStore) -> bool:
+    """Whether the state that was kept last is there, as all are in a copy (``hpstage copy``)."""
+    try:
+        checkpoints.manifest(next(reversed(plan.kept)))
+    except CheckpointError:
+        return False
+    return True
 
 
 def _check_place(place: str, others: Iterable[DriverJoined], driver: Driver) -> None:

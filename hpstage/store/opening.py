@@ -73,17 +73,10 @@ def open_places(
     """
     check_places(store, checkpoints)
     folder: Path | None = None
-    own = _own(name, workload)
     if isinstance(store, Journal):
         journal = store
-    elif (opener := _opener(store)) is not None:
-        journal = opener(str(store), own)
-        closing.callback(journal.close)
     else:
-        folder = Path(DEFAULT_ROOT) / own if store is None else Path(store)
-        _make(folder)
-        journal = SQLiteJournal(folder / _FILE)
-        closing.callback(journal.close)
+        journal, folder = open_or_make(store, name, workload, closing)
     if isinstance(checkpoints, CheckpointStore):
         checkpoints.identity()  # binds it, and its copies in other processes, to this place
         return Places(journal, checkpoints, folder)
@@ -96,6 +89,34 @@ def open_places(
     kept.check()
     kept.identity()
     return Places(journal, kept, folder, lasting=checkpoints is not None or folder is not None)
+
+
+def open_or_make(
+    store: str | os.PathLike[str] | None, name: str, workload: StateKey, closing: ExitStack
+) -> tuple[Journal, Path | None]:
+    """Open the journal that :func:`open_places` would open, which may be empty, and return it with its folder.
+
+    Raises as :func:`open_places` does.
+    """
+    own = _own(name, workload)
+    folder = None
+    if (opener := _opener(store)) is not None:
+        journal = opener(str(store), own)
+    else:
+        folder = Path(DEFAULT_ROOT) / own if store is None else Path(store)
+        _make(folder)
+        journal = SQLiteJournal(folder / _FILE)
+    closing.callback(journal.close)
+    return journal, folder
+
+
+def is_on_server(store: str | os.PathLike[str]) -> bool:
+    """Whether a store is a plan on a server, not a folder.
+
+    Raises:
+        UsageError: a URL of a scheme that no plugin opens.
+    """
+    return _opener(store) is not None
 
 
 def made_with(
