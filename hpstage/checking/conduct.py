@@ -19,6 +19,7 @@ from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors.arguments import SEED, SPACE, checked, function, instance, optional, text, whole
 from hpstage.schedule.space import Space
+from hpstage.training.adapter import defaults_of
 from hpstage.training.code.suspects import suspects
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.identity.workload import packages
@@ -83,7 +84,7 @@ def check(
     trainer = as_trainable(trainable)
     subject = getattr(trainer, "subject", trainable)
     see_free(subject)
-    trials = draw(space, steps, seed)
+    trials = draw(space, steps, seed, defaults_of(subject))
     forks = ways.forks_of(trials.steps, n_forks, seed)
     first, second = ways.processes(trials, forks)
     name = getattr(subject, "__qualname__", type(subject).__qualname__)

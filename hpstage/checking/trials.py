@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar, Schedule
-from hpstage.schedule.space import Described, Space, describe
+from hpstage.schedule.space import Described, Space, describe, with_defaults
 
 _DRAWN = 16
 _STEPS = 8
@@ -30,12 +30,13 @@ class Trials:
         return len(self.subject)
 
 
-def draw(space: Space, steps: int | None, seed: int) -> Trials:
+def draw(space: Space, steps: int | None, seed: int, defaults: Mapping[str, Scalar]) -> Trials:
     """Draw a trial whose schedules change early, and one that begins under other values.
 
     Args:
         steps: number of steps to train; ``None``: 8, or a few more if the schedules' first joint is near. Fewer if the
             trials are shorter.
+        defaults: values of hyper-parameters that trials lack.
 
     Raises:
         UsageError: the space is invalid.
@@ -54,7 +55,7 @@ def draw(space: Space, steps: int | None, seed: int) -> Trials:
     if steps is None:
         joint = joints[first]
         steps = min(_STEPS if joint is None else max(_STEPS, joint + _BEYOND), near[first].steps)
-    described = [describe(space, trial, steps, cut=True) for trial in drawn]
+    described = [with_defaults(describe(space, trial, steps, cut=True), defaults) for trial in drawn]
     steps = min(trial.steps for trial in described)
     if steps < 2:
         raise UsageError("the space has trials of a single step, where nothing can be forked; check longer ones")

@@ -15,6 +15,7 @@ from hpstage.plan.facts import (
     ForkVerified,
     NodeId,
     PlanCreated,
+    SearchStarted,
     StageFailed,
     StateDiffers,
     StateLost,
@@ -25,6 +26,7 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
+from hpstage.schedule.scalars import same
 
 FORMAT = 3
 """Version of the journal's event format. Plans in any other format are refused."""
@@ -52,20 +54,31 @@ def _created(plan: SearchPlan, fact: PlanCreated) -> None:
 
 def _added(plan: SearchPlan, fact: TrialAdded) -> None:
     """Check that an added trial does not change the past of a known one."""
-    known = plan.trials.get(fact.trial)
-    if known is None or not known.asked or (known.steps >= fact.steps and known.has(fact.schedules, fact.steps)):
+    known, schedules = plan.trials.get(fact.trial), plan._tree.filled(fact.schedules)
+    if known is None or not known.asked or (known.steps >= fact.steps and known.has(schedules, fact.steps)):
         return
     before = known.schedules
-    if fact.steps < known.asked or fact.schedules.keys() != before.keys():
+    if fact.steps < known.asked or schedules.keys() != before.keys():
         raise UsageError(
             f"trial {fact.trial} was trained to step {known.asked} with {', '.join(before)}; it "
-            f"cannot become one of {fact.steps} steps with {', '.join(sorted(fact.schedules))}"
+            f"cannot become one of {fact.steps} steps with {', '.join(sorted(schedules))}"
         )
-    for name, schedule in sorted(fact.schedules.items()):
+    for name, schedule in sorted(schedules.items()):
         if schedule.until(known.asked) != before[name].until(known.asked):
             raise UsageError(
                 f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
                 f"trial's past is fixed: keep the space's schedules as they were up to there"
+            )
+
+
+def _started(plan: SearchPlan, fact: SearchStarted) -> None:
+    known = plan._tree.defaults
+    for name, value in fact.defaults.items():
+        if name in known and not same(known[name], value):
+            raise UsageError(
+                f"`defaults` gives {name!r} the value {value!r}, and trials of this store without {name!r} count as "
+                f"trained with {known[name]!r}: keep that default and let the space return {value!r}, or state another "
+                f"`version`"
             )
 
 
@@ -107,6 +120,7 @@ def _node(plan: SearchPlan, id: NodeId) -> Node:
 _CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
     PlanCreated: _created,
     TrialAdded: _added,
+    SearchStarted: _started,
     TargetAsked: _asked,
     StateReached: _reached,
     StateLost: _lost,

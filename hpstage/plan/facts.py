@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NewType
 
 import msgspec
 
-from hpstage.schedule import Plateau, Schedule
+from hpstage.schedule import Plateau, Scalar, Schedule
 
 NodeId = NewType("NodeId", int)
 """Position of a node in the plan, in order of creation. Identical in every fold of the same journal."""
@@ -378,7 +378,8 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     """A call of ``optimize`` began to propose trials. ``study``: its name, or a longer one where another study of that
     name (with another ``identity``) uses the plan. The search ends with its :class:`SearchEnded`; until then a call
     with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
-    ``directions`` are the study's, "maximize" or "minimize", for readers of the plan."""
+    ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. Of ``defaults``, a trial without
+    the hyper-parameter is one with this value, on this plan for ever."""
 
     study: str
     algorithm: str
@@ -390,10 +391,11 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     extends: bool = False
     identity: str = ""
     directions: tuple[str, ...] = ()
+    defaults: dict[str, Scalar] = {}
 
     def differs(self, other: SearchStarted) -> list[str]:
         """Return the arguments in which another call of the study differs."""
-        arguments = {"algorithm", "metric", "steps", "n_trials", "sampler", "extends", "identity"}
+        arguments = {"algorithm", "metric", "steps", "n_trials", "sampler", "extends", "identity", "defaults"}
         return sorted(name for name in arguments if getattr(self, name) != getattr(other, name))
 
     def same_call(self, other: SearchStarted) -> bool:

@@ -8,7 +8,7 @@ from hpstage.plan.facts import NodeId, StateKey, TrialId
 from hpstage.plan.keys import History
 from hpstage.plan.nodes import Node, PlannedTrial, constants
 from hpstage.plan.ordered import Ordered
-from hpstage.schedule import Schedule, agreement
+from hpstage.schedule import Scalar, Schedule, agreement, constant
 from hpstage.schedule.forms import Constant, Form
 from hpstage.schedule.scalars import distinct, same
 from hpstage.schedule.trial import pieces
@@ -40,6 +40,8 @@ class NodeTree:
         self.workload = workload
         self.sharing = sharing
         self.nodes: list[Node] = []
+        self.defaults: dict[str, Scalar] = {}  # of hyper-parameters that trials may lack
+        self.explicit: dict[NodeId, tuple[str, ...]] = {}  # those that roots had at these values before that was stated
         self.milestones: Ordered[int] = Ordered()  # steps at which trials part anywhere in the tree
         self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
         # By the values with which they begin, as for look-ups.
@@ -55,6 +57,7 @@ class NodeTree:
     def walk(self, trial: PlannedTrial, schedules: Mapping[str, Schedule], steps: int) -> Node:
         """Return the last node on the path of a trial, adding nodes where its values part from all existing ones.
         O(segments)."""
+        schedules = self.filled(schedules)
         names = tuple(sorted(schedules))
         node: Node | None = None
         for step, stop, first, forms in pieces([schedules[name] for name in names], steps):
@@ -97,14 +100,54 @@ class NodeTree:
         return roots
 
     def begin(self, root: Node) -> None:
-        """Let trials that begin as a root find it, and begin its history."""
-        roots, trial = self.roots(root.names), root.maker.id
+        """Let trials that begin as a root find it, and begin its history. What is at its default there is left out of
+        the history: so it is for trials of before the hyper-parameter was there."""
+        self._enter(root)
+        names = root.names
+        if self.defaults:
+            explicit = self.explicit.get(root.id, ())
+            names = tuple([name for name in names if name in explicit or not self._is_default(root, name)])
         if self.sharing:
-            roots[root.first] = root
-            root.begin(roots.nothing)
+            root.begin(self.roots(names).nothing, names)
         else:
-            roots[(trial, *root.first)] = root
-            root.begin(History.new(self.workload, root.names, salt=trial))
+            root.begin(History.new(self.workload, names, salt=root.maker.id), names)
+
+    def _enter(self, root: Node) -> None:
+        """Let trials that begin as a root find it, or another that begins with the same values and was there before."""
+        self.roots(root.names).setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
+
+    def _is_default(self, root: Node, name: str) -> bool:
+        return name in self.defaults and root.first[root.names.index(name)] == distinct(self.defaults[name])
+
+    # --- hyper-parameters that come later ---------------------------------------------------------------------
+
+    def filled(self, schedules: Mapping[str, Schedule]) -> Mapping[str, Schedule]:
+        """Return a trial's schedules with the defaults of those that it lacks."""
+        if self.defaults.keys() <= schedules.keys():
+            return schedules
+        return {**{name: constant(value) for name, value in self.defaults.items()}, **schedules}
+
+    def default(self, defaults: Mapping[str, Scalar]) -> None:
+        """Give hyper-parameters a value that trials without them have. O(nodes) if any of them is new."""
+        new = {name: value for name, value in defaults.items() if name not in self.defaults}
+        if not new:
+            return
+        self.defaults |= new
+        roots = [node for node in self.nodes if node.parent is None]
+        for root in roots:
+            if had := tuple([name for name in root.names if name in new and self._is_default(root, name)]):
+                self.explicit[root.id] = self.explicit.get(root.id, ()) + had
+        for node in self.nodes:
+            node.extend(self.roots(tuple(sorted({*node.names, *new}))).names, new)
+        self._roots = {names: Roots(names, some.nothing) for names, some in self._roots.items()}
+        for root in roots:
+            self._enter(root)
+        self._siblings = {
+            (node.id, child.start, child.first): child
+            for node in self.nodes
+            if len(node.children) > 1
+            for child in node.children
+        }
 
     def child_of(self, parent: Node, step: int, first: tuple[object, ...]) -> Node | None:
         """Return the child that begins at a step with these values, if there is one."""

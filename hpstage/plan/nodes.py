@@ -12,7 +12,7 @@ from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
 from hpstage.schedule import Constant, Form, Plateau, Scalar, Schedule, Segment
-from hpstage.schedule.scalars import plain, same
+from hpstage.schedule.scalars import distinct, plain, same
 
 # A plan has many nodes, states and trials, and few of them have all that they may have: a collection is made by the
 # method that first adds to it. Until then these stand in its place, and are never changed.
@@ -205,9 +205,19 @@ class Node:
                 self._states[step] = state
         return state
 
-    def begin(self, nothing: History) -> None:
-        """Start a root's line with an empty history."""
-        self._history = nothing.changed(0, zip(self.names, self.values(0), strict=True))
+    def begin(self, nothing: History, names: Sequence[str]) -> None:
+        """Start a root's line with an empty history and the values of the hyper-parameters that count from there."""
+        values = self.hyperparameters(0)
+        self._history = nothing.changed(0, [(name, values[name]) for name in names])
+
+    def extend(self, names: tuple[str, ...], constant: Mapping[str, Scalar]) -> None:
+        """Give it further hyper-parameters, which do not vary."""
+        forms = dict(zip(self.names, self.forms, strict=True))
+        firsts = dict(zip(self.names, self.first, strict=True))
+        self.first = tuple([firsts[name] if name in firsts else distinct(constant[name]) for name in names])
+        if self.curves is not None:
+            self.curves = tuple([forms[name] if name in forms else Constant(constant[name]) for name in names])
+        self.names = names
 
     def seen(self, step: int) -> History:
         """Return the history of values before ``step``, which must be after the node's start. O(1) for constant forms,

@@ -206,6 +206,7 @@ class SearchPlan:
             self.endings.forget_failures()
 
     def _begin(self, fact: SearchStarted) -> None:
+        self._tree.default(fact.defaults)
         self.winners.begin(fact)
         self.searches.begin(fact, self.tally(fact.study).totals, self.presence.seconds(fact.study))
 
@@ -287,7 +288,7 @@ class SearchPlan:
         known = self.trials.get(fact.trial)
         if known is None:
             self.trials[fact.trial] = known = self._tree.add(fact.trial, fact.schedules, fact.steps)
-        elif known.steps < fact.steps or not known.has(fact.schedules, fact.steps):
+        elif known.steps < fact.steps or not known.has(self._tree.filled(fact.schedules), fact.steps):
             # Added again with more or other steps. The steps already asked for are unchanged.
             known.last, known.steps = self._tree.walk(known, fact.schedules, fact.steps), fact.steps
         if fact.keep_at or known.keep_at:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import HpstageError, ScheduleError, UsageError
-from hpstage.schedule import Plateau, Scalar, Schedule, WSDSweep, as_schedule
+from hpstage.schedule import Plateau, Scalar, Schedule, WSDSweep, as_schedule, constant
 from hpstage.schedule.plateau import Descent
 from hpstage.schedule.scalars import count
 from hpstage.schedule.trial import length_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Space = Callable[["Trial"], Mapping[str, Schedule | Plateau | Scalar | Iterable[int]]]
 
 # The names under which a space states a trial's length, and where its states are kept for trials to come.
-_LENGTH, _KEEP = "steps", "keep_at"
+_LENGTH, _KEEP = RESERVED = "steps", "keep_at"
 
 
 class Rejected(Exception):
@@ -99,6 +99,15 @@ def describe(
         tuple(step for step in keep_at if step <= length),
         plateaus,
     )
+
+
+def with_defaults(described: Described, defaults: Mapping[str, Scalar]) -> Described:
+    """Return a trial with the values of hyper-parameters that it lacks."""
+    lacking = {name: constant(value) for name, value in defaults.items() if name not in described.schedules}
+    if not lacking:
+        return described
+    schedules = {name: schedule.until(described.steps) for name, schedule in lacking.items()}
+    return replace(described, schedules={**described.schedules, **schedules})
 
 
 def _called(space: Space, trial: Any, catch: tuple[type[Exception], ...]) -> object:

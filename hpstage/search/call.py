@@ -82,6 +82,7 @@ class Call:
             extends=request.extend,
             identity=self.ledger.identity(),
             directions=tuple(direction.name.lower() for direction in study.directions),
+            defaults=dict(request.observed.defaults),
         )
         before = driver.plan.searches.get(started.study)
         started = continued(started, before)

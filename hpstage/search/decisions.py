@@ -14,9 +14,9 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import UsageError
 from hpstage.plan.facts import TrialAdded, TrialId
 from hpstage.plan.nodes import PlannedTrial
-from hpstage.schedule import Plateau, Schedule
+from hpstage.schedule import Plateau, Scalar, Schedule
 from hpstage.schedule.plateau import Descent, Mode
-from hpstage.schedule.space import Described
+from hpstage.schedule.space import Described, with_defaults
 from hpstage.scheduler.scheduler import Answer
 
 
@@ -28,20 +28,22 @@ class Observed:
         rising: the study's objectives, the first of them first, and whether each is to rise.
         noisy: metrics that measure the machine as well.
         forks: whether the algorithm forks trials from one another.
+        defaults: values of hyper-parameters that trials lack.
     """
 
     rising: Mapping[str, bool]
     noisy: tuple[str, ...]
     forks: bool
+    defaults: Mapping[str, Scalar]
 
     def by(self, described: Described, trial: str) -> Described:
-        """Return a trial whose schedules name the metric that they observe.
+        """Return a trial that lacks no hyper-parameter, and whose schedules name the metric that they observe.
 
         Raises:
             UsageError: names the trial, the hyper-parameter and the remedy.
         """
         bound = {name: self._of(plateau, trial, name) for name, plateau in described.plateaus.items()}
-        return dataclasses.replace(described, plateaus=bound)
+        return dataclasses.replace(with_defaults(described, self.defaults), plateaus=bound)
 
     def _of(self, plateau: Plateau, trial: str, name: str) -> Plateau:
         metric = plateau.metric or next(iter(self.rising))

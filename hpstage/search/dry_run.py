@@ -39,7 +39,7 @@ def try_out_space(request: Request) -> bool:
     with quiet_optuna(), warnings.catch_warnings(), generators_restored():
         warnings.simplefilter("ignore")  # about the study in memory
         study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
-        ledger, points, works = Ledger(study), points_of(request.space), False
+        ledger, points, works, observed = Ledger(study), points_of(request.space), False, request.observed
         distributions: dict[str, BaseDistribution] = {}
         with ledger.optimize_loop():
             for number in range(min(_DRAWN, len(points) or _DRAWN)):
@@ -52,7 +52,7 @@ def try_out_space(request: Request) -> bool:
                 trial = study.ask()
                 try:
                     described = describe(request.space, trial, request.steps)
-                    request.observed.by(described, f"trial {trial.number}")
+                    observed.by(described, f"trial {trial.number}")
                     if request.algorithm.forks:
                         check_forkable(described, request.steps, trial.number)
                     distributions |= trial.distributions

@@ -98,11 +98,12 @@ def lengthened(
 
 
 def continued(now: SearchStarted, record: SearchRecord | None) -> SearchStarted:
-    """Return a call that takes over the trials of an interrupted search from which it differs in ``n_trials`` alone."""
+    """Return a call that takes over the trials of an interrupted search from which it differs in ``n_trials`` or
+    ``defaults`` alone."""
     if record is None or record.ended or now.extends:
         return now
     other = set(now.differs(record.started))
-    if not other or other - {"n_trials", "extends"}:
+    if not other or other - {"n_trials", "extends", "defaults"}:
         return now
     if "n_trials" in other:
         logger.warning(

@@ -18,7 +18,7 @@ from hpstage.schedule.space import Space, points_of
 from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Observed
 from hpstage.search.session import Callback
-from hpstage.training.adapter import noisy_of
+from hpstage.training.adapter import defaults_of, noisy_of
 from hpstage.training.lent import see_free
 
 # Samplers whose proposals do not depend on results.
@@ -99,6 +99,7 @@ class Request:
             },
             noisy=noisy_of(self.trainable),
             forks=self.algorithm.forks,
+            defaults=defaults_of(self.trainable),
         )
 
     def remarks(self) -> Iterator[str]:

@@ -97,6 +97,11 @@ class TorchTrainable(ABC):
     version: str | None = None
     """Version of the code; equal versions are assumed to train equally. ``None``: a digest of the loaded code."""
 
+    defaults: Mapping[str, Scalar] = MappingProxyType({})
+    """Values of hyper-parameters that a trial may lack, such as ``{"dropout": 0.0}``: a trial without one is a trial
+    with that value, and continues what was trained without. They hold on a store for ever: another value is refused
+    there."""
+
     data_version: str | None = None
     """Version of the data. ``None``: a digest of everything held by the data set and by attributes that ``dataset()``
     sets (tensors, arrays, named files), and of 64 samples if the data set computes them. Data that ``evaluate()`` loads

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 
 from hpstage.errors import MetricsError, TrainingError, UsageError
+from hpstage.schedule import Scalar, constant
+from hpstage.schedule.space import RESERVED
 from hpstage.text import writable
 from hpstage.training.capture.world import World
 from hpstage.training.identity import jax_environment
@@ -64,6 +66,30 @@ def stateless_of(subject: object) -> tuple[str, ...]:
 def noisy_of(subject: object) -> tuple[str, ...]:
     """Return the metrics in the subject's attribute ``noisy``. Raises :class:`UsageError` if they are not strings."""
     return _names(subject, "noisy", "names of metrics, such as ('latency',)")
+
+
+def defaults_of(subject: object) -> dict[str, Scalar]:
+    """Return the values of hyper-parameters in the subject's attribute ``defaults``, if that is a dict.
+
+    Raises:
+        UsageError: it has names that are no strings, or values that no hyper-parameter can have.
+    """
+    stated = getattr(subject, "defaults", None)
+    if not isinstance(stated, Mapping):
+        return {}  # something of the user's own
+    try:
+        return {_hyperparameter(name): constant(value).value(0) for name, value in stated.items()}
+    except UsageError as error:
+        raise UsageError(
+            f"defaults of {type(subject).__name__}: {error}. They are values of hyper-parameters that a trial may "
+            f"lack, such as {{'dropout': 0.0}}; give an attribute that is something else another name"
+        ) from None
+
+
+def _hyperparameter(name: object) -> str:
+    if not isinstance(name, str) or name in RESERVED:
+        raise UsageError(f"{name!r} is no name of a hyper-parameter")
+    return name
 
 
 def _names(subject: object, attribute: str, what: str) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ from hpstage.plan.step_times import StepTimes
 from hpstage.plan.tally import StudyTotals, Tally
 from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Costs, _OfStudy
+from hpstage.schedule import Scalar
 
 # Of so many kept states, evenly distributed, the keys are computed anew.
 _KEYS = 100
@@ -149,6 +150,8 @@ class Contents(msgspec.Struct, array_like=True):
     step_times: tuple[tuple[int, float], ...] | None
     audited: list[StateRef] = []
     inputs: dict[str, str] = {}
+    defaults: dict[str, Scalar] = {}
+    explicit: dict[NodeId, tuple[str, ...]] = {}
 
 
 def contents_of(plan: SearchPlan) -> Contents:
@@ -215,6 +218,8 @@ def contents_of(plan: SearchPlan) -> Contents:
         step_times=None if plan.step_times is None else plan.step_times.seconds,
         audited=sorted(plan.audited),
         inputs=plan.inputs,
+        defaults=plan._tree.defaults,
+        explicit=plan._tree.explicit,
         texts=texts.table(),
     )
 
@@ -253,6 +258,7 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
     """
     ids, texts = contents.trials.ids, [*contents.texts, None]
     trials = new_trials(contents.trials, contents.texts)
+    plan._tree.defaults, plan._tree.explicit = contents.defaults, contents.explicit
     fill_nodes(plan, contents.nodes, trials)
     fill_states(plan, contents.states, ids, texts)
     fill_trials(plan, contents.trials, trials)

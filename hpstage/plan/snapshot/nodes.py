@@ -105,6 +105,7 @@ def fill_nodes(plan: SearchPlan, columns: NodeColumns, trials: Sequence[PlannedT
         else:
             above._children = [*above.children, node] if above._children else node
     siblings = 0
+    begun = sum(map(len, tree._roots.values()))
     for node in nodes:
         if isinstance(node._children, list):
             node._children.sort(key=_start)
@@ -113,7 +114,7 @@ def fill_nodes(plan: SearchPlan, columns: NodeColumns, trials: Sequence[PlannedT
                 tree._siblings[node.id, child.start, child.first] = child
     if (
         len(tree._siblings) != siblings
-        or sum(map(len, tree._roots.values())) != len(columns.names)
+        or (begun > len(columns.names) if tree.explicit else begun != len(columns.names))
         or sum([len(node.names) for node in nodes]) != len(columns.values)
     ):
         raise ValueError("nodes and their values do not fit")

@@ -32,6 +32,13 @@ from hpstage.training.identity.placing import CODE, from_code
 
 NOT_STATE = ("hp", "version", "data_version")
 """Attributes of a trainable that are recorded elsewhere: in the history of values, or separately in the identity."""
+
+
+def is_recorded_elsewhere(name: str, value: object) -> bool:
+    """Whether an attribute of a trainable is one of these, or its ``defaults``, which are recorded in the plan."""
+    return name in NOT_STATE or (name == "defaults" and isinstance(value, Mapping))
+
+
 _LONG = 200
 _MAPPED = 512 << 20
 """Bytes up to which a memory-mapped array counts by all of its content."""
@@ -97,9 +104,9 @@ class Values:
             UsageError: ``strict`` is set, and an attribute has no digest.
         """
         found = []
-        ignored = {*NOT_STATE, *without_keys(type(obj)), *getattr(obj, "stateless", ())}
+        ignored = {*without_keys(type(obj)), *getattr(obj, "stateless", ())}
         for name, value in sorted(getattr(obj, "__dict__", {}).items()):
-            if name in ignored:
+            if name in ignored or is_recorded_elsewhere(name, value):
                 continue
             text = self.exact(value)
             if text is not None:

@@ -34,7 +34,7 @@ from hpstage.training.code.source import ABSENT, as_written, code_of, modules_in
 from hpstage.training.identity.entities import Entities, Entity
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.reads import found_at, paths_read
-from hpstage.training.identity.values import NOT_STATE, Values, is_function, without_keys
+from hpstage.training.identity.values import Values, is_function, is_recorded_elsewhere, without_keys
 
 _FORMAT = "hpstage-code-2"
 FIXED, COMPUTED = "=", "~"
@@ -84,6 +84,7 @@ class Walk:
         self.packages: dict[str, str] = {}
         self.values = Values(self.refer, self._with_functions, files=files, within=within)
         self._stateless = frozenset(getattr(subject, "stateless", ()))
+        self._subject = subject
         self._subjects = frozenset() if is_function(subject) else frozenset(type(subject).__mro__)
         self.paths: set[str] = set()
         self._files = files
@@ -177,10 +178,12 @@ class Walk:
         if is_users_code(type(cls)):
             entity.lines.add(f"metaclass {self.refer(type(cls))}")
         ignored = _IGNORED_MEMBERS.union(without_keys(cls))
-        if cls in self._subjects:
-            ignored = ignored.union(NOT_STATE, self._stateless)
+        if of_subject := cls in self._subjects:
+            ignored = ignored.union(self._stateless)
         for member, value in sorted(vars(cls).items()):
             if member in ignored or isinstance(value, MemberDescriptorType):  # of __slots__
+                continue
+            if of_subject and is_recorded_elsewhere(member, value):
                 continue
             parts = list(functions_in(value))
             for part in parts:
@@ -204,7 +207,7 @@ class Walk:
         cells = cells_of(function)
         cells.pop("__class__", None)
         for name, value in sorted(vars(function).items()):
-            if name != "__wrapped__":
+            if name != "__wrapped__" and not (function is self._subject and is_recorded_elsewhere(name, value)):
                 entity.lines.add(f"has {name}: {self.values.content(value)}")
         self._names_operators |= "ops" in names_in(code)
         found = references(code, function.__globals__, cells, self._imported, _is_open)

@@ -138,7 +138,8 @@ class _Source:
             plateau = s.plateau(0.1, every=2)
             assert isinstance(plateau, s.Plateau)
             plateaus["a"] = plateau
-        schedules = {name: self.schedule() for name in _NAMES}
+        names = _NAMES if self.choose.random() < 0.7 else _NAMES[:1]
+        schedules = {name: self.schedule() for name in names}
         id = TrialId(f"{self.study()}/{self.number()}")
         return TrialAdded(id, schedules, STEPS, keep_at, plateaus)
 
@@ -259,7 +260,17 @@ class _Source:
         )
         extends = study in self.plan.searches and self.choose.random() < 0.5
         return SearchStarted(
-            study, "ASHA()", metrics, STEPS, None, "TPE", self.now, extends, identity=study, directions=directions
+            study,
+            "ASHA()",
+            metrics,
+            STEPS,
+            None,
+            "TPE",
+            self.now,
+            extends,
+            identity=study,
+            directions=directions,
+            defaults=self.choose.choice([{}, {"b": 1}, {"c": "absent"}]),
         )
 
     def proposed(self) -> Fact | None:

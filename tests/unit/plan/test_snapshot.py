@@ -78,7 +78,8 @@ def whole(plan: SearchPlan) -> object:
         [[child.id for child in node.children] for node in plan.nodes],
         (list(tree.milestones), tree.partings),
         sorted((node.id, key) for key, node in tree._siblings.items()),
-        {names: {key: node.id for key, node in roots.items()} for names, roots in tree._roots.items()},
+        {names: {key: node.id for key, node in roots.items()} for names, roots in tree._roots.items() if roots},
+        (tree.defaults, tree.explicit),
         [*plan.trials, *plan.kept, *plan.ended, *plan.searches, *plan.tallies, *plan.drivers, *plan.chains],
         [state.ref for state in plan.winners],
         [plan.key(state.node, state.step) for node in plan.nodes for state in node.states.values()],
@@ -168,7 +169,9 @@ KNOWN: dict[type, set[str]] = {
         ),
         "step_times",
     },
-    node_tree.NodeTree: {"workload", "sharing", "nodes", "milestones", "partings", "_roots", "_siblings"},
+    node_tree.NodeTree: {
+        *("workload", "sharing", "nodes", "milestones", "partings", "defaults", "explicit", "_roots", "_siblings")
+    },
     node_tree.Roots: {"names", "nothing"},
     nodes.Node: {
         *("_history", "_states", "_trail", "_children", "answered", "curves", "first", "id", "keep_at", "maker"),

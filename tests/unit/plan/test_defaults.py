@@ -1,0 +1,129 @@
+"""Hyper-parameters that come later: a trial without one is a trial with its default, and shares its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.errors import UsageError
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.checks import check
+from hpstage.plan.facts import SearchStarted, StateKey, TrialAdded, TrialId
+from hpstage.plan.invariants import validate
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.snapshot import restored, snapshot_of
+from tests.unit.searches import WORKLOAD, Search, histories, schedules, trial
+
+STEPS = 8
+DEFAULTS = {"b": 1, "c": "none"}
+
+
+def started(defaults: Mapping[str, s.Scalar]) -> SearchStarted:
+    return SearchStarted("study", "ASHA()", ("loss",), STEPS, None, "TPE", 0.0, defaults=dict(defaults))
+
+
+@st.composite
+def trials_without(draw: st.DrawFn, names: Sequence[str] = ("b", "c")) -> list[TrialAdded]:
+    """Trials of which some lack what has a default."""
+    found = []
+    for number in range(draw(st.integers(1, 6))):
+        own = {"a": draw(schedules(STEPS))}
+        if "b" in names and draw(st.booleans()):
+            own["b"] = draw(schedules(STEPS))
+        if "c" in names and draw(st.booleans()):
+            own["c"] = s.piecewise({0: "none", draw(st.integers(1, STEPS - 1)): draw(st.sampled_from(["none", "x"]))})
+        found.append(trial(number, own, STEPS))
+    return found
+
+
+def renamed(trials: Sequence[TrialAdded], by: int) -> list[TrialAdded]:
+    return [trial(by + number, added.schedules, STEPS) for number, added in enumerate(trials)]
+
+
+def filled(trials: Sequence[TrialAdded]) -> list[TrialAdded]:
+    defaults = {name: s.constant(value) for name, value in DEFAULTS.items()}
+    return [trial(number, defaults | added.schedules, STEPS) for number, added in enumerate(trials)]
+
+
+def keys(plan: SearchPlan, id: TrialId) -> list[StateKey]:
+    path = plan.trials[id].path_to(STEPS)
+    return [plan.key(node, step) for node, start, stop in path for step in range(start + 1, stop + 1)]
+
+
+@given(trials_without(()), trials_without())
+def test_what_was_trained_without_is_trained_once(before, after):
+    search = Search(SimulatedExecutor(2), checkpoint_every=1)
+    search.run(before, [STEPS] * len(before))
+    old = {added.trial: keys(search.plan, added.trial) for added in before}
+    search.driver.log.write([started(DEFAULTS)])
+    after = renamed(after, 100)
+    search.run(after, [STEPS] * len(after))
+    validate(search.plan)
+    asked = filled([*before, *after])
+    assert search.plan.totals.steps_trained == len(histories(asked, [STEPS] * len(asked)))
+    assert old == {id: keys(search.plan, id) for id in old}, "states on disk are found by their keys"
+    for added in after:
+        line = filled([added])[0].schedules
+        assert search.plan.trials[added.trial].schedules == {name: line[name].until(STEPS) for name in line}
+
+
+@given(trials_without(), trials_without())
+def test_what_had_the_default_explicitly_is_used_as_well(before, after):
+    """Two may have been trained twice before that was stated; not a third time."""
+    search = Search(SimulatedExecutor(2), checkpoint_every=1)
+    search.run(before, [STEPS] * len(before))
+    old = {added.trial: keys(search.plan, added.trial) for added in before}
+    trained = search.plan.totals.steps_trained
+    search.driver.log.write([started(DEFAULTS)])
+    assert old == {id: keys(search.plan, id) for id in old}
+    new = renamed(after, 100)
+    search.run(new, [STEPS] * len(new))
+    everything, known = filled([*before, *after]), filled(before)
+    more = histories(everything, [STEPS] * len(everything)) - histories(known, [STEPS] * len(known))
+    again = search.plan.totals.steps_trained - trained - len(more)
+    assert again >= 0
+    # A line that two roots have continues below the older of them: what only the other had trained may come again.
+    if len(histories(known, [STEPS] * len(known))) == trained:
+        assert again == 0
+    kept = [state.kept.key for node in search.plan.nodes for state in node.states.values() if state.kept is not None]
+    assert len(set(kept)) == len(kept)
+
+
+@given(trials_without(), trials_without(), st.booleans())
+def test_a_restored_plan_finds_the_same(before, after, sharing):
+    plan = SearchPlan(WORKLOAD, sharing=sharing)
+    for fact in [*before, started({"b": 1}), *renamed(after, 100), started(DEFAULTS)]:
+        check(plan, fact)
+        plan.apply(fact)
+    again = restored(snapshot_of(plan), WORKLOAD, sharing=sharing)
+    for number, one in enumerate((plan, again)):
+        for added in renamed(before + after, 200):
+            one.apply(added)
+        assert number == 0 or len(one.nodes) == len(plan.nodes)
+        assert [keys(one, id) for id in one.trials] == [keys(plan, id) for id in plan.trials]
+
+
+def test_a_trial_may_be_added_again_with_or_without() -> None:
+    plan = SearchPlan(WORKLOAD)
+    plan.apply(started({"b": 1}))
+    plan.apply(trial(0, {"a": s.constant(2)}, 4))
+    with_it = trial(0, {"a": s.constant(2), "b": s.piecewise({0: 1, 6: 3})}, 8)
+    check(plan, with_it)
+    plan.apply(with_it)
+    without = trial(0, {"a": s.constant(2)}, 4)
+    check(plan, without)
+    assert plan.trials[without.trial].steps == 8
+
+
+def test_another_default_is_refused_with_the_remedy() -> None:
+    plan = SearchPlan(WORKLOAD)
+    plan.apply(started({"b": 1}))
+    check(plan, started({"b": 1.0}))
+    with pytest.raises(UsageError, match=r"'b' the value 2, .* trained with 1: keep that default .* another `version`"):
+        check(plan, started({"b": 2}))
+    with pytest.raises(UsageError, match="'b' the value True"):
+        check(plan, started({"b": True}))
