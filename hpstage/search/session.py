@@ -16,19 +16,17 @@ from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Sett
 from hpstage.driver.driver import Driver
 from hpstage.errors import TrainingError, UsageError
 from hpstage.optuna.ledger import Ledger
-from hpstage.optuna.private import is_feasible
-from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, TrialId, UserFailure, to_metric
+from hpstage.plan.facts import SearchEnded, SearchStarted, TrialId, UserFailure
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.failures import origin
 from hpstage.scheduler.scheduler import Answer
-from hpstage.search.costs import COSTS, NOISY
+from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Decisions
 from hpstage.search.forecast import Forecast
 from hpstage.search.history import History
+from hpstage.search.outcomes import Outcomes
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
-from hpstage.text import clean_lines
 
 logger = logging.getLogger("hpstage")
 
@@ -41,12 +39,6 @@ _HEARTBEAT = 0.5
 _UNLIMITED = 1_000_000
 
 _PRUNED = f"{optuna.TrialPruned.__module__}.{optuna.TrialPruned.__qualname__}"
-
-_STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
-    TrialState.COMPLETE: "COMPLETE",
-    TrialState.PRUNED: "PRUNED",
-    TrialState.FAIL: "FAIL",
-}
 
 
 class Session:
@@ -95,11 +87,9 @@ class Session:
         self._targets = Targets(synchronous=algorithm.synchronous)
         self._decisions = Decisions(driver, roster.change)
         self._evaluate_every = evaluate_every
-        self._noisy = noisy
-        self._warned: dict[object, int] = {}  # the first trial that failed, or was pruned, for each reason
-        self._alike: set[object] = set()  # of these reasons, those for which it is logged that others have failed
-        self._known_metrics = {*started.metric, *evaluated(driver.plan)}
-        self._shadowed: set[str] = set()  # metrics whose names the space uses for attributes
+        self._outcomes = Outcomes(
+            ledger, driver, started, noisy=noisy, known={*started.metric, *evaluated(driver.plan)}
+        )
         self._stopping = False
         self._stopped = False  # by study.stop()
         self._exhausted = False
@@ -163,7 +153,7 @@ class Session:
             if trial.finished:
                 self._count(trial, 1)
                 if trial.id not in self._driver.plan.ended:
-                    self._note_end(trial)  # the study was updated, and then the call was interrupted
+                    self._outcomes.note(trial)  # the study was updated, and then the call was interrupted
         for trial in list(self._roster.trials):
             if trial.rejected is not None:
                 self._end_by(trial, trial.rejected)
@@ -264,7 +254,7 @@ class Session:
                 continue
             trial.state = self._ledger.withdraw(self._ledger.trial(trial.storage_id), attrs)
             if trial.finished:
-                self._note_end(trial)
+                self._outcomes.note(trial)
                 self._count(trial, 1)
 
     # --- asking -------------------------------------------------------------------------------------------
@@ -389,7 +379,7 @@ class Session:
         if answer.ending is not None and not trial.finished:
             self._ledger.note(trial.storage_id, {"hpstage:ended": answer.ending.message[:1000]})
             if answer.ending.outcome == "pruned":
-                self._say_pruned(trial, answer.ending)
+                self._outcomes.say_pruned(trial, answer.ending)
                 self._finish(trial, TrialState.PRUNED)
         if answer.ending is not None and answer.ending.outcome == "pruned":
             self._perform(self._search.failed(index))
@@ -415,7 +405,7 @@ class Session:
         """End a trial by an exception: of training, of what is called between steps, or of the space."""
         is_pruned = _PRUNED in failure.kinds
         if not is_pruned and (trial.barred is None or not trial.finished):
-            self._warn(trial, failure)
+            self._outcomes.warn(trial, failure)
         if trial.finished:
             return
         if is_pruned:
@@ -436,54 +426,11 @@ class Session:
             trial.reported.add(step)
             self._ledger.report(trial.storage_id, step, values[0])
 
-    def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
-        """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
-        told = clean_lines(f"{failure.summary}\n{failure.traceback}")
-        self._say_once(
-            origin(failure), trial, f"failed: {told}", "failed as trial {} did; no more of these failures are"
-        )
-
-    def _say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
-        """Log an end of training that the user did not ask for."""
-        if ending.diverged:
-            told = f"is pruned: {clean_lines(ending.message)}"
-            self._say_once("diverged", trial, told, "is pruned, too, as trial {} was; no more that diverge are")
-
-    def _say_once(self, cause: object, trial: SessionTrial, told: str, again: str) -> None:
-        """Log what has become of the first trial for a cause, and of the next one that no more of them are told."""
-        first = self._warned.get(cause)
-        if first is None:
-            self._warned[cause] = trial.number
-            logger.warning("Trial %d %s", trial.number, told)
-        elif trial.number != first and cause not in self._alike:
-            self._alike.add(cause)
-            logger.warning("Trial %d %s logged", trial.number, again.format(first))
-
     def _finish(self, trial: SessionTrial, state: TrialState) -> None:
         if trial.finished:
             return  # told in an earlier session
-        planned = self._driver.plan.trials.get(trial.id)
-        if planned is not None:
-            # An earlier session may have asked for more than it told, and this one decided otherwise.
-            steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
-            ending = self._driver.plan.ending_on(trial.id, planned.steps)
-            if ending is not None and ending.last == planned.asked:
-                steps = ending.last  # training has ended itself, after the last value told or with it
-            if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
-                state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
-            shared = list(self._driver.plan.shared_until(planned, steps))
-            saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
-            attrs = {
-                "hpstage:steps": steps,
-                "hpstage:steps_shared": sum(count for _, count in shared),
-                "hpstage:gpu_seconds_saved": round(saved, 3),
-            }
-            self._ledger.note(trial.storage_id, attrs)
-        self._note_metrics(trial)
-        frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
+        frozen = self._outcomes.end(trial, state, self._roster.metrics)
         self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others go on
-        trial.state = frozen.state
-        self._note_end(trial)
         self._count(trial, 1)
         if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
             self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
@@ -492,46 +439,9 @@ class Session:
         self._stopped |= self._ledger.take_stop()
         self._stopping |= self._stopped
 
-    def _note_metrics(self, trial: SessionTrial) -> None:
-        """Write the last metrics to the study. What the space has set under such a name stays; what a queued trial has
-        brought along was measured elsewhere."""
-        metrics = trial.metrics or {}
-        self._known_metrics |= metrics.keys() | self._roster.metrics
-        brought = self._ledger.trial(trial.storage_id).user_attrs.keys()
-        self._ledger.drop(trial.storage_id, brought & self._known_metrics - metrics.keys() - trial.noted)
-        for name in sorted(trial.noted & metrics.keys() - self._shadowed):
-            self._shadowed.add(name)
-            logger.warning(
-                "The space sets the user attribute %r, under which the study would show the metric of that name: it "
-                "shows what the space has set (result.trial(%d).metrics has the metric)",
-                name,
-                trial.number,
-            )
-        self._ledger.note(trial.storage_id, {name: v for name, v in metrics.items() if name not in trial.noted})
-        if noisy := [name for name in metrics if name in self._noisy or name in NOISY]:
-            self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
-
     def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
         """Count a trial as finished, or with ``by=-1`` as no longer finished."""
         self.states[trial.state] += by
-
-    def _note_end(self, trial: SessionTrial) -> None:
-        """Note the end of a trial for the plan, as recorded in the study."""
-        planned = self._driver.plan.trials.get(trial.id)
-        values, frozen = trial.values, self._ledger.trial(trial.storage_id)
-        if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session
-            values = tuple(frozen.values)
-        self._driver.log.note(
-            TrialEnded(
-                study=self._started.study,
-                trial=trial.id,
-                state=_STATES[trial.state],
-                values=None if values is None else tuple(map(to_metric, values)),
-                step=0 if planned is None else planned.asked,
-                at=time.time(),
-                feasible=is_feasible(frozen),
-            )
-        )
 
 
 def _reached(answer: Answer) -> int:

@@ -1,0 +1,138 @@
+"""What becomes of a trial, as the study shows it: its end, the metrics and figures of it, and what is logged of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Set
+from typing import Literal
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpstage.driver.driver import Driver
+from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.private import is_feasible
+from hpstage.plan.facts import SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
+from hpstage.report.failures import origin
+from hpstage.search.costs import NOISY
+from hpstage.search.trials import SessionTrial
+from hpstage.text import clean_lines
+
+logger = logging.getLogger("hpstage")
+
+_STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
+    TrialState.COMPLETE: "COMPLETE",
+    TrialState.PRUNED: "PRUNED",
+    TrialState.FAIL: "FAIL",
+}
+
+
+class Outcomes:
+    """Writes the ends of trials to the study and the plan, and logs those that nobody asked for.
+
+    Args:
+        noisy: metrics that measure the machine as well.
+        known: names of the metrics that trials had before.
+    """
+
+    def __init__(
+        self, ledger: Ledger, driver: Driver, started: SearchStarted, *, noisy: tuple[str, ...], known: Set[str]
+    ) -> None:
+        self._ledger = ledger
+        self._driver = driver
+        self._started = started
+        self._noisy = noisy
+        self._known = {*known}
+        self._warned: dict[object, int] = {}  # the first trial that failed, or was pruned, for each reason
+        self._alike: set[object] = set()  # of these reasons, those for which it is logged that others have failed
+        self._shadowed: set[str] = set()  # metrics whose names the space uses for attributes
+
+    def end(self, trial: SessionTrial, state: TrialState, measured: Set[str]) -> FrozenTrial:
+        """Write the end of a trial to the study and the plan, and return the study's trial. One that was pruned at its
+        last step is complete.
+
+        Args:
+            measured: names of the metrics that trials have.
+        """
+        planned = self._driver.plan.trials.get(trial.id)
+        if planned is not None:
+            # An earlier session may have asked for more than it told, and this one decided otherwise.
+            steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
+            ending = self._driver.plan.ending_on(trial.id, planned.steps)
+            if ending is not None and ending.last == planned.asked:
+                steps = ending.last  # training has ended itself, after the last value told or with it
+            if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
+                state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
+            shared = list(self._driver.plan.shared_until(planned, steps))
+            saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
+            attrs = {
+                "hpstage:steps": steps,
+                "hpstage:steps_shared": sum(count for _, count in shared),
+                "hpstage:gpu_seconds_saved": round(saved, 3),
+            }
+            self._ledger.note(trial.storage_id, attrs)
+        self._note_metrics(trial, measured)
+        frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
+        trial.state = frozen.state
+        self.note(trial)
+        return frozen
+
+    def note(self, trial: SessionTrial) -> None:
+        """Note the end of a trial for the plan, as recorded in the study."""
+        planned = self._driver.plan.trials.get(trial.id)
+        values, frozen = trial.values, self._ledger.trial(trial.storage_id)
+        if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session
+            values = tuple(frozen.values)
+        self._driver.log.note(
+            TrialEnded(
+                study=self._started.study,
+                trial=trial.id,
+                state=_STATES[trial.state],
+                values=None if values is None else tuple(map(to_metric, values)),
+                step=0 if planned is None else planned.asked,
+                at=time.time(),
+                feasible=is_feasible(frozen),
+            )
+        )
+
+    def _note_metrics(self, trial: SessionTrial, measured: Set[str]) -> None:
+        """Write the last metrics to the study. What the space has set under such a name stays; what a queued trial has
+        brought along was measured elsewhere."""
+        metrics = trial.metrics or {}
+        self._known |= metrics.keys() | measured
+        brought = self._ledger.trial(trial.storage_id).user_attrs.keys()
+        self._ledger.drop(trial.storage_id, brought & self._known - metrics.keys() - trial.noted)
+        for name in sorted(trial.noted & metrics.keys() - self._shadowed):
+            self._shadowed.add(name)
+            logger.warning(
+                "The space sets the user attribute %r, under which the study would show the metric of that name: it "
+                "shows what the space has set (result.trial(%d).metrics has the metric)",
+                name,
+                trial.number,
+            )
+        self._ledger.note(trial.storage_id, {name: v for name, v in metrics.items() if name not in trial.noted})
+        if noisy := [name for name in metrics if name in self._noisy or name in NOISY]:
+            self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
+
+    def warn(self, trial: SessionTrial, failure: UserFailure) -> None:
+        """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
+        told = clean_lines(f"{failure.summary}\n{failure.traceback}")
+        self._say_once(
+            origin(failure), trial, f"failed: {told}", "failed as trial {} did; no more of these failures are"
+        )
+
+    def say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
+        """Log an end of training that the user did not ask for."""
+        if ending.diverged:
+            told = f"is pruned: {clean_lines(ending.message)}"
+            self._say_once("diverged", trial, told, "is pruned, too, as trial {} was; no more that diverge are")
+
+    def _say_once(self, cause: object, trial: SessionTrial, told: str, again: str) -> None:
+        """Log what has become of the first trial for a cause, and of the next one that no more of them are told."""
+        first = self._warned.get(cause)
+        if first is None:
+            self._warned[cause] = trial.number
+            logger.warning("Trial %d %s", trial.number, told)
+        elif trial.number != first and cause not in self._alike:
+            self._alike.add(cause)
+            logger.warning("Trial %d %s logged", trial.number, again.format(first))
