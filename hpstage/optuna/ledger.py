@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -287,17 +288,20 @@ class Ledger:
     # --- updating trials ----------------------------------------------------------------------------------
 
     def note(self, storage_id: int, attrs: Mapping[str, Any]) -> None:
-        """Set user attributes of an unfinished trial."""
-        for name, value in attrs.items():
-            self._storage.set_trial_user_attr(storage_id, name, value)
+        """Set user attributes of a trial. One that somebody else has ended stays as it is."""
+        with suppress(UpdateFinishedTrialError):
+            for name, value in attrs.items():
+                self._storage.set_trial_user_attr(storage_id, name, value)
 
     def drop(self, storage_id: int, names: Iterable[str]) -> None:
-        """Remove user attributes of an unfinished trial."""
-        drop_user_attrs(self._storage, storage_id, list(names))
+        """Remove user attributes of a trial, unless somebody else has ended it."""
+        with suppress(UpdateFinishedTrialError):
+            drop_user_attrs(self._storage, storage_id, list(names))
 
     def report(self, storage_id: int, step: int, value: float) -> None:
-        """Set the intermediate value at ``step``."""
-        self._storage.set_trial_intermediate_value(storage_id, step, float(value))
+        """Set the intermediate value at ``step``, unless somebody else has ended the trial."""
+        with suppress(UpdateFinishedTrialError):
+            self._storage.set_trial_intermediate_value(storage_id, step, float(value))
 
     def should_prune(self, storage_id: int) -> bool:
         """Return the pruner's decision on the trial, after its last report."""

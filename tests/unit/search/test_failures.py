@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
+import hpstage
 from hpstage import schedule as s
+from hpstage.algos import FullTraining
 from hpstage.errors import TrainingError
 from hpstage.plan.log import open_existing_plan
 from hpstage.store import MemoryJournal
@@ -144,3 +147,30 @@ def test_nothing_is_saved_by_trials_that_all_fail():
     result = run(create(), Failing(), space=lambda trial: {"a": 7}, n_trials=4)
     assert result.savings.worker_seconds_alone == 0.0
     assert result.savings.lower_bound_seconds is None
+
+
+@pytest.mark.parametrize("rejects", [False, True], ids=["trained", "rejected"])
+def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_go_on(rejects: bool, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+
+    def space(trial: optuna.Trial) -> dict[str, float]:
+        found = {"a": trial.suggest_float("a", 0, 1)}
+        if trial.number == 1:
+            optuna.load_study(study_name="study", storage=storage).tell(1, state=TrialState.FAIL)
+            if rejects:
+                raise optuna.TrialPruned("too late")
+        return found
+
+    study = optuna.create_study(study_name="study", storage=storage)
+    hpstage.optimize(
+        *(study, Tape(), space),
+        metric="score",
+        steps=4,
+        n_trials=4,
+        store=tmp_path / "store",
+        executor=hpstage.InlineExecutor(),
+        algorithm=FullTraining(window=1),
+    )
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert study.trials[1].values is None
