@@ -13,6 +13,7 @@ from hpstage.driver.differences import audited_difference, difference, explain
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.effects import Effects
 from hpstage.driver.inputs import notices
+from hpstage.driver.notices import Notices
 from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.driver.worker_timeout import WorkerTimeout
@@ -120,6 +121,7 @@ class Driver:
         self._looked = 0.0
         self._patience = WorkerTimeout(scheduler)
         self._effects = Effects(plan)
+        self._notices = Notices(plan)
         executor.adapt(scheduler.demand)
         self._pool = executor.pool  # a closed one does not tell it
         joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
@@ -313,7 +315,7 @@ class Driver:
                 logger.warning("%s", warning)
             self._warn_of_lost(facts)
             for report in batch:
-                for notice in self.scheduler.note(report):
+                for notice in (*self.scheduler.note(report), *self._notices.of(report)):
                     logger.warning("%s", notice)
                 if isinstance(report, BoundaryReached) and (told := self._effects.missing(report.reached)):
                     logger.warning("%s", told)

@@ -21,6 +21,7 @@ from hpstage.errors import (
 )
 from hpstage.execution import gang
 from hpstage.execution.control import Control
+from hpstage.execution.first_steps import FirstSteps
 from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
 from hpstage.execution.logs import Logs
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
@@ -99,6 +100,7 @@ class ChainRunner:
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
+        self._first_steps = FirstSteps(trainable, bundled=bundled)
         self._verifier = Verifier(trainable, self._train_step)
         self._reruns = (
             None if untrained is None else Reruns(trainable, untrained, checkpoints, self._kept, worker, clock)
@@ -278,6 +280,7 @@ class ChainRunner:
                 yield from self._end(flight, ending)
                 return "done"
             flight.step += 1
+            self._first_steps.see(flight, values)
 
     def _end(self, flight: Flight, error: Exception) -> Generator[ChainReport, None, None]:
         """Report that the user's code ended training in the current step, with the last state if there is a new one."""
@@ -469,7 +472,7 @@ class ChainRunner:
             flight.has_kept()
         if save is not None:
             flight.parent = boundary.key
-        return BoundaryReached(reached, failure), save
+        return BoundaryReached(reached, failure, noticed=self._first_steps.take(flight)), save
 
     def _over(
         self,

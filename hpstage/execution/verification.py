@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from hpstage.checkpoints.host_memory import HostMemory
-from hpstage.checkpoints.state_tree import digest, nbytes, reread
+from hpstage.checkpoints.state_tree import digest, flatten, nbytes, reread
 from hpstage.errors import StateError
 from hpstage.execution.fork import Fork, obstacle
 from hpstage.schedule import Scalar
@@ -107,6 +107,8 @@ class ForkVerification:
         self._compared_by: Callable[[], Outcome] = self._compared
         self.in_place = False
         """Whether it was compared here."""
+        self.still = False
+        """Whether the steps have changed nothing that training can reach, though the user's state has arrays."""
         self._began = time.perf_counter()
         if self.fork == begun:
             self._take()
@@ -245,6 +247,8 @@ class ForkVerification:
         """Take what training straight through has led to: not in a fork, which lacks the threads of functions."""
         self._straight = portrait_of(self._trainable)
         self._pickles = dict(pickles_in(self._trainable.state_dict()))
+        if self.answered and not any(differences(self._at_fork, self._straight)):
+            self.still = any(leaf.nbytes for leaf in flatten(self._state).leaves)
 
     def _compared(self) -> Outcome:
         """Train the steps again from the state, and compare."""

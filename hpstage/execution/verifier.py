@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from hpstage.execution.first_steps import STILL, is_still_by_intent
 from hpstage.execution.flight import Flight
 from hpstage.execution.verification import ForkVerification, Step
 from hpstage.plan.facts import ForkVerified, WorkerId
@@ -102,5 +103,6 @@ class Verifier:
             seconds=verification.seconds,
             at=clock(),
             difference=verification.told,
+            remark=STILL if verification.still and not is_still_by_intent(values) else "",
         )
         return verified, moved

@@ -207,7 +207,8 @@ class ForkVerified(msgspec.Struct, frozen=True, tag=True):
     """The ``steps`` steps after ``step``, the last of them on ``node``, were trained both straight through and from the
     state at ``step``.
 
-    ``difference``: what differed between the two, in words. Used both as a report and in the journal.
+    ``difference``: what differed between the two, in words; ``remark``: what the user should know of these steps
+    besides. Used both as a report and in the journal.
     """
 
     chain: ChainId
@@ -218,6 +219,7 @@ class ForkVerified(msgspec.Struct, frozen=True, tag=True):
     seconds: float
     at: float
     difference: str | None = None
+    remark: str = ""
 
 
 class Audited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

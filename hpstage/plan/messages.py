@@ -116,6 +116,15 @@ def host_of(lane: WorkerId) -> WorkerId:
     return WorkerId(lane.partition("#")[0])
 
 
+class Noticed(msgspec.Struct, frozen=True):
+    """What a worker has noticed in training that the user should know; with ``ends_at``, ``text`` names what ends
+    training after so many steps, and ``sizes`` is whether code goes by that."""
+
+    text: str
+    ends_at: int | None = None
+    sizes: bool = False
+
+
 class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     """A running chain has reached a boundary, planned or its own, and performed its actions.
 
@@ -127,6 +136,7 @@ class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     reached: StateReached
     failure: UserFailure | None = None
     ending: TrainingEnded | None = None
+    noticed: tuple[Noticed, ...] = ()
 
 
 class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):

@@ -24,13 +24,13 @@ from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.evaluation import evaluating
 from hpstage.torch.follow import Follower
+from hpstage.torch.horizon import Horizon
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
+from hpstage.torch.mentions import names_gradients, read_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.capture.unwatched import world_of
-from hpstage.training.code.graph import functions_reached
-from hpstage.training.code.names import names_in
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, rekey, seed_of
@@ -99,7 +99,7 @@ class TorchLoop(Adapter):
         self._world = world_of({"hp", *stateless_of(subject)}, self._roots)
         # A user who defines extra_state accounts for attributes that cannot be captured.
         self._answered = type(subject).extra_state is not TorchTrainable.extra_state
-        self._gradients_count = type(subject).update is not TorchTrainable.update or _names_gradients(type(subject))
+        self._gradients_count = type(subject).update is not TorchTrainable.update or names_gradients(type(subject))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         """Start afresh. The model is built when needed: until then, a state may be loaded into the existing one."""
@@ -212,6 +212,14 @@ class TorchLoop(Adapter):
         backend = self._steps_by()
         return self._meaning.summary(backend.numerics, departs=backend.departs) if self._numerics != "eager" else ""
 
+    @property
+    def horizon(self) -> Horizon | None:
+        """The end of training that a library's trainer states, once it is built."""
+        return self._user._horizon if self._built is not None else None
+
+    def optimizers(self) -> list[Any]:
+        return [self._built.optimizer] if self._built is not None else []
+
     def portrait(self) -> dict[str, str]:
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         self._drop_gradients(self._ready())
@@ -312,7 +320,7 @@ class TorchLoop(Adapter):
             "step": self._user.step_unit,
             **{
                 "numerics read" if name == "numerics" else name: repr(getattr(self._user, name))
-                for name in _read_in_training(type(self._user))
+                for name in read_in_training(type(self._user))
             },
         }
 
@@ -485,20 +493,5 @@ def _set_hp(user: TorchTrainable, values: Mapping[str, Scalar]) -> None:
     object.__setattr__(user, "hp", values)  # a frozen dataclass, too, is trained under changing values
 
 
-def _names_gradients(code: type) -> bool:
-    """Return whether the user's code mentions gradients: then their values may matter."""
-    names = {name for function in functions_reached(code) for name in names_in(function.__code__)}
-    return any("grad" in name for name in names - _MODES)
-
-
-def _read_in_training(code: type[TorchTrainable]) -> list[str]:
-    """Return the attributes for speed alone that the user's code reads while it trains: then they may matter."""
-    before = {"__init__", "dataset"}  # which set them, or decide nothing by them that is not told of the data
-    functions = [function for function in functions_reached(code) if function.__name__ not in before]
-    read = {name for function in functions for name in names_in(function.__code__)}
-    return sorted(read.intersection(code._without_keys))
-
-
-_MODES = {"no_grad", "enable_grad", "set_grad_enabled", "requires_grad", "requires_grad_", "is_grad_enabled"}
 _MODEL = "model."
 _PARTS = {"model", "values", "changed", "memory", "optimizer_class", "samples", "hp", "extra"}

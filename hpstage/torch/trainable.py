@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.follow import group_values
+from hpstage.torch.horizon import Horizon
 from hpstage.training.logs import log
 
 
@@ -117,6 +118,11 @@ class TorchTrainable(ABC):
     )
     _evaluates_by_library: ClassVar[bool] = False
     """Whether ``evaluate`` is another library's: what that sets on its objects is undone without a remark."""
+
+    @property
+    def _horizon(self) -> Horizon | None:
+        """The end of training that a library's trainer states, once model and optimizer are made."""
+        return None
 
     @abstractmethod
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from hpstage.errors import MetricsError, TrainingError, UsageError
 from hpstage.schedule import Scalar, constant
@@ -44,6 +46,10 @@ class Adapter(StandsFor):
             described |= environment.describe()
         return described
 
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers of torch that train at present, as far as they can be seen."""
+        return []
+
     def prepare(self) -> None:
         """Do what ``setup`` leaves to the first step."""
 
@@ -51,6 +57,15 @@ class Adapter(StandsFor):
         """Return the objects that hold the present state, by name, and end training without taking it back from them.
         The subject belongs to them: it is not restored."""
         raise NotImplementedError
+
+
+def optimizers_in(parts: Iterable[object]) -> list[Any]:
+    """Return the optimizers of torch among objects, and in lists of them."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return []
+    several = [list(part) if isinstance(part, list | tuple) else [part] for part in parts]
+    return [part for some in several for part in some if isinstance(part, torch.optim.Optimizer)]
 
 
 def is_subjects(path: str) -> bool:

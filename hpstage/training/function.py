@@ -32,7 +32,7 @@ from typing import Any
 
 from hpstage.errors import StateError, StopTraining, TrainingError
 from hpstage.schedule import Scalar
-from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
+from hpstage.training.adapter import Adapter, checked_metrics, optimizers_in, stateless_of
 from hpstage.training.body import Body, Pause
 from hpstage.training.capture.portrait import LOCAL
 from hpstage.training.capture.unwatched import world_of
@@ -181,6 +181,9 @@ class FunctionTrainable(Adapter):
             self._body = self._entered = None
             self._finalizer()
             self._world.leave()
+
+    def optimizers(self) -> list[Any]:
+        return optimizers_in(self._attached.values())
 
     def prepare(self) -> None:
         self._begun()

@@ -12,7 +12,7 @@ from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.store.plugins import names
 from hpstage.trainable import METHODS, Trainable
-from hpstage.training.adapter import Adapter, is_subjects, stateless_of
+from hpstage.training.adapter import Adapter, is_subjects, optimizers_in, stateless_of
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.changes import Changes
 from hpstage.training.function import FunctionTrainable
@@ -148,6 +148,9 @@ class Keyed(Adapter):
         # A copy: the same state may be loaded again, and in-place training would change it.
         self._user.load_state_dict(clone(state))
         self._changes.loaded()
+
+    def optimizers(self) -> list[Any]:
+        return optimizers_in(getattr(self._user, "__dict__", {}).values())
 
     def hand_over(self) -> dict[str, object]:
         self._world.close(but=is_subjects)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import (
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import StopTraining
 from hpstage.torch.transformers import TrainerTrainable
 from hpstage.training.trainables import as_trainable
 
@@ -209,7 +211,8 @@ def fresh(trainable: TrainerTrainable, hp: Mapping[str, Any]) -> Any:
 
 def trained(adapter: Any, hp_at: Callable[[int], Mapping[str, Any]], start: int, stop: int) -> Any:
     for step in range(start, stop):
-        adapter.train(step, hp_at(step))
+        with suppress(StopTraining):  # the end that TrainingArguments state
+            adapter.train(step, hp_at(step))
     return adapter
 
 

@@ -99,7 +99,6 @@ def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: 
     [
         (setup, lambda step: {"warmup_steps": step}, "read only when a trial begins"),
         (lambda: setup(model_init=bert), lambda step: {"width": 8 * (1 + step)}, "read only when a trial begins"),
-        (lambda: setup(args=arguments(max_steps=2)), lambda step: {}, "scheduler of TrainingArguments has 2 steps"),
         (lambda: setup(callbacks=[Stopping("epoch")]), lambda step: {}, "should_epoch_stop in on_step_end"),
         (
             lambda: setup(trainer_class=Weighted),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
+from hpstage.torch.horizon import Horizon, limits
 from hpstage.torch.lightning.carried import checked_callbacks
 from hpstage.torch.lightning.data import Data, TrainingBatches
+from hpstage.torch.lightning.horizon import TRAINER, Asked, horizon_of, stated_by
 from hpstage.torch.lightning.progress import Progress
 from hpstage.torch.lightning.steering import Steering
 from hpstage.torch.lightning.trainable import OWN, LightningTrainable
@@ -48,11 +49,8 @@ class Session:
         self._progress: Progress | None = None
         self._steering: Steering | None = None
         self.ended = False
-        ends = [subject.arguments[name] for name in ("max_epochs", "max_steps") if name in subject.arguments]
-        kind = Trainer if any(end not in (None, -1) for end in ends) else _Endless
-        arguments = {} if ends else {"max_epochs": -1}
-        self.trainer: Any = kind(
-            **arguments,
+        self.trainer: Any = Asked(
+            **({} if stated_by(subject.arguments) else {"max_epochs": -1}),
             **subject.arguments,
             callbacks=[_End(self), *subject.callbacks],
             devices=1,
@@ -201,43 +199,15 @@ class Session:
         """Return what has ended training."""
         if self.trainer.should_stop:
             return f"{self._subject.name} has set trainer.should_stop"
-        arguments = self._subject.arguments
-        limits = ", ".join(f"{name}={arguments[name]}" for name in ("max_epochs", "max_steps") if name in arguments)
-        return f"lightning.Trainer({limits}) ends training"
+        return f"{limits(TRAINER, stated_by(self._subject.arguments))} ends training"
+
+    @property
+    def horizon(self) -> Horizon | None:
+        """The end that the Trainer's arguments state."""
+        return horizon_of(self.trainer, self._subject)
 
     def _over(self) -> Exception:
         return TrainingError(f"{self.why()}; there is no step {self._run._step} to train")
-
-
-class _Endless(Trainer):  # type: ignore[misc]  # its base has no types
-    """A Trainer without an end of its own. Who sizes a scheduler by its end would get infinity, or -1."""
-
-    @property
-    def estimated_stepping_batches(self) -> int | float:
-        raise _no_end("estimated_stepping_batches")
-
-    @property
-    def max_epochs(self) -> Any:
-        return _known_to_lightning("max_epochs", self.fit_loop.max_epochs)
-
-    @property
-    def max_steps(self) -> Any:
-        return _known_to_lightning("max_steps", self.fit_loop.epoch_loop.max_steps)
-
-
-def _known_to_lightning(name: str, value: object) -> object:
-    reader = sys._getframe(2).f_globals.get("__name__", "")
-    if reader.partition(".")[0] not in ("lightning", "hpstage"):
-        raise _no_end(name)
-    return value
-
-
-def _no_end(name: str) -> UsageError:
-    return UsageError(
-        f"your code reads trainer.{name}, and this trainer has no end: the steps of trials take its place, "
-        f"and trials of different lengths share their steps. Let the space say how the rate changes "
-        f"(s.onecycle, s.cosine, s.linear), or give an end: LightningTrainable(..., trainer={{'max_steps': 400}})"
-    )
 
 
 class _End(Callback):  # type: ignore[misc]  # its base has no types

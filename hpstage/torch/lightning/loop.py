@@ -12,6 +12,7 @@ from hpstage.errors import StopTraining
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.contents import DRAWS, Contents, contents_of
+from hpstage.torch.horizon import Horizon
 from hpstage.torch.lightning.data import Data
 from hpstage.torch.lightning.fit import Session, fit
 from hpstage.torch.lightning.trainable import LightningTrainable
@@ -66,6 +67,11 @@ class LightningLoop(FunctionTrainable):
         body = self._begun()
         session: Session = self._attached["fit"]
         return body.in_its_thread(session.measured)
+
+    @property
+    def horizon(self) -> Horizon | None:
+        """The end of training that the Trainer's arguments state, once training has begun."""
+        return self._attached["fit"].horizon if self._body is not None else None
 
     def synchronize(self) -> None:
         if self._device().type == "cuda":

@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
+from hpstage.torch.transformers.horizon import LENGTH
 
 LIVE = frozenset(
     (
@@ -57,7 +58,6 @@ _IGNORED = frozenset(
 )
 """Fields about logging, saving, loading and when to evaluate: the search does that, and they decide no bits."""
 _IGNORED_PREFIXES = ("save_", "hub_", "trackio_", "ddp_", "dataloader_")
-_LENGTH = ("max_steps", "num_train_epochs")
 
 
 class Arguments:
@@ -112,10 +112,10 @@ class Arguments:
                     "the hyper-parameter 'batch_size' is called per_device_train_batch_size in TrainingArguments; "
                     "give it that name"
                 )
-            if name in fields and (name in _REFUSED or name in _LENGTH or is_ignored(name)):
+            if name in fields and (name in _REFUSED or name in LENGTH or is_ignored(name)):
                 raise UsageError(
                     f"the hyper-parameter {name!r} is a field of TrainingArguments that decides nothing in a search"
-                    + (": steps= of optimize() says how long trials are" if name in _LENGTH else "")
+                    + (": steps= of optimize() says how long trials are" if name in LENGTH else "")
                 )
         return [name for name in hp if name in fields]
 

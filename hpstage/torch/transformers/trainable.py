@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,13 @@ from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import align_special_tokens
 
-from hpstage.errors import StopTraining, UsageError
+from hpstage.errors import StopTraining, TrainingError, UsageError
 from hpstage.schedule import Scalar
+from hpstage.torch.horizon import Horizon
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.transformers.arguments import Arguments, detach
 from hpstage.torch.transformers.groups import built, group_values
+from hpstage.torch.transformers.horizon import end_of, horizon_of, see_end
 from hpstage.torch.transformers.refusals import see_callbacks, see_trainer
 from hpstage.training.code.unread import may_read
 
@@ -35,8 +36,9 @@ class TrainerTrainable(TorchTrainable):
     ``adam_beta2``, ``adam_epsilon``, ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
     ``max_grad_norm``, ``label_smoothing_factor``, ``seed``, and fields that a subclass of yours adds, may change at any
     step; other fields are read when a trial begins. Where ``learning_rate`` is a hyper-parameter, its schedule replaces
-    ``lr_scheduler_type`` and the warm-up; else the scheduler of ``args`` is stepped, over ``args.max_steps``. Other
-    names go to ``model_init``.
+    ``lr_scheduler_type`` and the warm-up, and the steps of trials ``args.max_steps`` and ``args.num_train_epochs``;
+    else the scheduler of ``args`` is stepped, and trials end where ``args`` end training, as they do under Trainer.
+    Other names go to ``model_init``.
 
     Trainer's own methods do the work, also as a subclass overrides them: ``compute_loss``, ``training_step``,
     ``create_optimizer``, ``create_scheduler``, ``get_batch_samples``, ``evaluate``, ``evaluation_loop``,
@@ -158,8 +160,8 @@ class TrainerTrainable(TorchTrainable):
         trainer = self.trainer
         optimizer = built(trainer, hp)
         trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
+        see_end(trainer, len(self.train_dataset))
         if "learning_rate" not in hp:
-            trainer.state.max_steps = self._length(trainer.args)
             trainer.create_scheduler(num_training_steps=trainer.state.max_steps)
         elif self.arguments.fields.get("lr_scheduler_type", "constant") != "constant":  # given, and not by default
             _say_unused(self.arguments.fields["lr_scheduler_type"])
@@ -210,12 +212,18 @@ class TrainerTrainable(TorchTrainable):
         self._call("on_step_end")
         if trainer.control.should_training_stop:
             raise StopTraining("a callback has set control.should_training_stop")
+        if (ended := end_of(trainer)) is not None:
+            raise StopTraining(ended)
         return torch.stack(losses)
 
     def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:
         """Return Trainer's metrics, without those of its speed, which are never the same twice."""
         metrics = self.trainer.evaluate()
         return {name: value for name, value in metrics.items() if not name.endswith(_OF_SPEED) and name != "epoch"}
+
+    @property
+    def _horizon(self) -> Horizon | None:
+        return horizon_of(self.trainer, len(self.train_dataset), by_epoch=self.step_unit == "epoch")
 
     def _new_model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
         if self.model_init is not None:
@@ -242,11 +250,8 @@ class TrainerTrainable(TorchTrainable):
     def _follow(self) -> None:
         """Set the fields of ``trainer.args`` that hyper-parameters name to the present values."""
         trainer = self.trainer
-        if trainer.lr_scheduler is not None and trainer.state.global_step >= trainer.state.max_steps:
-            raise UsageError(
-                f"the scheduler of TrainingArguments has {trainer.state.max_steps} steps, and trials are longer: state "
-                f"their length as max_steps, or make learning_rate a hyper-parameter with a schedule"
-            )
+        if (ended := end_of(trainer)) is not None:
+            raise TrainingError(f"{ended}; there is no other to train")
         for name, value in self.hp.items():
             if not self.arguments.is_live(name):
                 if value != self.initial[name]:
@@ -269,14 +274,6 @@ class TrainerTrainable(TorchTrainable):
                 f"a callback has set control.should_epoch_stop in {event}: a search has no epochs to stop; "
                 f"should_training_stop ends a trial"
             )
-
-    def _length(self, args: TrainingArguments) -> int:
-        """Return the number of updates that the scheduler of ``args`` is for."""
-        length: int = args.max_steps
-        if length <= 0:
-            batches = math.ceil(len(self.train_dataset) / args.train_batch_size)
-            length = math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps))
-        return length
 
     def _whole(self, name: str) -> int:
         value = self.hp.get(name, self.arguments.value(name))

@@ -1,0 +1,138 @@
+"""Whether the first steps of trials learn anything, and for how many steps code was sized: what users should know."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hpstage.execution.flight import Flight
+from hpstage.plan.messages import Noticed
+from hpstage.schedule import Scalar
+from hpstage.trainable import Trainable
+
+_LEAST, _MOST = 4, 32
+"""Steps after which it is judged, and steps in which learning rates are looked at: a warm-up may begin at 0."""
+_UNSTEPPED = 128
+"""Steps without a step of an optimizer after which that is no accumulation of gradients."""
+_CHAINS = 4
+"""Trials whose weights are looked at, which takes a look at each of them."""
+
+RATES = (
+    "every learning rate is 0 or NaN from the first step on, so that nothing is learned. Look at what sizes the "
+    "scheduler (a number of steps that is infinite or -1?) and at the optimizer's values"
+)
+STEPPED = (
+    "no weight has changed from the first step on, though the optimizer takes steps. Look at its learning rate, and "
+    "whether the loss reaches the weights that it has"
+)
+UNSTEPPED = (
+    "no weight has changed from the first step on: no optimizer has taken a step. Call optimizer.step(), for the "
+    "optimizer of this model's parameters (with gradients that are accumulated over yet more steps, all is well)"
+)
+STILL = (
+    "training changes nothing: the state is the same some steps later, bit for bit. Let train() change what "
+    "state_dict() returns"
+)
+
+
+class FirstSteps:
+    """Looks at the first steps of a worker's trials. What it sees of weights is sums over their bits, after the first
+    step and at a boundary: nothing is copied, and a step is not waited for."""
+
+    def __init__(self, trainable: Trainable, *, bundled: bool) -> None:
+        self._trainable = trainable
+        # In a bundle, what is trained as one is not in the members' own weights.
+        self._optimizers: Callable[[], list[Any]] | None = None if bundled else getattr(trainable, "optimizers", None)
+        self._left = _CHAINS
+        self._noticed: list[Noticed] = []
+        self._told: set[object] = set()
+        self._flight: Flight | None = None
+        self._rates_are_zero = False
+        self._weights: _Weights | None = None
+
+    def see(self, flight: Flight, hp: Mapping[str, Scalar]) -> None:
+        """Look at what the step before ``flight.step``, trained under ``hp``, has left."""
+        if flight.step > _MOST or flight.chain.source is not None or self._optimizers is None:
+            return
+        if flight.step == 1:
+            self._flight, self._rates_are_zero, self._weights = flight, True, None
+            if self._left:
+                self._left -= 1
+                self._weights = _Weights(self._optimizers())
+        if is_still_by_intent(hp):
+            self._flight = None
+        elif self._flight is flight and self._rates_are_zero and self._see_rates():
+            self._tell(RATES)  # none of them will ever be a number again, and training may end in the next step
+
+    def take(self, flight: Flight) -> tuple[Noticed, ...]:
+        """Judge the steps before a boundary. Return what has been noticed since."""
+        horizon = getattr(self._trainable, "horizon", None)
+        if horizon is not None and horizon not in self._told:
+            self._told.add(horizon)
+            self._noticed.append(Noticed(str(horizon), horizon.steps, horizon.sizes))
+        if self._flight is flight and flight.step >= _LEAST:
+            self._judge(flight.step)
+        noticed, self._noticed = tuple(self._noticed), []
+        return noticed
+
+    def _see_rates(self) -> bool:
+        """See whether learning rates are 0 or NaN. Return whether all are NaN."""
+        assert self._optimizers is not None
+        found = [group.get("lr") for one in self._optimizers() for group in one.param_groups]
+        rates = [math.inf if rate is None else float(rate) for rate in found]  # some optimizers find their own
+        self._rates_are_zero = bool(rates) and all(rate == 0 or math.isnan(rate) for rate in rates)
+        return self._rates_are_zero and all(map(math.isnan, rates))
+
+    def _judge(self, step: int) -> None:
+        """Decide what has been learned; or leave it open, while gradients may still be accumulated."""
+        assert self._optimizers is not None
+        if self._rates_are_zero:
+            self._see_rates()  # a warm-up may take its first step after an epoch
+        text = ""
+        if self._rates_are_zero:
+            text = RATES
+        elif self._weights is not None and self._weights.sums:
+            now = _Weights(self._optimizers())
+            if now.sums == self._weights.sums:
+                if now.versions == self._weights.versions and step < _UNSTEPPED:
+                    return
+                text = UNSTEPPED if now.versions == self._weights.versions else STEPPED
+        self._flight = None
+        self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        if text and text not in self._told:
+            self._told.add(text)
+            self._noticed.append(Noticed(text))
+
+
+def is_still_by_intent(hp: Mapping[str, Scalar]) -> bool:
+    """Whether a trial itself says that it learns nothing now."""
+    return 0 in (hp.get("lr"), hp.get("learning_rate"))
+
+
+class _Weights:
+    """What can be compared of the weights that optimizers train: how often each was written to, and sums over bits."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        torch: Any = sys.modules["torch"]
+        trained = [
+            weight.detach()
+            for one in optimizers
+            for group in one.param_groups
+            for weight in group["params"]
+            if weight.requires_grad and weight.is_floating_point() and weight.layout is torch.strided
+        ]
+        self.versions = [weight._version for weight in trained]
+        sums = [_bits(torch, weight).sum(dtype=torch.int64) for weight in trained]
+        self.sums = [int(value) for value in sums]  # only now, so that a device is waited for once
+
+
+def _bits(torch: Any, weight: Any) -> Any:
+    """Return the bits of a tensor as whole numbers: of 8 bytes if possible, whose sum takes a tenth of the time."""
+    size = weight.element_size()
+    if weight.is_contiguous() and all(count * size % 8 == 0 for count in (weight.numel(), weight.storage_offset())):
+        return weight.view(-1).view(torch.int64)
+    return weight.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])

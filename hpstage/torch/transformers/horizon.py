@@ -1,0 +1,55 @@
+"""Where TrainingArguments end training, and whether a scheduler goes by it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from transformers import Trainer, TrainingArguments
+
+from hpstage.torch.horizon import Horizon, limits
+
+LENGTH = ("max_steps", "num_train_epochs")
+"""Fields that state it. One of them always does: the default is 3 epochs."""
+_TRAINER = "TrainingArguments"
+_EVEN = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""Schedulers that go by no end, unless their warm-up is a part of all steps."""
+
+
+def updates_in(args: TrainingArguments, samples: int) -> tuple[int, int]:
+    """Return the updates of an epoch, and those of all training, as Trainer counts them."""
+    batches = math.ceil(samples / args.train_batch_size)
+    of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    return of_epoch, args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
+
+
+def see_end(trainer: Any, samples: int) -> None:
+    """Set what a Trainer's state says of the end, as ``Trainer.train()`` does."""
+    args, state = trainer.args, trainer.state
+    of_epoch, state.max_steps = updates_in(args, samples)
+    state.num_train_epochs = math.ceil(state.max_steps / of_epoch if args.max_steps > 0 else args.num_train_epochs)
+
+
+def end_of(trainer: Any) -> str | None:
+    """Return what has ended training; ``None`` where it continues. Where no scheduler of the arguments is used, the
+    steps of trials take the place of their end."""
+    if trainer.lr_scheduler is None or trainer.state.global_step < trainer.state.max_steps:
+        return None
+    return f"{limits(_TRAINER, _stated(trainer.args))} ends training in update {trainer.state.global_step}"
+
+
+def horizon_of(trainer: Any, samples: int, *, by_epoch: bool) -> Horizon | None:
+    """Return the end of training, in steps of trials; ``None`` if nothing goes by it."""
+    if trainer.lr_scheduler is None:
+        return None
+    args, steps = trainer.args, trainer.state.max_steps
+    own = type(trainer).create_scheduler is not Trainer.create_scheduler
+    sizes = own or 0 < args.warmup_steps < 1 or str(args.lr_scheduler_type.value) not in _EVEN
+    if by_epoch:
+        steps = math.ceil(steps / updates_in(args, samples)[0])
+    return Horizon(_TRAINER, tuple(_stated(args).items()), steps, sizes)
+
+
+def _stated(args: TrainingArguments) -> dict[str, Any]:
+    name = LENGTH[args.max_steps <= 0]
+    return {name: getattr(args, name)}
