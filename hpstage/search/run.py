@@ -100,7 +100,7 @@ def _explain_known(plan: SearchPlan, ids: Iterable[TrialId], steps: int) -> None
     trials = [trial for id in ids if (trial := plan.trials.get(id)) is not None and trial.answered]
     if not trials:
         return
-    known = f"Nothing was trained: the store has all {count_of(len(trials), 'trial')}"
+    known = f"Nothing was trained: the store already has the results of {count_of(len(trials), 'trial')}"
     last = max(trial.answered for trial in trials)
     if last >= steps:
         logger.info("%s up to step %d", known, last)

@@ -174,7 +174,12 @@ def test_checkpoints_may_stay_where_they_are(searched: Path, place: str, tmp_pat
     assert "stay where they are" in copied(place, tmp_path / "folder", "--no-checkpoints")
 
 
-def test_a_bucket_takes_the_checkpoints(searched: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_a_bucket_takes_the_checkpoints(
+    large: bool, searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:  # one at a time
+        monkeypatch.setattr("hpstage.cli.copy._SMALL", 0)
     bucket = f"memory://{uuid.uuid4().hex}"
     copied(searched, tmp_path / "there", "--to-checkpoints", bucket)
     assert not (tmp_path / "there" / "checkpoints").exists()

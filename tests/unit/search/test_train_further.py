@@ -93,7 +93,7 @@ class Ending(Tape):
     ("trainable", "steps", "said"),
     [
         (Tape(), MORE, "Their schedules end at step 8, before steps=12: add steps to each of them"),
-        (Tape(), STEPS, "the store has all 1 trial up to step 8"),
+        (Tape(), STEPS, "already has the results of 1 trial up to step 8"),
         (Ending(), MORE, "up to step 6, where the training code ended the longest"),
     ],
 )
