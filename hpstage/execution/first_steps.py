@@ -117,7 +117,7 @@ class _Weights:
     """What can be compared of the weights that optimizers train: how often each was written to, and sums over bits."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        torch: Any = sys.modules["torch"]
+        torch: Any = sys.modules.get("torch")  # not loaded where there is no optimizer
         trained = [
             weight.detach()
             for one in optimizers

@@ -71,3 +71,16 @@ def test_every_name_that_dir_gives_can_be_had_and_no_other():
         "found += [name for name in ('nothing', 'Optimize') if hasattr(hpstage, name)]"
     )
     assert found == []
+
+
+def test_a_trainable_without_torch_is_trained_without_torch() -> None:
+    script = """
+import hpstage, optuna
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Tape
+study = optuna.create_study()
+hpstage.optimize(study, Tape(), lambda trial: {"a": trial.suggest_int("a", 1, 2)}, metric="score", steps=4, n_trials=2,
+                 executor=hpstage.InlineExecutor(), store=MemoryJournal())
+found = [[trial.state.name for trial in study.trials], "torch" in sys.modules]
+"""
+    assert fresh_interpreter(script) == [["COMPLETE", "COMPLETE"], False]
