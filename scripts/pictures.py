@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/pictures.py [NAME ...]
 
-They go to notebooks/pictures. beside_alone, stage_tree and savings are drawn from recorded plans (scripts/record.py).
+They go to notebooks/pictures. beside_alone, stage_tree and savings are drawn from recorded plans (scripts/record.py),
+optuna_curves by Optuna from a search of the demo's.
 The others are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports, and
 live_page of Dask's page, of 48 to 10,000 simulated trials, in light, in dark and on a phone.
 """
@@ -14,6 +15,7 @@ import logging
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +28,7 @@ from hpstage import report
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import local_cluster
 from hpstage.cluster.dashboard.follower import Follower
+from hpstage.store import MemoryJournal
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_digits import N_TRIALS, STEPS, Digits, space
@@ -121,11 +124,36 @@ def live_page() -> Iterator[Path]:
                     yield keep(page, PICTURES / f"page_{size}_{look.name}.png")
 
 
+def optuna_curves() -> Iterator[Path]:
+    """Optuna's own picture of a study that hpstage has driven."""
+    study = optuna.create_study(
+        study_name="digits", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0)
+    )
+    hpstage.optimize(
+        study,
+        Digits(),
+        space,
+        metric="accuracy",
+        steps=STEPS,
+        n_trials=24,
+        algorithm=SuccessiveHalving(min_steps=15, reduction_factor=2),
+        executor=hpstage.InlineExecutor(),
+        store=MemoryJournal(),
+        show_progress_bar=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        axes = optuna.visualization.matplotlib.plot_intermediate_values(study)
+    axes.get_legend().remove()
+    axes.figure.set_size_inches(8, 4)
+    yield report.save(axes.figure, PICTURES / "optuna_curves.png")
+
+
 _HAS_TRIALS = """trials => Bokeh.documents.some(document =>
     [...document._all_models.values()].some(model => model.hpstage?.size().trials >= trials))"""
 
 MADE: dict[str, Callable[[], Iterator[Path]]] = {
-    one.__name__: one for one in (beside_alone, stage_tree, savings, dashboard, report_page, live_page)
+    one.__name__: one for one in (beside_alone, stage_tree, savings, optuna_curves, dashboard, report_page, live_page)
 }
 
 

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -54,6 +55,20 @@ def patient(study: optuna.Study, *, patience: float = PATIENCE) -> Iterator[None
         yield
     finally:
         private.use_storage(study, storage)
+
+
+def fail_stale_trials(study: optuna.Study) -> None:
+    """Fail trials of Optuna's own loops whose heartbeats have stopped, as ``study.optimize`` does, and call the
+    storage's callback, which may queue them again. Trials of a search have no heartbeat: its next call continues them.
+
+    Raises:
+        StoreError: the storage is unavailable.
+    """
+    storage = private.storage_of(study)
+    waiting = PatientStorage(storage, private.id_of_study(study), PATIENCE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        waiting.again(lambda _: optuna.storages.fail_stale_trials(study))
 
 
 class PatientStorage(BaseStorage):

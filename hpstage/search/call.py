@@ -18,7 +18,7 @@ from hpstage.driver.membership import join_plan
 from hpstage.errors import UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
-from hpstage.optuna.patient_storage import patient
+from hpstage.optuna.patient_storage import fail_stale_trials, patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
@@ -174,6 +174,7 @@ def open_call(
         places = open_places(store, checkpoints, name=name, workload=workload, closing=closing)
         workers.use(places.checkpoints)
         page = closing.enter_context(workers.show(places.journal))
+        fail_stale_trials(request.study)
         closing.enter_context(patient(request.study))
         eviction = Eviction(places.checkpoints, request.checkpoint_budget)
         closing.callback(eviction.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from itertools import dropwhile
 
 from optuna.trial import TrialState
@@ -12,7 +11,7 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.audits import audits_of
-from hpstage.plan.facts import StateReached, TrialId, WorkerId
+from hpstage.plan.facts import StateReached, WorkerId
 from hpstage.plan.log import Facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import savings
@@ -59,7 +58,7 @@ def run(call: Call) -> Result:
     result = _result(call, driver, session, whole)
     _warn_of_nothing(session, call.ledger)
     if not result.savings.steps_trained:
-        _explain_known(driver.plan, [trial.id for trial in session.trials], call.request.steps)
+        _explain_known(driver.plan, session, call.ledger, call.request.steps)
     call.progress.finish(session, driver, result.savings)
     return result
 
@@ -95,14 +94,23 @@ def _warn_of_nothing(session: Session, ledger: Ledger) -> None:
         )
 
 
-def _explain_known(plan: SearchPlan, ids: Iterable[TrialId], steps: int) -> None:
+def _explain_known(plan: SearchPlan, session: Session, ledger: Ledger, steps: int) -> None:
     """Log why trials with results needed no training, as a warning if more steps were requested than they have."""
+    ids = [trial.id for trial in session.trials]
     trials = [trial for id in ids if (trial := plan.trials.get(id)) is not None and trial.answered]
     if not trials:
         return
     known = f"Nothing was trained: the store already has the results of {count_of(len(trials), 'trial')}"
     last = max(trial.answered for trial in trials)
-    if last >= steps:
+    if last >= steps and _repeats(session, ledger):
+        logger.warning(
+            "%s up to step %d, under the parameters of earlier trials of study %r. A sampler with a seed begins "
+            "again in each process; give it another seed, or none",
+            known,
+            last,
+            ledger.name,
+        )
+    elif last >= steps:
         logger.info("%s up to step %d", known, last)
     elif any(plan.endings.ending(trial, trial.steps) for trial in trials):
         logger.warning("%s up to step %d, where the training code ended the longest (StopTraining)", known, last)
@@ -114,6 +122,13 @@ def _explain_known(plan: SearchPlan, ids: Iterable[TrialId], steps: int) -> None
             last,
             steps,
         )
+
+
+def _repeats(session: Session, ledger: Ledger) -> bool:
+    """Return whether each trial of the search has the parameters of one that was in the study before it."""
+    trials, first = ledger.trials(), min(trial.number for trial in session.trials)
+    earlier = {frozenset(trial.params.items()) for trial in trials[:first]}
+    return earlier.issuperset(frozenset(trials[trial.number].params.items()) for trial in session.trials)
 
 
 def _result(call: Call, driver: Driver, session: Session, whole: bool) -> Result:
