@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import window_in
+from hpstage.algos.parameters import Window
 from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
 from hpstage.errors.arguments import one_of, optional, switch, whole
 
@@ -54,9 +54,9 @@ class ASHA(Algorithm):
         min_steps: steps before the first decision.
         reduction_factor: the inverse of the share of trials that continue; at least 2.
         variant: whether trials outside the best pause or stop.
-        window: number of targets open at a time (the paper's workers); by default 16, or twice the number of workers
-            at the start of the search where these are more than 8, to keep them busy. A larger window lets more stages
-            merge, but bases decisions on less information.
+        window: number of targets open at a time (the paper's workers); by default 16, and one more for each worker
+            beyond 8, as these join and leave; up to twice as many while workers have nothing to do. A larger window
+            lets more stages merge, but bases decisions on less information.
         tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
@@ -84,7 +84,7 @@ class ASHA(Algorithm):
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         rungs, trials = self.rungs(setting.steps), known(trials, tree_aware=self.tree_aware)
-        window = window_in(setting, self.window)
+        window = Window(setting, self.window, elastic=True)
         if self.variant == "stopping":
             return _StoppingSearch(rungs, self.reduction_factor, window, trials, maximize=setting.maximize)
         return PromotionSearch(
@@ -135,7 +135,7 @@ class PromotionSearch(Search):
         brackets: Sequence[Sequence[int]],
         bracket_of: Callable[[int], int],
         factor: int,
-        window: int,
+        window: Window,
         trials: Trials,
         *,
         maximize: bool,
@@ -154,7 +154,7 @@ class PromotionSearch(Search):
         self._closed = False
 
     def room(self) -> int:
-        return max(0, self._window - self._open)
+        return max(0, self._window.size - self._open)
 
     def added(self, index: int) -> list[Action]:
         return [self._ask(index, self._brackets[self._bracket_of(index)][0])]
@@ -176,6 +176,14 @@ class PromotionSearch(Search):
         self._closed = True
         return self._go_on()
 
+    def resized(self, workers: int) -> list[Action]:
+        self._window.follow(workers)
+        return self._go_on()
+
+    def idle(self, workers: int) -> list[Action]:
+        self._window.widen(workers)
+        return self._go_on()
+
     def _ask(self, index: int, step: int) -> Ask:
         self._open += 1
         return Ask(index, step)
@@ -183,7 +191,7 @@ class PromotionSearch(Search):
     def _go_on(self) -> list[Action]:
         actions: list[Action] = []
         # One result may bring a candidate with many trials among the best.
-        while self._open < self._window and (where := self._promotable()) is not None:
+        while self._open < self._window.size and (where := self._promotable()) is not None:
             actions.append(self._promote(where))
         if self._closed and self._open == 0:
             actions += self._conclude()
@@ -204,7 +212,7 @@ class PromotionSearch(Search):
             best = min(highest, key=lambda where: self._rungs[where].paused[0])
             paused, (place, _) = self._rungs[best].paused, self._rungs[best].paused[0]
             actions: list[Action] = []
-            while paused and paused[0][0] == place and self._open < self._window:
+            while paused and paused[0][0] == place and self._open < self._window.size:
                 actions.append(self._promote(best))
             return actions
         ended = sorted(index for where in waiting for _, index in self._rungs[where].paused)
@@ -214,7 +222,7 @@ class PromotionSearch(Search):
 
 
 class _StoppingSearch(Search):
-    def __init__(self, rungs: list[int], factor: int, window: int, trials: Trials, *, maximize: bool) -> None:
+    def __init__(self, rungs: list[int], factor: int, window: Window, trials: Trials, *, maximize: bool) -> None:
         self._rungs = {step: _Rung(step, trials) for step in rungs[:-1]}
         self._first = rungs[0]
         self._above = dict(pairwise(rungs))
@@ -224,7 +232,7 @@ class _StoppingSearch(Search):
         self._open = 0
 
     def room(self) -> int:
-        return max(0, self._window - self._open)
+        return max(0, self._window.size - self._open)
 
     def added(self, index: int) -> list[Action]:
         self._open += 1
@@ -242,4 +250,12 @@ class _StoppingSearch(Search):
 
     def failed(self, index: int) -> list[Action]:
         self._open -= 1
+        return []
+
+    def resized(self, workers: int) -> list[Action]:
+        self._window.follow(workers)
+        return []
+
+    def idle(self, workers: int) -> list[Action]:
+        self._window.widen(workers)
         return []

@@ -19,7 +19,7 @@ class EarlyStoppingAlgorithm(Algorithm):
 
     interval: int
     grace: int
-    window: int
+    window: int | None
 
     kinds = MappingProxyType({"interval": whole(), "grace": whole(), "window": whole()})
 

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import window_in
+from hpstage.algos.parameters import MOST, Window
 from hpstage.errors.arguments import optional, whole
-
-_MOST = 4096
-"""Trials that are open at a time at most: so many are proposed before the first is trained."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +19,11 @@ class FullTraining(Algorithm):
 
     Args:
         window: number of trials open at a time. ``None``: all of them, up to 4,096, if the sampler ignores results
-            (grid, brute force, random, quasi-random), else 16, or twice the number of workers at the start of the
-            search where these are more than 8, to keep them busy. Then what a sampler that learns proposes differs
-            between clusters of different sizes; with a number, one seed gives the same trials on any cluster. The
-            larger, the less a sampler knows when it proposes. Where all trials are enqueued, give their number, or a
-            sampler that ignores results.
+            (grid, brute force, random, quasi-random); else 16, and 4 more for each worker beyond 8, to keep them busy.
+            It grows and shrinks with the workers, so that what a sampler that learns proposes differs between clusters
+            of different sizes; with a number, one seed gives the same trials on any cluster. The larger, the less a
+            sampler knows when it proposes. Where all trials are enqueued, give their number, or a sampler that ignores
+            results.
     """
 
     window: int | None = None
@@ -39,17 +36,17 @@ class FullTraining(Algorithm):
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         endless = self.window is None and setting.n_trials is not None and not setting.adaptive
-        return _FullTrainingSearch(setting.steps, _MOST if endless else window_in(setting, self.window))
+        return _FullTrainingSearch(setting.steps, Window(setting, MOST if endless else self.window))
 
 
 class _FullTrainingSearch(Search):
-    def __init__(self, steps: int, window: int) -> None:
+    def __init__(self, steps: int, window: Window) -> None:
         self._steps = steps
         self._window = window
         self._open = 0
 
     def room(self) -> int:
-        return self._window - self._open
+        return self._window.size - self._open
 
     def added(self, index: int) -> list[Action]:
         self._open += 1
@@ -61,4 +58,8 @@ class _FullTrainingSearch(Search):
 
     def failed(self, index: int) -> list[Action]:
         self._open -= 1
+        return []
+
+    def resized(self, workers: int) -> list[Action]:
+        self._window.follow(workers)
         return []

@@ -9,9 +9,9 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Literal
 
-from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting, Trials
+from hpstage.algorithm import Action, Algorithm, Ask, Search, Setting, Trials
 from hpstage.algos.asha import PromotionSearch
-from hpstage.algos.parameters import window_in
+from hpstage.algos.parameters import FEW_WORKERS, Window
 from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
 from hpstage.algos.successive_halving import HalvingSearch
 from hpstage.errors.arguments import one_of, optional, switch, whole
@@ -43,7 +43,10 @@ class Hyperband(Algorithm):
 
     ``variant="synchronous"`` is the journal's. A rung is decided when all its trials have been told, so that one seed
     gives the same search on any cluster. With a sampler that learns, or without ``n_trials``, a cycle begins when the
-    previous one is over; otherwise all cycles run side by side. Trials that fail leave their rung; the number of
+    previous one is over, and with more than 8 workers already when too few targets are left to keep them busy: what
+    such a sampler proposes then depends on their number, unless ``window`` is given. Otherwise all cycles run side by
+    side. Results are told in the order in which they would arrive if all steps took equally long and each target had a
+    worker, so that long trials do not hold up other brackets. Trials that fail leave their rung; the number of
     promotions is computed from the trials proposed, and is at least one.
 
     ``variant="asynchronous"`` never waits for a rung to fill: each bracket is an :class:`~hpstage.algos.ASHA` in its
@@ -67,9 +70,10 @@ class Hyperband(Algorithm):
         min_steps: steps before the first decision of the first bracket.
         reduction_factor: the inverse of the share of trials that continue; at least 2.
         variant: whether rungs wait until they are full.
-        window: number of targets that the asynchronous variant has open at a time in all brackets together; by default
-            16, or twice the number of workers at the start of the search where these are more than 8, to keep them
-            busy. The synchronous variant has whole rungs open.
+        window: number of targets that the asynchronous variant has open at a time in all brackets together, as that of
+            :class:`~hpstage.algos.ASHA`. The synchronous variant has whole rungs open; with a sampler that learns, or
+            without ``n_trials``, the next cycle begins when fewer than ``window`` targets are open: by default 1 with
+            up to 8 workers, else 16, and 4 more for each worker beyond 8.
         tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
@@ -86,6 +90,10 @@ class Hyperband(Algorithm):
     @property
     def synchronous(self) -> bool:
         return self.variant == "synchronous"
+
+    @property
+    def by_length(self) -> bool:
+        return self.synchronous  # a bracket of long trials holds up no other
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
@@ -111,13 +119,17 @@ class Hyperband(Algorithm):
                 [bracket.rungs for bracket in deal.brackets],
                 deal.bracket_in_turn(),
                 self.reduction_factor,
-                window_in(setting, self.window),
+                Window(setting, self.window, elastic=True),
                 trials,
                 maximize=setting.maximize,
             )
-        in_turn = setting.adaptive or setting.n_trials is None
-        bound = None if in_turn else setting.n_trials
-        return _HyperbandSearch(deal, self.reduction_factor, trials, maximize=setting.maximize, bound=bound)
+        if setting.adaptive or setting.n_trials is None:
+            ahead, admitted = _Ahead(setting, self.window), deal.cycle
+        else:
+            ahead, admitted = _Ahead(setting, 1), setting.n_trials
+        return _HyperbandSearch(
+            deal, self.reduction_factor, trials, maximize=setting.maximize, admitted=admitted, ahead=ahead
+        )
 
 
 class _Deal:
@@ -139,19 +151,36 @@ class _Deal:
         return cycle, bisect_right(self._ends, place)
 
 
-class _HyperbandSearch(Search):
-    """``bound``: number of trials that may be open together; ``None`` for one cycle after the other."""
+class _Ahead:
+    """The number of open targets below which the next cycle begins: 1, when the last one is over, or as many as keep
+    more workers than a few busy."""
 
-    def __init__(self, deal: _Deal, factor: int, trials: Trials, *, maximize: bool, bound: int | None) -> None:
+    def __init__(self, setting: Setting, given: int | None) -> None:
+        self._window = Window(setting, given)
+        self._given = given
+        self.follow(setting.workers)
+
+    def follow(self, workers: int) -> None:
+        self._window.follow(workers)
+        self.targets = 1 if self._given is None and workers <= FEW_WORKERS else self._window.size
+
+
+class _HyperbandSearch(Search):
+    """``admitted``: number of trials in cycles that have begun."""
+
+    def __init__(
+        self, deal: _Deal, factor: int, trials: Trials, *, maximize: bool, admitted: int, ahead: _Ahead
+    ) -> None:
         self._deal = deal
         self._factor = factor
         self._trials = trials
         self._maximize = maximize
-        self._admitted = deal.cycle if bound is None else bound
+        self._admitted = admitted
+        self._ahead = ahead
         self._halvings: dict[tuple[int, int], HalvingSearch] = {}
         self._added: list[int] = []
         self._places: dict[int, tuple[int, int]] = {}  # for trials of open cycles; later trials wait for theirs
-        self._over = 0
+        self._asked: set[int] = set()  # trials with an open target
         self._closed = False
 
     def room(self) -> int:
@@ -159,18 +188,23 @@ class _HyperbandSearch(Search):
 
     def added(self, index: int) -> list[Action]:
         self._added.append(index)
-        return self._begin()
+        return self._go_on(self._begin())
 
     def told(self, index: int, step: int, value: float) -> list[Action]:
-        return self._count(self._halving(index).told(index, step, value))
+        self._asked.discard(index)
+        return self._go_on(self._halving(index).told(index, step, value))
 
     def failed(self, index: int) -> list[Action]:
-        self._over += 1
-        return self._count(self._halving(index).failed(index))
+        self._asked.discard(index)
+        return self._go_on(self._halving(index).failed(index))
 
     def closed(self) -> list[Action]:
         self._closed = True
-        return self._count(self._close())
+        return self._go_on(self._close())
+
+    def resized(self, workers: int) -> list[Action]:
+        self._ahead.follow(workers)
+        return self._go_on([])
 
     def _close(self) -> list[Action]:
         """Close the halvings, whose brackets will receive no more trials."""
@@ -198,13 +232,14 @@ class _HyperbandSearch(Search):
             actions += self._halving(index).added(index)
         return actions
 
-    def _count(self, actions: list[Action]) -> list[Action]:
-        """Open the next cycle if the actions end this one."""
-        self._over += sum(isinstance(action, Finish) for action in actions)
-        if self._over == self._admitted:
+    def _go_on(self, actions: list[Action]) -> list[Action]:
+        """Open further cycles while too few targets are left of the trials of open ones."""
+        self._asked.update(action.index for action in actions if isinstance(action, Ask))
+        while len(self._places) == self._admitted and len(self._asked) < self._ahead.targets:
             self._admitted += self._deal.cycle
-            self._halvings.clear()
-            actions = [*actions, *self._begin()]
+            begun = self._begin()
             if self._closed:
-                actions += self._close()
+                begun += self._close()
+            self._asked.update(action.index for action in begun if isinstance(action, Ask))
+            actions = actions + begun
         return actions

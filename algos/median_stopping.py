@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 from hpstage.algorithm import Search, Setting, Trials
 from hpstage.algos.early_stopping import EarlyStoppingAlgorithm, EarlyStoppingSearch
+from hpstage.algos.parameters import Window
 from hpstage.algos.rungs import known
-from hpstage.errors.arguments import switch, whole
+from hpstage.errors.arguments import optional, switch, whole
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,34 @@ class MedianStopping(EarlyStoppingAlgorithm):
     average. The values of trials that fail later still count.
 
     Synchronous: results are told in the order in which they were asked for, so that each trial is compared with the
-    same others on any cluster, and one seed gives the same search. The price is that a slow trial delays the
-    decisions about the others in the window.
+    same others on any cluster where as many are open at a time, and one seed gives the same search. The price is that a
+    slow trial delays the decisions about the others in the window.
 
     Args:
         interval: steps between evaluations, each of which may stop the trial.
         grace: steps before the first evaluation.
         min_trials: minimum number of others at a step for a trial to be stopped there.
-        window: number of trials open at a time; at least the number of workers, to keep them busy. The larger, the
-            fewer trials a trial is compared with.
+        window: number of trials open at a time; by default 16, and 4 more for each worker beyond 8 when the search is
+            started, to keep them busy. Workers that join or leave later do not change it, nor does a resumed call
+            with other workers: with whom a trial is compared depends on it. The larger, the fewer these are.
         tree_aware: whether trials that are the same so far count as one of the others.
     """
 
     interval: int = 1
     grace: int = 1
     min_trials: int = 5
-    window: int = 16
+    window: int | None = None
     tree_aware: bool = True
 
-    kinds = MappingProxyType({**EarlyStoppingAlgorithm.kinds, "min_trials": whole(), "tree_aware": switch})
+    kinds = MappingProxyType(
+        {**EarlyStoppingAlgorithm.kinds, "min_trials": whole(), "window": optional(whole()), "tree_aware": switch}
+    )
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         return _MedianSearch(
             self.evaluations(setting.steps),
             self.min_trials,
-            self.window,
+            Window(setting, self.window).size,
             known(trials, tree_aware=self.tree_aware),
             maximize=setting.maximize,
         )

@@ -67,7 +67,7 @@ class Setting:
     its last value, and once trained to its end it is complete, even if finished as pruned. ``n_trials``: trials that
     the sampler will propose (``None``: unlimited). ``maximize``: whether larger values are better. ``adaptive``:
     whether the sampler learns from results, so that later proposals are better informed. ``workers``: their number when
-    the search starts.
+    the search was started, also where a later call resumes it; :meth:`Search.resized` has that of the moment.
     """
 
     steps: int
@@ -97,7 +97,8 @@ class Trials:
 
 
 class Search(ABC):
-    """One run of an algorithm. Values of a synchronous algorithm are told in the order in which it asked.
+    """One run of an algorithm. Values of a synchronous algorithm are told in the order in which it asked, or
+    :attr:`Algorithm.by_length`.
 
     Unless trials fail, at least one must be finished as ``complete``: ``study.best_trial`` ignores pruned ones.
     """
@@ -126,6 +127,15 @@ class Search(ABC):
         """Handle the end of proposals (the space is exhausted, or time is up)."""
         return []
 
+    def resized(self, workers: int) -> list[Action]:
+        """Handle that there are so many workers now. Not called for each that fails and is replaced."""
+        return []
+
+    def idle(self, workers: int) -> list[Action]:
+        """Handle that so many workers have nothing to do, although all that was asked for is given out. Called of
+        asynchronous searches only, between results."""
+        return []
+
 
 _WHOLE = whole(-EXACT)
 
@@ -149,6 +159,13 @@ class Algorithm(ABC):
     def synchronous(self) -> bool:
         """Whether its decisions are independent of the order in which results arrive."""
         return True
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the results of a synchronous algorithm are told in the order in which they would arrive if all steps
+        took equally long and there were a worker for each target, instead of in that of asking: for one with parts
+        whose targets lie far apart, which would wait for each other."""
+        return False
 
     @property
     def forks(self) -> bool:

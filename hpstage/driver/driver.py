@@ -211,6 +211,13 @@ class Driver:
         """Return this driver's running chains, each with the seconds of training since its last report."""
         return self.scheduler.progress(self._executor.clock())
 
+    def idle(self) -> int:
+        """Dispatch work to idle workers, and return how many have none."""
+        if not self.scheduler.workers.idle(self._executor.clock()):
+            return 0
+        self._dispatch()
+        return len(self.scheduler.workers.idle(self._executor.clock()))
+
     def wait(self, timeout: float | None = None) -> list[Answer]:
         """Dispatch work to idle workers and return answers. Blocks until there is a report, or for ``timeout`` seconds.
 

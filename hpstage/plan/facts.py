@@ -381,7 +381,8 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     name (with another ``identity``) uses the plan. The search ends with its :class:`SearchEnded`; until then a call
     with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
     ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. Of ``defaults``, a trial without
-    the hyper-parameter is one with this value, on this plan for ever."""
+    the hyper-parameter is one with this value, on this plan for ever. ``workers``: their number, which a call that
+    continues keeps: algorithms may compare the more trials."""
 
     study: str
     algorithm: str
@@ -394,6 +395,7 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     identity: str = ""
     directions: tuple[str, ...] = ()
     defaults: dict[str, Scalar] = {}
+    workers: int = 1
 
     def differs(self, other: SearchStarted) -> list[str]:
         """Return the arguments in which another call of the study differs."""

@@ -83,6 +83,7 @@ class Call:
             identity=self.ledger.identity(),
             directions=tuple(direction.name.lower() for direction in study.directions),
             defaults=dict(request.observed.defaults),
+            workers=request.workers,
         )
         before = driver.plan.searches.get(started.study)
         started = continued(started, before)
@@ -101,7 +102,7 @@ class Call:
                 space_works=request.space_works,
             ),
             request.algorithm,
-            request.setting,
+            replace(request.setting, workers=started.workers),
             started,
             callbacks=request.callbacks,
             catch=request.catch,

@@ -99,8 +99,12 @@ def lengthened(
 
 def continued(now: SearchStarted, record: SearchRecord | None) -> SearchStarted:
     """Return a call that takes over the trials of an interrupted search from which it differs in ``n_trials`` or
-    ``defaults`` alone."""
-    if record is None or record.ended or now.extends:
+    ``defaults`` alone, or that of an earlier call which it continues, with the workers that there were then."""
+    if record is None:
+        return now
+    if now.extends or (not record.ended and now.same_call(record.started)):
+        return msgspec.structs.replace(now, workers=record.started.workers)
+    if record.ended:
         return now
     other = set(now.differs(record.started))
     if not other or other - {"n_trials", "extends", "defaults"}:
@@ -112,7 +116,7 @@ def continued(now: SearchStarted, record: SearchRecord | None) -> SearchStarted:
             now.n_trials,
             record.started.n_trials,
         )
-    return msgspec.structs.replace(now, extends=True)
+    return msgspec.structs.replace(now, extends=True, workers=record.started.workers)
 
 
 def _arguments(call: SearchStarted, names: Sequence[str]) -> str:

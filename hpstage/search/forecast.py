@@ -238,7 +238,7 @@ class Forecast:
         self._cast = _Cast(history, trials, plan, self._random)
         self._replay = history.again(self._cast)
         self._told_at = {step: tuple(values) for step, values in self._replay.values.items()}  # not made up
-        self._synchronous = history.synchronous
+        self._synchronous = history.synchronous and not history.by_length  # about as they arrive
         self._more = more
         self._next = len(trials)
         self._lines = _Lines(plan)

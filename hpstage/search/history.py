@@ -20,7 +20,7 @@ class History(Search):
 
     def __init__(self, algorithm: Algorithm, setting: Setting, trials: Trials) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []  # of the search's methods, in order
-        self.synchronous = algorithm.synchronous
+        self.synchronous, self.by_length = algorithm.synchronous, algorithm.by_length
         self.look_ups = _LookUps(trials)
         self._algorithm = algorithm
         self._setting = setting
@@ -43,6 +43,12 @@ class History(Search):
 
     def closed(self) -> list[Action]:
         return self._call("closed")
+
+    def resized(self, workers: int) -> list[Action]:
+        return self._call("resized", workers)
+
+    def idle(self, workers: int) -> list[Action]:
+        return self._call("idle", workers)
 
     def _call(self, method: str, *given: Any) -> list[Action]:
         self.calls.append((method, given))

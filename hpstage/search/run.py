@@ -37,7 +37,7 @@ def run(call: Call) -> Result:
                 session = call.session(driver)
                 begun = driver.plan.searches.get(session.name)
                 with call.ledger.optimize_loop():
-                    session.run()
+                    session.run(call.request.workers)
                 if driver.plan.searches[session.name].ended:
                     if call.request.audit == "winner":
                         audit_winner(call, driver, session)

@@ -35,6 +35,9 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 # Seconds to wait for reports before checking the clock, the progress display and Ctrl-C again.
 _HEARTBEAT = 0.5
 
+# The share of the workers with which the search goes on as before.
+_MISSED = 0.75
+
 # Workers of a fleet that is to grow as needed.
 _UNLIMITED = 1_000_000
 
@@ -72,6 +75,8 @@ class Session:
         self._roster = roster
         self.history = History(algorithm, setting, roster)
         self._search: Search = self.history
+        self._workers = setting.workers  # for which the algorithm has as many trials open as keep them busy
+        self._wants_more = not algorithm.synchronous  # where workers have nothing to do, as far as is known
         self._foreseen_at = 0, 0, 0.0  # number of calls, steps trained, and time
         self._foreseen: list[tuple[float, float]] = []  # when workers will begin, and be done
         driver.scheduler.foresee(self._foresee)
@@ -84,7 +89,7 @@ class Session:
         self._audit_budget = audit_budget
         self._prolongs = prolongs  # trains finished trials further
         self._used_before = driver.plan.totals.worker_seconds
-        self._targets = Targets(synchronous=algorithm.synchronous)
+        self._targets = Targets(synchronous=algorithm.synchronous, by_length=algorithm.by_length)
         self._decisions = Decisions(driver, roster.change)
         self._evaluate_every = evaluate_every
         self._outcomes = Outcomes(
@@ -143,11 +148,16 @@ class Session:
 
     # --- the loop -----------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, present: int) -> None:
         """Run until the algorithm is done, the time is up, or an uncaught failure stops the study.
 
         An interruption ends it early. No further results are told then: the next call tells them in the right order.
+
+        Args:
+            present: the number of workers, before reports of them are taken.
         """
+        if present != self._workers:
+            self._resize(present)
         self._roster.begin()
         for trial in self._roster.trials:
             if trial.finished:
@@ -175,7 +185,9 @@ class Session:
                 self._drain()
                 self._raise_uncaught()
                 return
+            self._fill()
             self._take(self._driver.wait(self._patience()))
+            self._follow_workers()
             self._tell()
             self._on_change(self)
             if self._raised is not None:
@@ -277,6 +289,29 @@ class Session:
         if not self._closed and (self._stopping or not self._more()):
             self._closed = True
             self._perform(self._search.closed())
+
+    def _follow_workers(self) -> None:
+        """Let the number of open trials follow the workers, but not for each that fails and is replaced, or is yet to
+        join: that would show in what is proposed."""
+        workers = self._driver.scheduler.workers
+        gone = workers.most >= self._workers and 0 < workers.hosts < _MISSED * self._workers
+        if workers.hosts > self._workers or gone:
+            self._resize(workers.hosts)
+
+    def _resize(self, workers: int) -> None:
+        self._workers = workers
+        self._wants_more = not self.history.synchronous
+        self._perform(self._search.resized(workers))
+
+    def _fill(self) -> None:
+        """Let an asynchronous algorithm ask for more while workers have nothing to do."""
+        while self._wants_more and not self._stopping and not self._interruption.asked and self._more():
+            idle, calls = self._driver.idle(), len(self.history.calls)
+            if not idle:
+                return
+            self._perform(self._search.idle(idle))
+            self._propose()
+            self._wants_more = len(self.history.calls) > calls + 1
 
     def _perform(self, actions: Iterable[Action]) -> None:
         trials = self._roster.trials

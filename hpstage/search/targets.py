@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import heapq
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import count
 
 from hpstage.scheduler.scheduler import Answer
 
@@ -16,11 +18,17 @@ class Targets:
 
     Args:
         synchronous: give targets back in the order in which they were asked for; otherwise, as their answers arrive.
+        by_length: if synchronous, in the order in which answers would arrive if all steps took equally long and there
+            were a worker for each target, so that a long one holds up none that is shorter.
     """
 
-    def __init__(self, *, synchronous: bool) -> None:
+    def __init__(self, *, synchronous: bool, by_length: bool = False) -> None:
         self._synchronous = synchronous
-        self._order: deque[Target] = deque()  # in the order of asking, if synchronous, else of complete answers
+        self._by_length = by_length
+        # A heap: in the order of asking, or of steps and then of asking, if synchronous, else of complete answers.
+        self._order: list[tuple[int, int, Target]] = []
+        self._number = count()
+        self._now = 0  # steps after which the last target that was given back would have been answered
         self._steps: dict[Target, Sequence[int]] = {}  # steps to be answered for each open target, its own the last
         self._of_trial: dict[int, list[int]] = defaultdict(list)  # the steps of its open targets
         self._answers: dict[int, dict[int, Answer]] = defaultdict(dict)
@@ -42,12 +50,13 @@ class Targets:
             end: where the trial ends, if before ``step``: what is known there answers the target.
         """
         at = step if end is None else min(step, end)
+        due = self._now + step - self.reach(index) if self._by_length else 0
         asked = {other for open in self._of_trial[index] for other in self._steps[index, open]}  # and not yet told
         self._steps[index, step] = steps = [*on_the_way, at]
         self._of_trial[index].append(step)
         self._reach[index] = max(self.reach(index), at)
         if self._synchronous or self._is_complete((index, step)):
-            self._order.append((index, step))
+            self._put(due, (index, step))
         return [other for other in steps if other not in asked]
 
     def answer(self, index: int, answer: Answer) -> None:
@@ -57,7 +66,7 @@ class Targets:
         if not self._synchronous:
             for step in self._of_trial[index]:
                 if answer.step in self._steps[index, step] and self._is_complete((index, step)):
-                    self._order.append((index, step))
+                    self._put(0, (index, step))
 
     def known(self, index: int) -> list[Answer]:
         """Return the answers to a trial's open targets so far, by step."""
@@ -66,14 +75,17 @@ class Targets:
     def next(self) -> tuple[int, list[Answer]] | None:
         """Remove the next target that is answered; return its step and the answers that it waited for, its own the
         last."""
-        if not self._order or (self._synchronous and not self._is_complete(self._order[0])):
+        if not self._order or (self._synchronous and not self._is_complete(self._order[0][2])):
             return None
-        index, step = self._order.popleft()
+        self._now, _, (index, step) = heapq.heappop(self._order)
         found = [self._answers[index][other] for other in self._steps.pop((index, step))]
         self._of_trial[index].remove(step)
         if not self._of_trial[index]:
             del self._of_trial[index], self._answers[index]
         return step, found
+
+    def _put(self, due: int, target: Target) -> None:
+        heapq.heappush(self._order, (due, next(self._number), target))
 
     def _is_complete(self, target: Target) -> bool:
         return all(step in self._answers[target[0]] for step in self._steps[target])

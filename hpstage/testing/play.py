@@ -97,6 +97,8 @@ def play(
     played = Played(params=known.values if isinstance(known, Proposed) else {})
     waiting: list[Target] = []
     last: dict[int, int] = {}  # the step that was asked for last, of every trial
+    due: dict[Target, int] = {}  # when a target would be answered, if by_length; all at once, else
+    now = 0
     closed = False
     turns = iter(order)
 
@@ -108,6 +110,7 @@ def play(
             match action:
                 case Ask(index, step):
                     assert is_idle(index) and last[index] < step <= setting.steps
+                    due[index, step] = now + step - last[index] if algorithm.by_length else 0
                     last[index] = step
                     waiting.append((index, step))
                     played.asked.append((index, step))
@@ -145,8 +148,9 @@ def play(
             perform(search.closed())
         if not waiting:
             break
-        turn = 0 if algorithm.synchronous else next(turns, 0) % len(waiting)
-        index, step = waiting.pop(turn)
+        first = min(range(len(waiting)), key=lambda turn: due[waiting[turn]])
+        index, step = waiting.pop(first if algorithm.synchronous else next(turns, 0) % len(waiting))
+        now = due[index, step]
         if (index, step) in failing:
             played.ends[index] = "failed"
             perform(search.failed(index))

@@ -38,6 +38,7 @@ TINY = {
     "bench_store": "--events 60 --seconds 0.2 --replay 60 --stages 60",
     "bench_studies": "--rounds 1",
     "bench_tree_aware": "--seeds 1 --workers 1",
+    "bench_workers": "--trials 12 --workers 9",
     "bench_worker_speed": "--rounds 1",
     "chaos": "--minutes 0.1",
     "demo_digits": "--quiet",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpstage.algorithm import Algorithm, Setting, Trials
+from hpstage.algorithm import Algorithm, Setting
 from hpstage.algos import (
     ASHA,
     FullTraining,
@@ -435,19 +435,3 @@ def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_was_t
 def test_bad_parameters_are_named_with_a_remedy(algorithm, message):
     with pytest.raises(UsageError, match=message):
         algorithm.check(setting(8))
-
-
-@pytest.mark.parametrize(("workers", "most"), [(1, 16), (8, 16), (9, 18), (32, 64)])
-@pytest.mark.parametrize(
-    "algorithm", [FullTraining(), ASHA(1, 3), ASHA(1, 3, variant="stopping"), Hyperband(1, 3, "asynchronous")], ids=repr
-)
-def test_by_default_as_many_are_open_as_keep_the_workers_busy(algorithm: Algorithm, workers: int, most: int) -> None:
-    given = replace(setting(200, adaptive=True), workers=workers)
-    assert algorithm.start(given, Trials()).room() == most
-    assert replace(algorithm, window=3).start(given, Trials()).room() == 3  # type: ignore[call-arg]
-
-
-def test_who_is_stopped_does_not_depend_on_the_number_of_workers() -> None:
-    for algorithm, window in ((MedianStopping(), 16), (OptunaPruner(), 1)):
-        rooms = {algorithm.start(replace(setting(200), workers=workers), Trials()).room() for workers in (1, 9, 32)}
-        assert rooms == {window}

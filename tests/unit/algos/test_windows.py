@@ -1,0 +1,157 @@
+"""How many trials algorithms have open at a time: as many as keep the workers busy, as these join and leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpstage.algorithm import Algorithm, Ask, Search, Setting, Trials
+from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, OptunaPruner
+from hpstage.plan.facts import TrialId
+from hpstage.scheduler.scheduler import Answer
+from hpstage.search.history import History
+from hpstage.search.targets import Targets
+
+SYNCHRONOUS = {1: 16, 8: 16, 9: 20, 32: 112, 10_000: 4096}
+ASYNCHRONOUS = {1: 16, 8: 16, 9: 17, 32: 40, 10_000: 4096}
+DEFAULTS: list[tuple[Algorithm, dict[int, int]]] = [
+    (FullTraining(), SYNCHRONOUS),
+    (MedianStopping(), SYNCHRONOUS),
+    (ASHA(1, 3), ASYNCHRONOUS),
+    (ASHA(1, 3, "stopping"), ASYNCHRONOUS),
+    (Hyperband(1, 3, "asynchronous"), ASYNCHRONOUS),
+]
+FOLLOWING = [one for one in DEFAULTS if not isinstance(one[0], MedianStopping)]
+
+
+def setting(workers: int) -> Setting:
+    return Setting(steps=9, n_trials=10**6, maximize=False, adaptive=True, workers=workers)
+
+
+def filled(search: Search) -> int:
+    """Propose as many trials as there is room for; return their number."""
+    added = 0
+    while search.room() > 0:
+        search.added(added)
+        added += 1
+    return added
+
+
+@pytest.mark.parametrize(("algorithm", "rooms"), DEFAULTS, ids=lambda one: repr(one)[:40])
+def test_by_default_as_many_are_open_as_keep_the_workers_busy(algorithm: Algorithm, rooms: dict[int, int]) -> None:
+    assert {workers: algorithm.start(setting(workers), Trials()).room() for workers in rooms} == rooms
+
+
+@pytest.mark.parametrize(("algorithm", "rooms"), FOLLOWING, ids=lambda one: repr(one)[:40])
+def test_the_number_grows_and_shrinks_with_the_workers(algorithm: Algorithm, rooms: dict[int, int]) -> None:
+    search = algorithm.start(setting(1), Trials())
+    filled(search)
+    assert search.room() == 0
+    search.resized(32)
+    assert search.room() == rooms[32] - 16
+    filled(search)
+    search.resized(9)
+    assert search.room() <= 0
+    for index in range(rooms[32] - rooms[9]):
+        search.failed(index)
+        assert search.room() <= 0
+    search.failed(rooms[32])
+    assert search.room() == 1
+
+
+@pytest.mark.parametrize("algorithm", [FullTraining(), ASHA(1, 3), ASHA(1, 3, "stopping"), MedianStopping()], ids=repr)
+def test_a_window_that_is_given_stays(algorithm: Algorithm) -> None:
+    search = replace(algorithm, window=3).start(setting(32), Trials())  # type: ignore[call-arg]
+    search.resized(64)
+    search.idle(20)
+    assert search.room() == 3
+
+
+def test_whom_a_trial_is_compared_with_is_settled_when_the_search_is_started() -> None:
+    median = MedianStopping().start(setting(9), Trials())
+    median.resized(32)
+    assert median.room() == 20
+    assert {OptunaPruner().start(setting(workers), Trials()).room() for workers in (1, 9, 32)} == {1}
+
+
+@pytest.mark.parametrize(
+    "algorithm", [ASHA(1, 3), ASHA(1, 3, "stopping"), Hyperband(1, 3, "asynchronous")], ids=lambda one: repr(one)[:40]
+)
+def test_asynchronous_algorithms_ask_for_more_while_workers_wait(algorithm: Algorithm) -> None:
+    search = algorithm.start(setting(32), Trials())
+    filled(search)
+    search.idle(5)
+    assert filled(search) == 5
+    for _ in range(100):
+        search.idle(30)
+    assert search.room() == 40 - 5, "twice as many at most: where trials begin alike, more of them help nobody"
+    search.resized(8)
+    assert search.room() == 0
+
+
+def test_an_equal_search_has_the_same_room_at_each_place() -> None:
+    history = History(ASHA(1, 3), setting(32), Trials())
+    filled(history)
+    history.idle(7)
+    history.resized(40)
+    assert history.again(Trials()).search.room() == history.room() == 8 + 7
+
+
+# --- synchronous Hyperband --------------------------------------------------------------------------------
+
+CYCLE = Hyperband(1, 3).trials_per_cycle(9)
+
+
+@pytest.mark.parametrize(("workers", "cycles"), [(1, 1), (8, 1), (32, -(-112 // CYCLE))])
+def test_hyperband_begins_as_many_cycles_as_keep_the_workers_busy(workers: int, cycles: int) -> None:
+    assert filled(Hyperband(1, 3).start(setting(workers), Trials())) == cycles * CYCLE
+    assert filled(Hyperband(1, 3, window=1).start(setting(workers), Trials())) == CYCLE
+
+
+def test_hyperband_begins_a_cycle_when_workers_join() -> None:
+    search = Hyperband(1, 3).start(setting(1), Trials())
+    assert filled(search) == CYCLE
+    search.resized(9)
+    assert search.room() == CYCLE
+
+
+def test_the_next_cycle_begins_before_the_last_one_is_over() -> None:
+    search = Hyperband(1, 3, window=3).start(setting(1), Trials())
+    asked = []
+    for index in range(CYCLE):
+        asked += search.added(index)
+    told = 0
+    while search.room() == 0:
+        ask = asked.pop(0)
+        assert isinstance(ask, Ask)
+        asked += [one for one in search.told(ask.index, ask.step, float(ask.index)) if isinstance(one, Ask)]
+        told += 1
+    assert len(asked) == 2 and told >= CYCLE
+
+
+def test_results_by_length_are_given_back_as_they_would_arrive_with_a_worker_for_each() -> None:
+    targets = Targets(synchronous=True, by_length=True)
+    for index, step in ((0, 9), (1, 1), (2, 3), (3, 1)):
+        targets.ask(index, step)
+
+    def answered(index: int, step: int) -> None:
+        targets.answer(index, Answer(TrialId(str(index)), step, {"value": 0.0}, None))
+
+    def given() -> list[tuple[int, int]]:
+        found = []
+        while (one := targets.next()) is not None:
+            step, answers = one
+            found.append((int(answers[-1].trial), step))
+        return found
+
+    answered(0, 9)
+    answered(3, 1)
+    assert given() == [], "the first trial of one step is not known"
+    answered(1, 1)
+    assert given() == [(1, 1), (3, 1)]
+    targets.ask(1, 3)  # two more steps from then on: with the third trial, and after it
+    answered(1, 3)
+    assert given() == []
+    answered(2, 3)
+    assert given() == [(2, 3), (1, 3), (0, 9)]
