@@ -140,7 +140,7 @@ def test_a_new_search_compares_as_many_trials_as_its_workers_allow() -> None:
     [
         (FullTraining(), tpe, 1.10),  # with 16 open, 3.7
         (SuccessiveHalving(6, 3), tpe, 1.10),
-        (ASHA(6, 3), tpe, 1.10),  # with 16 open, 2.2
+        (ASHA(6, 3), tpe, 1.10),
         (ASHA(6, 3, "stopping"), tpe, 1.10),
         (Hyperband(6, 3), lambda: optuna.samplers.RandomSampler(seed=0), 1.10),
         (Hyperband(6, 3, "asynchronous"), tpe, 1.10),
