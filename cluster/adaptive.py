@@ -21,6 +21,8 @@ logger = logging.getLogger("hpstage")
 _TOPIC = "hpstage-demand"
 _INTERVAL = 1.0
 """Seconds between two looks at the demand, as between two of Dask's at the scheduler's answer."""
+_SHARE = 0.02
+"""Share of the driver's time that looks take at most: with thousands of trials, each plays them all to their end."""
 _LONGEST = 600.0
 """Seconds beyond which a worker that joins is not taken for one that was asked for."""
 
@@ -65,7 +67,7 @@ class DemandFeed:
         self._demand: Callable[[float, float], int] | None = None
         self._client: Client | None = None
         self._told = 0
-        self._looked = 0.0
+        self._next = 0.0  # when to look again
         self._asked: float | None = None  # when more workers were asked for than before
         self._connected = time.monotonic()
         self._took: list[float] = []  # those asked for, until they could train
@@ -103,14 +105,17 @@ class DemandFeed:
             self._asked = None
 
     def look(self, now: float) -> None:
-        """Tell the scheduler the demand at ``now`` on the executor's clock; at most once in a second.
+        """Tell the scheduler the demand at ``now`` on the executor's clock; at most once in a second, and less often if
+        it takes long to find out.
 
         Also if it is as before: what was told may have been lost.
         """
-        if self._demand is None or self._client is None or time.monotonic() < self._looked + _INTERVAL:
+        if self._demand is None or self._client is None or time.monotonic() < self._next:
             return
-        self._looked = time.monotonic()
+        began = time.monotonic()
         self._tell(self._demand(now, self.start_seconds))
+        took = time.monotonic() - began
+        self._next = began + max(_INTERVAL, took / _SHARE)
 
     def _tell(self, workers: int) -> None:
         assert self._client is not None
