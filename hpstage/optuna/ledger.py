@@ -24,6 +24,7 @@ from hpstage.optuna import private
 from hpstage.optuna.attributes import drop_user_attrs
 from hpstage.optuna.identity import study_identity
 from hpstage.optuna.influence import within
+from hpstage.optuna.proposed_again import BecameAnother, ProposedAgain, is_note
 
 # Attributes that a grid sampler sets on its trials, and their values for a trial that is not a point of the grid.
 _OF_GRID = ("grid_id", "search_space")
@@ -33,28 +34,6 @@ _NO_POINT: Mapping[str, Any] = {"grid_id": -1, "search_space": {}}
 # User attributes of trials that an algorithm or an extension derives from others.
 _GROWN = {"hpstage:donor", "hpstage:extends"}
 _NO_ATTRS: Mapping[str, Any] = {}
-
-
-class BecameAnother(BaseException):
-    """A recreated trial has different parameters than before. Passes through whatever the user's space catches."""
-
-
-class _MadeAgain:
-    """A storage wrapper for a trial whose parameters are already stored."""
-
-    def __init__(self, storage: BaseStorage, cut_off: FrozenTrial) -> None:
-        self._storage = storage
-        self._cut_off = cut_off
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
-
-    def set_trial_param(self, trial_id: int, name: str, value: float, distribution: BaseDistribution) -> None:
-        known = self._cut_off.distributions.get(name)
-        if known is None:
-            self._storage.set_trial_param(trial_id, name, value, distribution)
-        elif known != distribution or known.to_internal_repr(self._cut_off.params[name]) != value:
-            raise BecameAnother
 
 
 class _Noting:
@@ -137,6 +116,7 @@ class Ledger:
         Like ``study.ask()``, except that the trial has its attributes before it is running: if this process dies here,
         the next one recognizes the trial by them. What a queued trial brings along of another's story is dropped.
         """
+        private.forget_trials(self.study)
         for queued in [*self._withdrawn_first(), *self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]:
             queued_id = private.id_of(queued)
             self.drop(queued_id, [name for name in queued.user_attrs if name.startswith("hpstage:")])
@@ -256,27 +236,33 @@ class Ledger:
 
     # --- trials interrupted during creation ---------------------------------------------------------------
 
-    def can_be_made_again(self, cut_off: FrozenTrial) -> bool:
-        """Whether asking the sampler again, with its random state of then, gives the same trial. Otherwise, a queued
-        trial or a point of a finite space can only wait to be asked for again."""
-        grown = cut_off.user_attrs.keys() & _GROWN
-        ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
-        return bool(grown) or not (ticks_off or "fixed_params" in cut_off.system_attrs)
+    def sampler_notes(self) -> dict[str, Any]:
+        """Return the numbers that samplers keep in the study's attributes: the next of a sequence, a generation."""
+        attrs = self._storage.get_study_system_attrs(private.id_of_study(self.study))
+        return {name: value for name, value in attrs.items() if is_note(value)}
 
-    def make_again(self, cut_off: FrozenTrial) -> Trial:
-        """Return the trial with no parameters suggested yet. New suggestions must match those in the storage.
+    @contextmanager
+    def proposing_again(self, cut_off: FrozenTrial, notes: Mapping[str, Any] | None) -> Iterator[Trial]:
+        """Give the trial with no parameters suggested yet, in a study as it was when the trial was proposed.
 
-        The trial raises :class:`BecameAnother` if they do not.
+        Args:
+            notes: the :meth:`sampler_notes` of then; ``None`` if they are not known.
+
+        Raises:
+            BecameAnother: what is suggested now differs from what the storage has.
         """
-        storage = _MadeAgain(self._storage, cut_off)
-        id, forked = private.id_of(cut_off), "hpstage:donor" in cut_off.user_attrs
-        trial = private.Forked(self.study, id, within) if forked else Trial(self.study, id)
-        return private.unasked(trial, storage)  # type: ignore[arg-type]
-
-    def check_made_again(self, trial: Trial, cut_off: FrozenTrial) -> None:
-        """Raise :class:`BecameAnother` unless all earlier parameters were suggested again."""
-        if cut_off.params.keys() - trial.params.keys():
-            raise BecameAnother
+        storage, id = self._storage, private.id_of(cut_off)
+        private.use_storage(self.study, ProposedAgain(storage, cut_off, notes))  # type: ignore[arg-type]
+        private.forget_trials(self.study)
+        try:
+            forked = "hpstage:donor" in cut_off.user_attrs
+            trial = private.Forked(self.study, id, within) if forked else Trial(self.study, id)
+            yield trial
+            if cut_off.params.keys() - trial.params.keys():
+                raise BecameAnother
+        finally:
+            private.use_storage(self.study, storage)
+            private.forget_trials(self.study)
 
     def stand_in(self, trial: FrozenTrial, number: int) -> FrozenTrial:
         """Return a trial with which to call the space again: it repeats its suggestions, under its original number."""

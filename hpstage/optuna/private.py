@@ -10,6 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import optuna
@@ -23,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial
 __all__ = ["FrozenStudy"]  # a type: what storages tell of a study
 
 _METRIC_NAMES = "study:metric_names"
+_OF_KERNEL = ("inverse_squared_lengthscales", "kernel_scale", "noise_var")
 
 
 # --- studies and their trials ---------------------------------------------------------------------------------
@@ -88,13 +90,9 @@ def set_running(study: optuna.Study, running: bool) -> None:
     study._thread_local.in_optimize_loop = running
 
 
-def unasked(trial: Trial, storage: BaseStorage) -> Trial:
-    """The trial as if it had no parameters yet, which writes to ``storage``."""
-    fresh = copy.copy(trial._cached_frozen_trial)
-    fresh.params, fresh.distributions = {}, {}
-    trial._cached_frozen_trial = fresh
-    trial.storage = storage
-    return trial
+def forget_trials(study: optuna.Study) -> None:
+    """Have the sampler read the trials anew, as ``study.ask`` does."""
+    study._thread_local.cached_all_trials = None
 
 
 class Forked(Trial):
@@ -143,6 +141,26 @@ def size_of(grid: GridSampler) -> int:
 def is_space_of(grid: GridSampler, search_space: Mapping[str, Any]) -> bool:
     """Is it the grid's, as a trial notes it?"""
     return grid._same_search_space(search_space)
+
+
+def kernels_of(sampler: BaseSampler) -> dict[str, list[list[Any]]]:
+    """The kernel parameters with which a ``GPSampler`` begins to fit those of its next proposal."""
+    kept = {name: value for name, value in vars(sampler).items() if "_cache" in name and value is not None}
+    return {
+        name: [
+            [one.inverse_squared_lengthscales.tolist(), one.kernel_scale.item(), one.noise_var.item()] for one in all
+        ]
+        for name, all in kept.items()
+    }
+
+
+def set_kernels(sampler: BaseSampler, kernels: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+    """Restore what :func:`kernels_of` has returned. Of a kernel, the sampler reads these three alone."""
+    import torch
+
+    for name, of_objectives in kernels.items():
+        numbers = ([torch.tensor(number, dtype=torch.float64) for number in kernel] for kernel in of_objectives)
+        vars(sampler)[name] = [SimpleNamespace(**dict(zip(_OF_KERNEL, kernel, strict=True))) for kernel in numbers]
 
 
 # --- storages -------------------------------------------------------------------------------------------------

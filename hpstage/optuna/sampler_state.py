@@ -1,9 +1,9 @@
 """Saving and restoring what a sampler proposes by, so that a resumed search proposes what it would have proposed.
 
 Optuna's samplers hold NumPy ``RandomState`` objects, wrapped in ``LazyRandomState``, and so do the samplers and
-strategies they consist of. Everything else that determines a proposal is in the study's storage. Samplers of others
-hold any random generator, numbers that change, and samplers, also in lists and dicts. Strings are never written: they
-may be secret.
+strategies they consist of; ``GPSampler`` also holds the kernels that it has fitted last. Everything else that decides a
+proposal is in the study's storage. Samplers of others hold any random generator, numbers that change, and samplers,
+also in lists and dicts. Strings are never written: they may be secret.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import optuna
 
 from hpstage.errors import StoreError
+from hpstage.optuna import private
 from hpstage.plan.facts import RandomState
 
 logger = logging.getLogger("hpstage")
@@ -38,6 +39,8 @@ class _Parts:
     generators: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, tuple[Any, Any, bool | int | float]] = field(default_factory=dict)
     """What holds each, its name there, and its value."""
+    kernels: dict[str, optuna.samplers.BaseSampler] = field(default_factory=dict)
+    """Samplers that fit kernels."""
     others: dict[str, object] = field(default_factory=dict)
     """What cannot be kept, as far as it is cheap to see that it has changed."""
     _seen: set[int] = field(default_factory=set)
@@ -64,6 +67,8 @@ class _Parts:
             return
         self._seen.add(id(owner))
         own = not _home(owner).startswith(("optuna.", "hpstage."))
+        if isinstance(owner, optuna.samplers.GPSampler):
+            self.kernels[f"{path}kernels"] = owner
         for name, value in sorted(getattr(owner, "__dict__", {}).items()):
             self.add(f"{path}{name}", owner, name, value, own, depth)
 
@@ -115,6 +120,7 @@ class SamplerState:
         parts = _parts_of(sampler)
         # Numbers that never change are settings: those of the process that resumes hold.
         self._last = {path: json.dumps(number) for path, (_, _, number) in parts.numbers.items()}
+        self._last |= dict.fromkeys(parts.kernels, "{}")
         self._others: dict[str, object] | None = parts.others
         self._kept = parts.numbers.keys() | parts.generators.keys()
 
@@ -137,8 +143,9 @@ class SamplerState:
                 gauss=float(state["gauss"]),
                 key=None if known else key,
             )
-        for path, (_, _, number) in parts.numbers.items():
-            written = json.dumps(number)
+        written_out = {path: json.dumps(number) for path, (_, _, number) in parts.numbers.items()}
+        written_out |= {path: json.dumps(private.kernels_of(sampler)) for path, sampler in parts.kernels.items()}
+        for path, written in written_out.items():
             if self._last.get(path) != written:
                 self._last[path] = states[path] = written
         self._look(parts)
@@ -175,6 +182,8 @@ class SamplerState:
             try:
                 if path in parts.numbers and isinstance(state, str):
                     _set(*parts.numbers[path], json.loads(state))
+                elif path in parts.kernels and isinstance(state, str):
+                    private.set_kernels(parts.kernels[path], json.loads(state))
                 elif path in parts.generators:
                     self._restore(path, parts.generators[path], state)
             except (ValueError, TypeError, KeyError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -14,10 +15,11 @@ from hpstage.algorithm import Fork, Trials
 from hpstage.driver.driver import Driver
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.execution.outcomes import failure_of
-from hpstage.optuna.ledger import BecameAnother, Ledger
+from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import id_of
+from hpstage.optuna.proposed_again import BecameAnother
 from hpstage.optuna.sampler_state import SamplerState
-from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
+from hpstage.plan.facts import ForkedFrom, RandomState, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import space as spaces
@@ -28,6 +30,8 @@ from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_wh
 # User attributes of a fork: the donor's number, and the step up to which it equals the donor.
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
 _NOTHING: Mapping[str, Any] = {}
+_NOTES = "study:notes"
+"""The name of what samplers keep in the study, among their states."""
 _SPACE_FILE = spaces.__file__
 
 
@@ -99,6 +103,7 @@ class Roster(Trials):
         self._catch = catch
         self._space_works = space_works  # else what it raises is its fault, and no rejection of a trial
         self._sampler = SamplerState(ledger.study.sampler)
+        self._notes: dict[str, Any] | None = None  # of samplers, in the study, as far as they are recorded
         # The plan with sharing, where trials have training in common: the plan itself if it shares.
         self._lines = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
 
@@ -114,15 +119,17 @@ class Roster(Trials):
             self._ledger.enqueue(points, suggested.distributions, lambda one: one.user_attrs.get(PLAN) == plan)
         known = {trial.number for trial in self.trials}
         for frozen in self._ledger.trials():
-            ours = frozen.user_attrs.get(PLAN) == self._driver.plan.id and not frozen.state.is_finished()
+            ours = frozen.user_attrs.get(PLAN) == self._driver.plan.id and frozen.state == TrialState.RUNNING
             if ours and frozen.number not in known and self._id(frozen.number) not in self._driver.plan.trials:
-                if frozen.intermediate_values or not self._ledger.can_be_made_again(frozen):
+                if frozen.intermediate_values:
                     self._ledger.withdraw(frozen)
                 else:
                     self._cut_off.append(frozen)
 
     def exhausted(self) -> bool:
-        """Whether all trials of a finite space were proposed."""
+        """Whether all trials of a finite space were proposed, and none was cut off."""
+        if self._cut_off_with(self._attrs()) is not None:
+            return False
         return self._ledger.queue_is_empty() if points_of(self._space) else self._ledger.exhausted()
 
     def end(self) -> None:
@@ -149,7 +156,7 @@ class Roster(Trials):
         else:
             listed = bool(points_of(self._space))
             warn_of_what_is_left(self._driver.plan, self._ledger, record, self._started, listed=listed)
-            state = self._sampler.take()
+            state = self._sampled()
             self._driver.log.write([self._started, TrialProposed(self._started.study, None, None, state)])
 
     def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
@@ -178,7 +185,19 @@ class Roster(Trials):
             if frozen.state == TrialState.FAIL or trial.id not in self._driver.plan.trials:
                 trial.barred = trial.rejected or UserFailure(summary="failed in an earlier session", traceback="")
         self.unclaimed = [trial for trial in self.trials if trial.fork is not None]
-        self._sampler.put([proposed.sampler for proposed in record.proposed])
+        recorded = [proposed.sampler for proposed in record.proposed]
+        self._sampler.put(recorded)
+        for notes in (states[_NOTES] for states in recorded if _NOTES in states):
+            self._notes = (self._notes or {}) | json.loads(str(notes))
+
+    def _sampled(self) -> dict[str, RandomState | str]:
+        """Return the sampler's state after a proposal, as far as it has changed."""
+        states, notes = self._sampler.take(), self._ledger.sampler_notes()
+        known = self._notes or {}
+        if self._notes is None or notes != known:
+            states[_NOTES] = json.dumps({name: note for name, note in notes.items() if note != known.get(name)})
+            self._notes = notes
+        return states
 
     # --- new trials ---------------------------------------------------------------------------------------
 
@@ -233,9 +252,13 @@ class Roster(Trials):
         planned = self._driver.plan.trials[trial.id]
         told = self._driver.plan.known(trial.id, planned.answered) if planned.answered else None
         metrics = (told.metrics if told is not None else None) or {}
-        frozen = self._cut_off_with(attrs) or self._ledger.carry_on(before, attrs, metrics.keys() - trial.noted)
+        frozen = self._cut_off_with(attrs)
+        if frozen is None:
+            frozen = self._ledger.carry_on(before, attrs, metrics.keys() - trial.noted)
+        else:
+            self._cut_off.remove(frozen)
         id = self._id(frozen.number)
-        state = self._sampler.take()
+        state = self._sampled()
         proposed = TrialProposed(
             self._started.study,
             frozen.number,
@@ -259,7 +282,6 @@ class Roster(Trials):
         for frozen in self._cut_off:
             noted = {name: v for name, v in frozen.user_attrs.items() if name.startswith("hpstage:") and v is not None}
             if attrs == noted:
-                self._cut_off.remove(frozen)
                 return frozen
         return None
 
@@ -268,13 +290,12 @@ class Roster(Trials):
         call if it can be recreated identically, else a new one."""
         cut_off = self._cut_off_with(attrs)
         if cut_off is not None:
-            again = self._ledger.make_again(cut_off)
+            self._cut_off.remove(cut_off)
             try:
-                made = self._describe(again)
-                self._ledger.check_made_again(again, cut_off)
-                return made
+                with self._ledger.proposing_again(cut_off, self._notes) as again:
+                    return self._describe(again)
             except BecameAnother:
-                self._ledger.finish(cut_off.number, None, TrialState.FAIL)
+                self._ledger.withdraw(cut_off)
         return self._describe(make(attrs))
 
     def _describe(self, trial: Trial) -> _Made:
@@ -302,7 +323,7 @@ class Roster(Trials):
             self._started.study,
             trial.number,
             id,
-            self._sampler.take(),
+            self._sampled(),
             fork,
             params=_written(trial.params),
             noted=made.noted,

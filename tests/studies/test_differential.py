@@ -1,0 +1,106 @@
+"""Every sampler and pruner of Optuna's gives the study that it gives in Optuna's own loop.
+
+With one trial open at a time, under spaces of many kinds, in one go or interrupted at any moment and resumed: the same
+trials with the same parameters, states, values, intermediate values, constraints and user attributes.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import optuna
+import pytest
+
+from hpstage.errors import UsageError
+from tests.studies.differential import KINDS, PRUNERS, SAMPLERS, TRIALS, Case, Interruption, journal, record
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.filterwarnings("ignore:.constraints_func. has been deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Constraints have been set, but CmaEsSampler will not use them"),
+    pytest.mark.filterwarnings("ignore:The best trial has no intermediate values so WilcoxonPruner cannot prune"),
+]
+
+SAMPLED = [(kind, sampler, None) for kind in KINDS for sampler in SAMPLERS]
+SINGLE = [kind for kind in KINDS if kind != "objectives"]
+PRUNED = [(kind, sampler, pruner) for kind in SINGLE for sampler in ("random", "tpe-group") for pruner in PRUNERS]
+cases = pytest.mark.parametrize(("kind", "sampler", "pruner"), SAMPLED + PRUNED)
+
+
+def expected(case: Case) -> optuna.Study:
+    """Return the study of Optuna's own loop. Skip where that fails, and see that hpstage does as well."""
+    try:
+        return case.in_optuna()
+    except Exception as refused:  # a sampler that is not made for such a study
+        with pytest.raises(type(refused)):
+            Case(case.kind, case.sampler, case.pruner).in_hpstage()
+        pytest.skip(f"refused by Optuna: {refused}")
+
+
+@cases
+@pytest.mark.one_in(10)
+def test_the_study_is_that_of_optunas_own_loop(kind: str, sampler: str, pruner: str | None) -> None:
+    mine, plain = Case(kind, sampler, pruner), Case(kind, sampler, pruner)
+    study = expected(plain)
+    assert record(mine.in_hpstage()) == record(study)
+    assert mine.seen == plain.seen
+    assert len(study.trials) >= TRIALS
+
+
+@cases
+@pytest.mark.one_in(17)
+def test_interrupted_and_resumed_it_is_still_that_study(
+    kind: str, sampler: str, pruner: str | None, tmp_path: Path
+) -> None:
+    study = expected(Case(kind, sampler, pruner))
+    dice = random.Random(f"{kind}/{sampler}/{pruner}")
+    place = dice.choice(["before", "after", "train", "callback"])
+    first = Case(kind, sampler, pruner, interruption=Interruption(place, dice.randrange(1, TRIALS - 1)))
+    try:
+        found = first.in_hpstage(journal(tmp_path), tmp_path / "plan")
+    except KeyboardInterrupt:
+        found = Case(kind, sampler, pruner).in_hpstage(journal(tmp_path), tmp_path / "plan")
+    else:
+        assert place == "train"  # of steps that were all trained before
+    assert record(found) == record(study), (place, first.interruption.number)
+
+
+def resumed(kind: str, sampler: str, interruption: Interruption, folder: Path) -> optuna.Study:
+    """Return the study of a search that is interrupted, and run again by another process."""
+    with pytest.raises(KeyboardInterrupt):
+        Case(kind, sampler, interruption=interruption).in_hpstage(journal(folder), folder / "plan")
+    return Case(kind, sampler).in_hpstage(journal(folder), folder / "plan")
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("number", [6, 10])
+@pytest.mark.parametrize("sampler", ["brute-force", "gp", "qmc-sobol", "nsga-ii", "grid", "own"])
+@pytest.mark.one_in(3)
+def test_a_proposal_that_is_cut_off_is_made_again(place: str, number: int, sampler: str, tmp_path: Path) -> None:
+    study = expected(Case("constraints", sampler))
+    assert record(resumed("constraints", sampler, Interruption(place, number), tmp_path)) == record(study)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.one_in(3)
+def test_a_queued_trial_that_is_cut_off_is_made_again(place: str, number: int, tmp_path: Path) -> None:
+    study = expected(Case("enqueue", "random"))
+    assert record(resumed("enqueue", "random", Interruption(place, number), tmp_path)) == record(study)
+
+
+@pytest.mark.parametrize("kind", ["grid", "conditional", "constraints", "objectives"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.one_in(13)
+def test_with_more_trials_open_the_sampler_proposes_as_by_ask_and_tell(kind: str, sampler: str) -> None:
+    study = expected(Case(kind, sampler, window=3))
+    assert record(Case(kind, sampler, window=3).in_hpstage()) == record(study)
+
+
+def test_neither_loop_prunes_with_several_objectives() -> None:
+    with pytest.raises(NotImplementedError):
+        Case("objectives", "random", "median").in_optuna()
+    with pytest.raises(UsageError, match="OptunaPruner compares trials by one value"):
+        Case("objectives", "random", "median").in_hpstage()
