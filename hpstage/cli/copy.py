@@ -100,6 +100,8 @@ def _check(
         not from_server and not to_server and Path(store).resolve() == Path(destination).resolve()
     ):
         raise UsageError(f"{shown(destination)} is the store itself; give another destination")
+    if not from_server and not to_server and Path(destination).resolve().is_relative_to(Path(store).resolve()):
+        raise UsageError(f"{shown(destination)} is within the store; give another destination")
     if no_checkpoints:
         if to_checkpoints is not None:
             raise UsageError("--no-checkpoints and --to-checkpoints exclude each other; leave one of them out")

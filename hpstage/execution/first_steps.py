@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hpstage.execution.flight import Flight
@@ -12,6 +15,9 @@ from hpstage.plan.messages import Noticed
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 
+logger = logging.getLogger("hpstage")
+
+_RATE = re.compile(r"(^|_)lr(_|$)|learning_rate")
 _LEAST, _MOST = 4, 32
 """Steps after which it is judged, and steps in which learning rates are looked at: a warm-up may begin at 0."""
 _UNSTEPPED = 128
@@ -56,6 +62,11 @@ class FirstSteps:
         """Look at what the step before ``flight.step``, trained under ``hp``, has left."""
         if flight.step > _MOST or flight.chain.source is not None or self._optimizers is None:
             return
+        with self._looking():
+            self._see(flight, hp)
+
+    def _see(self, flight: Flight, hp: Mapping[str, Scalar]) -> None:
+        assert self._optimizers is not None
         if flight.step == 1:
             self._flight, self._rates_are_zero, self._weights = flight, True, None
             if self._left:
@@ -73,9 +84,19 @@ class FirstSteps:
             self._told.add(horizon)
             self._noticed.append(Noticed(str(horizon), horizon.steps, horizon.sizes))
         if self._flight is flight and flight.step >= _LEAST:
-            self._judge(flight.step)
+            with self._looking():
+                self._judge(flight)
         noticed, self._noticed = tuple(self._noticed), []
         return noticed
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Stop looking at what has no values to look at: a parameter on meta, a rate that is no number."""
+        try:
+            yield
+        except Exception:
+            logger.debug("the first steps of trials are not looked at", exc_info=True)
+            self._flight = self._optimizers = None
 
     def _see_rates(self) -> bool:
         """See whether learning rates are 0 or NaN. Return whether all are NaN."""
@@ -85,13 +106,17 @@ class FirstSteps:
         self._rates_are_zero = bool(rates) and all(rate == 0 or math.isnan(rate) for rate in rates)
         return self._rates_are_zero and all(map(math.isnan, rates))
 
-    def _judge(self, step: int) -> None:
-        """Decide what has been learned; or leave it open, while gradients may still be accumulated."""
+    def _judge(self, flight: Flight) -> None:
+        """Decide what has been learned; or leave it open, while a warm-up may be at 0 or gradients be accumulated."""
         assert self._optimizers is not None
+        step = flight.step
         if self._rates_are_zero:
             self._see_rates()  # a warm-up may take its first step after an epoch
         text = ""
         if self._rates_are_zero:
+            chain = flight.chain
+            if step < min(_MOST, chain.stages[-1].stop if chain.end is None else chain.end.step):
+                return
             text = RATES
         elif self._weights is not None and self._weights.sums:
             now = _Weights(self._optimizers())
@@ -109,8 +134,8 @@ class FirstSteps:
 
 
 def is_still_by_intent(hp: Mapping[str, Scalar]) -> bool:
-    """Whether a trial itself says that it learns nothing now."""
-    return 0 in (hp.get("lr"), hp.get("learning_rate"))
+    """Whether a trial itself says that it learns nothing now, or that a part of it does not."""
+    return any(value == 0 and _RATE.search(name) is not None for name, value in hp.items())
 
 
 class _Weights:

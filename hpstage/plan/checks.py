@@ -72,7 +72,7 @@ def _added(plan: SearchPlan, fact: TrialAdded) -> None:
 
 
 def _started(plan: SearchPlan, fact: SearchStarted) -> None:
-    known = plan._tree.defaults
+    known = plan.defaults
     for name, value in fact.defaults.items():
         if name in known and not same(known[name], value):
             raise UsageError(

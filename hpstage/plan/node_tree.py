@@ -41,7 +41,7 @@ class NodeTree:
         self.sharing = sharing
         self.nodes: list[Node] = []
         self.defaults: dict[str, Scalar] = {}  # of hyper-parameters that trials may lack
-        self.explicit: dict[NodeId, tuple[str, ...]] = {}  # those that roots had at these values before that was stated
+        self.lacking: dict[NodeId, tuple[str, ...]] = {}  # those that roots of before do not have in their histories
         self.milestones: Ordered[int] = Ordered()  # steps at which trials part anywhere in the tree
         self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
         # By the values with which they begin, as for look-ups.
@@ -100,13 +100,11 @@ class NodeTree:
         return roots
 
     def begin(self, root: Node) -> None:
-        """Let trials that begin as a root find it, and begin its history. What is at its default there is left out of
-        the history: so it is for trials of before the hyper-parameter was there."""
+        """Let trials that begin as a root find it, and begin its history."""
         self._enter(root)
         names = root.names
-        if self.defaults:
-            explicit = self.explicit.get(root.id, ())
-            names = tuple([name for name in names if name in explicit or not self._is_default(root, name)])
+        if lacking := self.lacking.get(root.id):
+            names = tuple([name for name in names if name not in lacking])
         if self.sharing:
             root.begin(self.roots(names).nothing, names)
         else:
@@ -115,9 +113,6 @@ class NodeTree:
     def _enter(self, root: Node) -> None:
         """Let trials that begin as a root find it, or another that begins with the same values and was there before."""
         self.roots(root.names).setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
-
-    def _is_default(self, root: Node, name: str) -> bool:
-        return name in self.defaults and root.first[root.names.index(name)] == distinct(self.defaults[name])
 
     # --- hyper-parameters that come later ---------------------------------------------------------------------
 
@@ -128,15 +123,19 @@ class NodeTree:
         return {**{name: constant(value) for name, value in self.defaults.items()}, **schedules}
 
     def default(self, defaults: Mapping[str, Scalar]) -> None:
-        """Give hyper-parameters a value that trials without them have. O(nodes) if any of them is new."""
+        """Give hyper-parameters a value that trials without them have. O(nodes) if any of them is new.
+
+        Nodes get them in place. What was trained without keeps its keys: only there a value may be left out, since a
+        key must not depend on what another store takes for the default.
+        """
         new = {name: value for name, value in defaults.items() if name not in self.defaults}
         if not new:
             return
         self.defaults |= new
         roots = [node for node in self.nodes if node.parent is None]
         for root in roots:
-            if had := tuple([name for name in root.names if name in new and self._is_default(root, name)]):
-                self.explicit[root.id] = self.explicit.get(root.id, ()) + had
+            if lacking := tuple([name for name in new if name not in root.names]):
+                self.lacking[root.id] = self.lacking.get(root.id, ()) + lacking
         for node in self.nodes:
             node.extend(self.roots(tuple(sorted({*node.names, *new}))).names, new)
         self._roots = {names: Roots(names, some.nothing) for names, some in self._roots.items()}

@@ -8,7 +8,7 @@ their values at that step, so that finding a path costs a look-up per segment an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpstage.errors import InternalError
@@ -59,6 +59,7 @@ from hpstage.plan.step_times import StepTimes
 from hpstage.plan.tally import Tally
 from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Winners
+from hpstage.schedule import Scalar
 from hpstage.store.cursor import Cursor
 
 AMBIGUOUS = "?"
@@ -436,6 +437,11 @@ class SearchPlan:
     def steps_unique(self) -> int:
         """Distinct steps among those asked for."""
         return self.totals.steps_unique
+
+    @property
+    def defaults(self) -> Mapping[str, Scalar]:
+        """Values of hyper-parameters that trials lack."""
+        return self._tree.defaults
 
     @property
     def merge_rate(self) -> float:

@@ -85,6 +85,11 @@ class Call:
             defaults=dict(request.observed.defaults),
             workers=request.workers,
         )
+        if unstated := driver.plan.defaults.keys() - started.defaults.keys():
+            logger.warning(
+                "Another search on this store has stated defaults of %s: training code is given them in every trial",
+                ", ".join(sorted(map(repr, unstated))),
+            )
         before = driver.plan.searches.get(started.study)
         started = continued(started, before)
         return Session(

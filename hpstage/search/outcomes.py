@@ -71,6 +71,9 @@ class Outcomes:
                 "hpstage:gpu_seconds_saved": round(saved, 3),
             }
             self._ledger.note(trial.storage_id, attrs)
+        ended = self._ledger.trial(trial.storage_id)
+        if ended.state.is_finished():  # by somebody else: what the study says counts
+            trial.values = None if ended.values is None else tuple(ended.values)
         self._note_metrics(trial, measured)
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         trial.state = frozen.state

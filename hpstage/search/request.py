@@ -104,6 +104,11 @@ class Request:
 
     def remarks(self) -> Iterator[str]:
         """Yield what the user probably did not mean."""
+        if getattr(self.trainable, "defaults", None) and not self.observed.defaults:
+            yield (
+                "`defaults` of the trainable is no dict, or its own code reads it: it counts as code, and gives no "
+                "hyper-parameter a default. (Code finds those in hp.)"
+            )
         pruner, algorithm = self.study.pruner, type(self.algorithm).__name__
         default = optuna.pruners.MedianPruner()
         is_default = isinstance(pruner, optuna.pruners.NopPruner) or (

@@ -18,17 +18,20 @@ def evaluating(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Put a model on ``device`` into evaluation mode; every module's own mode is restored at the end.
 
     Whoever writes ``model(self.test_x)`` on a machine without a GPU has tensors on the CPU there. The model takes them
-    on any device, and what it returns is then on the CPU, too.
+    on any device, and what it returns is then on the CPU, too. That holds for calls of the model itself, not of its
+    methods and parts, and for tensors in tuples, lists and dicts.
     """
     modes = [(module, module.training) for module in model.modules()]
-    hooks = _hooked(model, device) if device.type != "cpu" else []
+    # A ScriptModule has no such hooks.
+    hooks = [] if device.type == "cpu" or isinstance(model, torch.jit.ScriptModule) else _hooked(model, device)
     model.eval()
     try:
         with torch.no_grad():
             yield
     except RuntimeError as error:
         if "device" in str(error) or "cuda" in str(error).lower():
-            error.add_note(f"The model is on {device}: move to it what evaluate() compares with its outputs.")
+            move = "move there what evaluate() gives it or compares with its results"
+            error.add_note(f"The model is on {device}: {move}.")
         raise
     finally:
         for module, training in modes:

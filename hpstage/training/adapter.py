@@ -13,7 +13,7 @@ from hpstage.schedule.space import RESERVED
 from hpstage.text import writable
 from hpstage.training.capture.world import World
 from hpstage.training.identity import jax_environment
-from hpstage.training.identity.workload import StandsFor, packages
+from hpstage.training.identity.workload import StandsFor, identify, packages
 
 
 class Adapter(StandsFor):
@@ -84,14 +84,15 @@ def noisy_of(subject: object) -> tuple[str, ...]:
 
 
 def defaults_of(subject: object) -> dict[str, Scalar]:
-    """Return the values of hyper-parameters in the subject's attribute ``defaults``, if that is a dict.
+    """Return the values of hyper-parameters in the subject's attribute ``defaults``, if that is a dict which its code
+    does not read: else it is something of the user's own.
 
     Raises:
         UsageError: it has names that are no strings, or values that no hyper-parameter can have.
     """
     stated = getattr(subject, "defaults", None)
-    if not isinstance(stated, Mapping):
-        return {}  # something of the user's own
+    if not isinstance(stated, Mapping) or not stated or identify(subject, ()).reads_own_defaults:
+        return {}
     try:
         return {_hyperparameter(name): constant(value).value(0) for name, value in stated.items()}
     except UsageError as error:
@@ -104,6 +105,8 @@ def defaults_of(subject: object) -> dict[str, Scalar]:
 def _hyperparameter(name: object) -> str:
     if not isinstance(name, str) or name in RESERVED:
         raise UsageError(f"{name!r} is no name of a hyper-parameter")
+    if name in ("seed", "batch_size"):
+        raise UsageError(f"a trial without {name!r} has a value of it already; let the space return another")
     return name
 
 

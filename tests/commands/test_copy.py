@@ -302,6 +302,7 @@ def read_facts_of(store: Path) -> list[object]:
 REFUSED: dict[str, Callable[[Path, Path], tuple[list[object], str]]] = {
     "no store": lambda a, b: ([b / "none", b / "to"], "there is no plan in"),
     "itself": lambda a, b: ([a, a], "is the store itself; give another destination"),
+    "within itself": lambda a, b: ([a, a / "checkpoints" / "b"], "is within the store; give another destination"),
     "itself by another path": lambda a, b: ([a, a.parent / "x" / ".." / a.name], "is the store itself"),
     "unknown scheme": lambda a, b: ([a, "s3://bucket/folder"], "no store of the kind s3://"),
     "a server without checkpoints": lambda a, b: ([a, "redis://localhost:1"], "say with --to-checkpoints where"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -54,7 +56,9 @@ def test_a_call_that_fails_leaves_the_next_ones_right_and_the_remedy_is_named() 
             assert devices(model(x.to(CUDA), scale=scale.to(CUDA))) == {"cuda"}
         with pytest.raises(RuntimeError) as caught, evaluating(model, CUDA):
             x + model(x.to(CUDA), scale=scale)["logits"].sum(1, keepdim=True)
-    assert caught.value.__notes__ == ["The model is on cuda:0: move to it what evaluate() compares with its outputs."]
+    assert caught.value.__notes__ == [
+        "The model is on cuda:0: move there what evaluate() gives it or compares with its results."
+    ]
 
 
 def test_modes_and_gradients_are_as_before() -> None:
@@ -64,3 +68,11 @@ def test_modes_and_gradients_are_as_before() -> None:
         assert not model.training and not model.dropout.training and not torch.is_grad_enabled()
     assert model.training and not model.dropout.training and torch.is_grad_enabled()
     assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+def test_a_script_module_is_evaluated_as_it_is() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated
+        model = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
+    with evaluating(model, torch.device("meta")):
+        assert model(torch.ones(1, 3)).shape == (1, 2)

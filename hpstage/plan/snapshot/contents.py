@@ -151,7 +151,7 @@ class Contents(msgspec.Struct, array_like=True):
     audited: list[StateRef] = []
     inputs: dict[str, str] = {}
     defaults: dict[str, Scalar] = {}
-    explicit: dict[NodeId, tuple[str, ...]] = {}
+    lacking: dict[NodeId, tuple[str, ...]] = {}
 
 
 def contents_of(plan: SearchPlan) -> Contents:
@@ -219,7 +219,7 @@ def contents_of(plan: SearchPlan) -> Contents:
         audited=sorted(plan.audited),
         inputs=plan.inputs,
         defaults=plan._tree.defaults,
-        explicit=plan._tree.explicit,
+        lacking=plan._tree.lacking,
         texts=texts.table(),
     )
 
@@ -258,7 +258,7 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
     """
     ids, texts = contents.trials.ids, [*contents.texts, None]
     trials = new_trials(contents.trials, contents.texts)
-    plan._tree.defaults, plan._tree.explicit = contents.defaults, contents.explicit
+    plan._tree.defaults, plan._tree.lacking = contents.defaults, contents.lacking
     fill_nodes(plan, contents.nodes, trials)
     fill_states(plan, contents.states, ids, texts)
     fill_trials(plan, contents.trials, trials)

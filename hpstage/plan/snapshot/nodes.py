@@ -114,7 +114,7 @@ def fill_nodes(plan: SearchPlan, columns: NodeColumns, trials: Sequence[PlannedT
                 tree._siblings[node.id, child.start, child.first] = child
     if (
         len(tree._siblings) != siblings
-        or (begun > len(columns.names) if tree.explicit else begun != len(columns.names))
+        or (begun > len(columns.names) if tree.lacking else begun != len(columns.names))
         or sum([len(node.names) for node in nodes]) != len(columns.values)
     ):
         raise ValueError("nodes and their values do not fit")

@@ -18,7 +18,7 @@ from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
-from hpstage.training.code.names import names_in
+from hpstage.training.code.names import names_in, texts_in
 from hpstage.training.code.owner import (
     came_by_value,
     found_in,
@@ -94,6 +94,7 @@ class Walk:
         self._written: dict[str, frozenset[str]] = {}
         self._names_script = False
         self._names_operators = False
+        self.names_defaults = False
 
     def patched(self, found: Iterable[tuple[str, Any]]) -> str:
         """Visit the user's code in libraries, given by path. Return the string that represents it."""
@@ -210,6 +211,7 @@ class Walk:
             if name != "__wrapped__" and not (function is self._subject and is_recorded_elsewhere(name, value)):
                 entity.lines.add(f"has {name}: {self.values.content(value)}")
         self._names_operators |= "ops" in names_in(code)
+        self.names_defaults |= "defaults" in names_in(code) or "defaults" in texts_in(code)
         found = references(code, function.__globals__, cells, self._imported, _is_open)
         for named in found.named:
             if named.path not in _IGNORED_NAMES and not self._is_stateless(named.module, named.name):

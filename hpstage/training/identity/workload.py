@@ -40,6 +40,7 @@ class Identity:
         packages: import names of the libraries that the code names.
         nbytes: size of the tensors and arrays in attributes, and in globals and closures of the code.
         paths: possible paths of files that the code reads by names written in it.
+        reads_own_defaults: whether the code seems to read the trainable's ``defaults``, which are then part of it.
     """
 
     described: dict[str, str]
@@ -47,6 +48,7 @@ class Identity:
     packages: frozenset[str]
     nbytes: int
     paths: frozenset[str] = frozenset()
+    reads_own_defaults: bool = False
 
 
 class StandsFor:
@@ -85,6 +87,10 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
     if held:
         # Code held by attributes counts by name here, and by content below.
         described["attributes"] = hashed(walk.named("\n".join(held)))
+    own = getattr(obj, "defaults", None)
+    reads_own = walk.names_defaults and isinstance(own, Mapping) and bool(own)
+    if reads_own and (strict or "defaults" in getattr(obj, "__dict__", {})):
+        described["defaults"] = hashed(walk.named(walk.values.content(own)))
     if data_version is not None:
         described["data version"] = str(data_version)
     loaded = {f"package {name}": version.partition("+")[0] for name, version in walk.packages.items()}
@@ -93,7 +99,7 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
         loaded |= _bounded(walk.loaded())
     walk.look_through_script()
     described["code"] = f"bytecode {walk.digest(root, *held)}" if strict else f"version {version}"
-    return Identity(described, loaded, frozenset(walk.packages), walk.values.nbytes, frozenset(walk.paths))
+    return Identity(described, loaded, frozenset(walk.packages), walk.values.nbytes, frozenset(walk.paths), reads_own)
 
 
 def code_identity(obj: object) -> dict[str, str]:

@@ -119,6 +119,17 @@ def test_a_trial_may_be_added_again_with_or_without() -> None:
     assert plan.trials[without.trial].steps == 8
 
 
+def test_equal_keys_of_two_stores_mean_equal_training() -> None:
+    """What they take for the default may differ: only what was trained without has the same keys on both."""
+    plans = [SearchPlan(WORKLOAD) for _ in range(2)]
+    without, later = trial(0, {"a": s.constant(1)}, STEPS), trial(1, {"a": s.constant(2)}, STEPS)
+    for plan, default in zip(plans, (1, 2), strict=True):
+        for fact in (without, started({"b": default}), later):
+            plan.apply(fact)
+    assert keys(plans[0], without.trial) == keys(plans[1], without.trial)
+    assert not {*keys(plans[0], later.trial)} & {*keys(plans[1], later.trial)}
+
+
 def test_another_default_is_refused_with_the_remedy() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(started({"b": 1}))

@@ -169,6 +169,8 @@ def test_another_default_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         ({"decay": [0.0]}, r"\[0.0\] \(list\) cannot be a hyper-parameter's value"),
         ({"decay": float("nan")}, "nan cannot be a hyper-parameter's value; it must be finite"),
         ({3: 0.0}, "3 is no name of a hyper-parameter"),
+        ({"seed": 3}, "a trial without 'seed' has a value of it already; let the space return another"),
+        ({"batch_size": 3}, "a trial without 'batch_size' has a value"),
         ({"steps": 8}, "'steps' is no name of a hyper-parameter"),
     ],
 )
@@ -176,6 +178,38 @@ def test_what_is_no_default_is_refused_before_training(defaults: Any, why: str, 
     with pytest.raises(UsageError, match=rf"defaults of Mine: {why}.*give an attribute .* another name"):
         search(tmp_path / "store", later(defaults=defaults), first_day)
     assert not (tmp_path / "store").exists()
+
+
+class Own(Mine):
+    """Has a dict of that name of its own, which its code reads."""
+
+    version = None  # type: ignore[assignment]
+
+    def __init__(self, **defaults: Any) -> None:
+        self.defaults = defaults
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        super().setup(hp)
+        self.x = self.defaults.get("start", 0.0)
+
+
+def test_what_the_code_reads_is_its_own_and_counts_in_the_key(tmp_path: Path, caplog: Any) -> None:
+    values = set()
+    for number, own in enumerate((Own(width=[64]), Own(width=[64], start=1.0), Own(start=1.0))):
+        result = search(tmp_path / f"store{number}", own, first_day, str(number))
+        assert set(result.trial(0).schedules) == {"lr"}
+        values.add(result.best_value)
+    assert len(values) == 2
+    assert len({repr(code_identity(own)) for own in (Own(a=1), Own(a=2), Own())}) == 3
+    assert "its own code reads it" in caplog.text
+
+
+def test_code_without_them_is_informed_of_those_of_others(tmp_path: Path, caplog: Any) -> None:
+    search(tmp_path / "store", later(defaults={"decay": 0.0}), first_day, "monday")
+    assert "Another search" not in caplog.text
+    again = search(tmp_path / "store", Mine(), first_day, "tuesday")
+    assert again.savings.steps_trained == 0
+    assert "Another search on this store has stated defaults of 'decay'" in caplog.text
 
 
 def test_attributes_of_that_name_that_are_something_else_count_in_the_key() -> None:

@@ -14,6 +14,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining
 from hpstage.errors import TrainingError
+from hpstage.plan.facts import TrialId
 from hpstage.plan.log import open_existing_plan
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
@@ -162,7 +163,7 @@ def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_go_on(rej
         return found
 
     study = optuna.create_study(study_name="study", storage=storage)
-    hpstage.optimize(
+    result = hpstage.optimize(
         *(study, Tape(), space),
         metric="score",
         steps=4,
@@ -174,3 +175,5 @@ def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_go_on(rej
     states = [trial.state.name for trial in study.trials]
     assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert study.trials[1].values is None
+    ended = result.plan.ended[TrialId("study/1")]
+    assert ended.state == "FAIL" and ended.values is None
