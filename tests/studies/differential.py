@@ -268,6 +268,7 @@ class Case:
 
     def study(self, storage: BaseStorage | None = None) -> optuna.Study:
         """Return a new study, or that of the storage, with a sampler and a pruner made anew."""
+        self.trainable.interruption = self.interruption  # not that of a case before, which it may not have reached
         pruner = PRUNERS[self.pruner]() if self.pruner else NopPruner()
         options: Values = {"study_name": "one", "storage": storage, "sampler": self.make_sampler(), "pruner": pruner}
         if storage is not None and optuna.get_all_study_names(storage):
@@ -333,7 +334,6 @@ class Case:
             self.see(study, trial)
             self.interruption.reach("callback", trial.number)
 
-        self.trainable.interruption = self.interruption
         hpstage.optimize(
             study,
             self.trainable(),
