@@ -45,8 +45,8 @@ class Hyperband(Algorithm):
     gives the same search on any cluster. With a sampler that learns, or without ``n_trials``, a cycle begins when the
     previous one is over, and with more than 8 workers already when too few targets are left to keep them busy: what
     such a sampler proposes then depends on their number, unless ``window`` is given. Otherwise all cycles run side by
-    side. Results are told in the order in which they would arrive if all steps took equally long and each target had a
-    worker, so that long trials do not hold up other brackets. Trials that fail leave their rung; the number of
+    side. Results are reported in the order in which they would arrive if all steps took equally long and each target
+    had a worker, so that long trials do not hold up other brackets. Trials that fail leave their rung; the number of
     promotions is computed from the trials proposed, and is at least one.
 
     ``variant="asynchronous"`` never waits for a rung to fill: each bracket is an :class:`~hpstage.algos.ASHA` in its

@@ -97,7 +97,7 @@ class Trials:
 
 
 class Search(ABC):
-    """One run of an algorithm. Values of a synchronous algorithm are told in the order in which it asked, or
+    """One run of an algorithm. Values of a synchronous algorithm are reported in the order in which it asked, or
     :attr:`Algorithm.by_length`.
 
     Unless trials fail, at least one must be finished as ``complete``: ``study.best_trial`` ignores pruned ones.
@@ -162,8 +162,8 @@ class Algorithm(ABC):
 
     @property
     def by_length(self) -> bool:
-        """Whether the results of a synchronous algorithm are told in the order in which they would arrive if all steps
-        took equally long and there were a worker for each target, instead of in that of asking: for one with parts
+        """Whether the results of a synchronous algorithm are reported in the order in which they would arrive if all
+        steps took equally long and there were a worker for each target, instead of in that of asking: for one with parts
         whose targets lie far apart, which would wait for each other."""
         return False
 

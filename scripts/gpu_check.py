@@ -100,17 +100,25 @@ def by_disk(state: object, folder: Path) -> object:
     return store.load(key)
 
 
-def forks(device: torch.device, sizes: Sizes) -> dict[str, Any]:
-    """Return, by model and backend, from where forks are exact; or why the backend cannot run here."""
+def by_backend(
+    device: torch.device, sizes: Sizes, measure: Callable[[Images, Sizes], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what is measured, by model and backend; or why the backend cannot run here."""
     found: dict[str, Any] = {}
     for model in sizes.models:
         for numerics in BACKENDS:
             missing = backend_named(numerics).missing(device)
-            found[f"{model} {numerics}"] = missing or forked(subject_on(device, model, numerics), sizes.batch)
+            found[f"{model} {numerics}"] = missing or measure(subject_on(device, model, numerics), sizes)
     return found
 
 
-def forked(subject: Images, batch: int) -> dict[str, bool]:
+def forks(device: torch.device, sizes: Sizes) -> dict[str, Any]:
+    """Return, by model and backend, from where forks are exact; or why the backend cannot run here."""
+    return by_backend(device, sizes, forked)
+
+
+def forked(subject: Images, sizes: Sizes) -> dict[str, bool]:
+    batch = sizes.batch
     with training(subject, batch) as (trainable, train), tempfile.TemporaryDirectory() as folder:
         train(0, 3)
         state = trainable.state_dict()
@@ -154,12 +162,7 @@ def cost(subject: Images, sizes: Sizes) -> dict[str, Any]:
 
 def steps(device: torch.device, sizes: Sizes) -> dict[str, Any]:
     """Return, by model, the median seconds of a step by each backend that can run here."""
-    found: dict[str, Any] = {}
-    for model in sizes.models:
-        for numerics in BACKENDS:
-            missing = backend_named(numerics).missing(device)
-            found[f"{model} {numerics}"] = missing or stepped(subject_on(device, model, numerics), sizes)
-    return found
+    return by_backend(device, sizes, stepped)
 
 
 def stepped(subject: Images, sizes: Sizes) -> dict[str, Any]:
@@ -272,12 +275,7 @@ def in_streams(device: torch.device, model: str, count: int, sizes: Sizes) -> di
 
 def search(device: torch.device, sizes: Sizes) -> dict[str, Any]:
     """Return, by model and backend, whether every trial of a search equals itself trained alone, and what each took."""
-    found: dict[str, Any] = {}
-    for model in sizes.models:
-        for numerics in BACKENDS:
-            missing = backend_named(numerics).missing(device)
-            found[f"{model} {numerics}"] = missing or searched(subject_on(device, model, numerics), sizes)
-    return found
+    return by_backend(device, sizes, searched)
 
 
 def searched(subject: Images, sizes: Sizes) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Call:
     """Join the plan, with workers that an earlier driver has left idle."""
 
     def session(self, driver: Driver) -> Session:
-        request, study = self.request, self.request.study
+        request, study, observed = self.request, self.request.study, self.request.observed
         chain = samplers(study)
         for sampler in chain:
             if isinstance(sampler, StageTreeSampler):
@@ -82,7 +82,7 @@ class Call:
             extends=request.extend,
             identity=self.ledger.identity(),
             directions=tuple(direction.name.lower() for direction in study.directions),
-            defaults=dict(request.observed.defaults),
+            defaults=dict(observed.defaults),
             workers=request.workers,
         )
         if unstated := driver.plan.defaults.keys() - started.defaults.keys():
@@ -101,7 +101,7 @@ class Call:
                 started,
                 request.space,
                 forks=request.algorithm.forks,
-                observed=request.observed,
+                observed=observed,
                 before_first=partial(self._try_out, driver.plan),
                 catch=request.catch,
                 space_works=request.space_works,

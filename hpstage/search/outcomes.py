@@ -56,11 +56,11 @@ class Outcomes:
         """
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
-            # An earlier session may have asked for more than it told, and this one decided otherwise.
+            # An earlier session may have asked for more than it reported, and this one decided otherwise.
             steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
             ending = self._driver.plan.ending_on(trial.id, planned.steps)
             if ending is not None and ending.last == planned.asked:
-                steps = ending.last  # training has ended itself, after the last value told or with it
+                steps = ending.last  # training has ended itself, after the last value reported or with it
             if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
                 state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
             shared = list(self._driver.plan.shared_until(planned, steps))
@@ -84,7 +84,7 @@ class Outcomes:
         """Note the end of a trial for the plan, as recorded in the study."""
         planned = self._driver.plan.trials.get(trial.id)
         values, frozen = trial.values, self._ledger.trial(trial.storage_id)
-        if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session
+        if values is None and trial.state == TrialState.COMPLETE:  # reported in an earlier session
             values = tuple(frozen.values)
         self._driver.log.note(
             TrialEnded(
@@ -119,23 +119,23 @@ class Outcomes:
 
     def warn(self, trial: SessionTrial, failure: UserFailure) -> None:
         """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
-        told = clean_lines(f"{failure.summary}\n{failure.traceback}")
+        text = clean_lines(f"{failure.summary}\n{failure.traceback}")
         self._say_once(
-            origin(failure), trial, f"failed: {told}", "failed as trial {} did; no more of these failures are"
+            origin(failure), trial, f"failed: {text}", "failed as trial {} did; no more of these failures are"
         )
 
     def say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
         """Log an end of training that the user did not ask for."""
         if ending.diverged:
-            told = f"is pruned: {clean_lines(ending.message)}"
-            self._say_once("diverged", trial, told, "is pruned, too, as trial {} was; no more that diverge are")
+            text = f"is pruned: {clean_lines(ending.message)}"
+            self._say_once("diverged", trial, text, "is pruned, too, as trial {} was; no more that diverge are")
 
-    def _say_once(self, cause: object, trial: SessionTrial, told: str, again: str) -> None:
-        """Log what has become of the first trial for a cause, and of the next one that no more of them are told."""
+    def _say_once(self, cause: object, trial: SessionTrial, text: str, again: str) -> None:
+        """Log the first trial of each cause; at the second, log that further ones are not."""
         first = self._warned.get(cause)
         if first is None:
             self._warned[cause] = trial.number
-            logger.warning("Trial %d %s", trial.number, told)
+            logger.warning("Trial %d %s", trial.number, text)
         elif trial.number != first and cause not in self._alike:
             self._alike.add(cause)
             logger.warning("Trial %d %s logged", trial.number, again.format(first))
