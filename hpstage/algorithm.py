@@ -163,8 +163,8 @@ class Algorithm(ABC):
     @property
     def by_length(self) -> bool:
         """Whether the results of a synchronous algorithm are reported in the order in which they would arrive if all
-        steps took equally long and there were a worker for each target, instead of in that of asking: for one with parts
-        whose targets lie far apart, which would wait for each other."""
+        steps took equally long and there were a worker for each target, instead of in that of asking: for one with
+        parts whose targets lie far apart, which would wait for each other."""
         return False
 
     @property
