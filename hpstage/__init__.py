@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpstage.training.pickles import pickled
     from hpstage.training.run import Run
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "CheckReport",

@@ -1,0 +1,65 @@
+"""CHANGELOG and the workflow of CI have the form that the field expects, and agree with pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import date
+from typing import Any
+
+import pytest
+import yaml
+
+import hpstage
+from tests.repository.test_rooms import ROOT
+
+KINDS = ["Added", "Changed", "Fixed", "Removed"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+UNRELEASED, *RELEASES = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+GITHUB = ROOT / ".github"
+
+
+def kinds_in(section: str) -> list[str]:
+    return re.findall(r"^### (.*)$", section, re.MULTILINE)
+
+
+def test_unreleased_changes_have_their_four_headings() -> None:
+    assert UNRELEASED.splitlines()[0] == "Unreleased"
+    assert kinds_in(UNRELEASED) == KINDS
+    above = UNRELEASED.partition("### ")[0]
+    assert "- " not in above, "a line under Unreleased stands under one of the headings"
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.split()[0])
+def test_a_release_has_a_date_and_the_headings_in_order(release: str) -> None:
+    [(version, day)] = re.findall(r"^(\d+\.\d+\.\d+) \((.*)\)$", release.splitlines()[0])
+    assert version and date.fromisoformat(day)
+    found = kinds_in(release)
+    assert found and found == [kind for kind in KINDS if kind in found]
+
+
+def test_the_newest_release_is_the_version_of_the_package() -> None:
+    versions = [tuple(map(int, release.split()[0].split("."))) for release in RELEASES]
+    assert versions == sorted(versions, reverse=True)
+    assert RELEASES[0].split()[0] == hpstage.__version__ == PROJECT["version"]
+
+
+def test_ci_runs_its_script_on_every_python_from_the_oldest_to_3_14() -> None:
+    job: dict[str, Any] = yaml.safe_load((GITHUB / "workflows" / "ci.yml").read_text())["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert {"run": ".ci/run"} in job["steps"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [("workflows", "workflows/*.yml"), ("issue-forms", "ISSUE_TEMPLATE/[!c]*"), ("issue-config", "ISSUE_TEMPLATE/c*")],
+)
+def test_files_of_github_have_its_schemas(schema: str, pattern: str) -> None:
+    pytest.importorskip("check_jsonschema")
+    files = sorted(GITHUB.glob(pattern))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.github-{schema}"]
+    done = subprocess.run([*command, *files], capture_output=True, text=True)
+    assert files and done.returncode == 0, done.stdout
