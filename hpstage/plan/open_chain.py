@@ -60,6 +60,11 @@ class OpenChain:
     def span_at(self, step: int) -> Span:
         return self.spans[self.index_at(step)]
 
+    @property
+    def begins_again(self) -> StateRef:
+        """The node that is trained next from its last kept state, and the step of that state, if its worker dies."""
+        return StateRef(self.span_at(min(self.kept + 1, self.spans[-1].stop)).node, self.kept)
+
     def ahead(self) -> Iterator[Span]:
         """Yield the spans that it has still to pass, the farthest first."""
         at = self.at

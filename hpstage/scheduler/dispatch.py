@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, WorkerId
+from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.expectation import source_of
 from hpstage.scheduler.lines import Line
-from hpstage.scheduler.lost_workers import killed_at
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree
@@ -130,14 +129,18 @@ class Dispatch:
 
     def _can_share(self, line: Line, step: int) -> bool:
         """Whether several workers may train on from a head."""
-        return not killed_at(self._plan, step) and self._builder.is_verified(line.node)
+        return not self._has_killed(line, step) and self._builder.is_verified(line.node)
+
+    def _has_killed(self, line: Line, step: int) -> bool:
+        """Whether a worker has died in training from a head, and none has trained on from it since."""
+        return StateRef(line.node.id, step) in self._plan.losses
 
     def _assign(self, idle: Iterable[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[Start]:
         idle = [worker for worker in idle if not self._is_suspect(self._workers.chain_beside(worker.host))]
         while idle and heads:
             chosen = 0
             seconds, line, step = heads[0]
-            if killed_at(self._plan, step):
+            if self._has_killed(line, step):
                 # Alone, so that no other is blamed if it happens again. Where no worker is free, the one with the
                 # fewest chains gets no more of them until it is.
                 alone = idle[0]
@@ -162,7 +165,8 @@ class Dispatch:
             yield seconds, worker, line, step
 
     def _is_suspect(self, chain: ChainId | None) -> bool:
-        return chain is not None and chain in self._plan.chains and killed_at(self._plan, self._plan.chains[chain].kept)
+        running = None if chain is None else self._plan.chains.get(chain)
+        return running is not None and running.begins_again in self._plan.losses
 
     # --- carrying out -------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from hpstage.plan.messages import Instruction, StopChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
-from hpstage.scheduler.lost_workers import killed_at
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree
@@ -80,7 +79,7 @@ class Gangs:
         """Whether one worker has to train what comes next: to verify a fork, or because it has killed a worker."""
         chain = orders.chain
         ahead = chain.span_at(min(chain.at + 1, chain.spans[-1].stop))
-        return killed_at(self._plan, chain.kept) or not self._builder.is_verified(self._plan.nodes[ahead.node])
+        return chain.begins_again in self._plan.losses or not self._builder.is_verified(self._plan.nodes[ahead.node])
 
     def _to_widen(self, going: Sequence[Orders], idle: Sequence[Worker], now: float) -> list[Orders]:
         meetings = self._widths.meetings

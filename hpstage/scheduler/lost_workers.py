@@ -23,7 +23,6 @@ from hpstage.plan.facts import (
     Departure,
     Fact,
     StageFailed,
-    StateRef,
     UserFailure,
     WorkerId,
 )
@@ -48,9 +47,8 @@ def facts_of_loss(
         at: the time at which it was noticed.
         max_losses: number of consecutive deaths on the path from one state after which its trials fail.
     """
-    step = chain.kept
-    ahead = chain.span_at(min(step + 1, chain.spans[-1].stop))  # to be trained from there
-    node = plan.nodes[ahead.node]
+    begins = chain.begins_again
+    node, step = plan.nodes[begins.node], begins.step
     lost = ChainLost(
         chain=chain.id,
         worker=worker,
@@ -65,15 +63,10 @@ def facts_of_loss(
     )
     facts: list[Fact] = [ChainClosed(chain.id, at), lost]
     if lost.blames:
-        losses = [*plan.losses.get(StateRef(node.id, step), []), lost]
+        losses = [*plan.losses.get(begins, []), lost]
         if len(losses) >= max_losses:
             facts.append(StageFailed(node.id, step, evaluating=False, failure=_failure(node, step, losses)))
     return facts
-
-
-def killed_at(plan: SearchPlan, step: int) -> bool:
-    """Whether a worker has died in training from a state at this step, and none has trained on from it since."""
-    return any(ref.step == step for ref in plan.losses)
 
 
 def _failure(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:

@@ -120,49 +120,85 @@ def test_a_chain_is_slower_beside_others_and_so_it_is_expected() -> None:
     assert run.executor.clock() == pytest.approx(100 * 1.25 + 100)
 
 
-def test_what_has_killed_a_worker_is_not_starved_by_others_that_refill_lanes() -> None:
-    """It trains alone, so that a worker must be free of others for once."""
-    plan = open_plan(MemoryJournal(), WORKLOAD, {})
-    scheduler = Scheduler(plan, checkpoint_every=10**9)
+class Turns:
+    """A scheduler on hosts of three slots each, taken turn by turn."""
 
-    def ask(number: int, steps: int) -> None:
-        scheduler.fold(TrialAdded(TrialId(f"t/{number}"), {"a": s.constant(number)}, steps))
-        scheduler.fold(TargetAsked(TrialId(f"t/{number}"), steps))
+    def __init__(self, *, widest: int = 1) -> None:
+        self.plan = open_plan(MemoryJournal(), WORKLOAD, {})
+        self.scheduler = Scheduler(self.plan, checkpoint_every=10**9, widest=widest)
 
-    def started() -> list[ChainStarted]:
-        claims = scheduler.propose()
+    def ask(self, number: int, steps: int) -> None:
+        self.scheduler.fold(TrialAdded(TrialId(f"t/{number}"), {"a": s.constant(number)}, steps))
+        self.scheduler.fold(TargetAsked(TrialId(f"t/{number}"), steps))
+
+    def started(self) -> list[ChainStarted]:
+        claims = self.scheduler.propose()
         for claim in claims:
-            scheduler.fold(claim)
+            self.scheduler.fold(claim)
         return [claim for claim in claims if isinstance(claim, ChainStarted)]
 
-    def join(host: str) -> list[ChainStarted]:
-        for lane in names_of(WorkerId(host), 3):
-            scheduler.note(WorkerJoined(lane, 0.0))
-        return started()
+    def join(self, *hosts: str) -> list[ChainStarted]:
+        for host in hosts:
+            for slot in names_of(WorkerId(host), 3):
+                self.scheduler.note(WorkerJoined(slot, 0.0))
+        return self.started()
 
-    def reach(chain: ChainStarted, step: int) -> None:
-        node = chain.spans[0].node
-        kept = Kept(plan.key(plan.nodes[node], step), 1, "digest")
-        scheduler.fold(StateReached(chain.chain, chain.worker, node, 0, step, 1.0, 1.0, metrics={"v": 1.0}, kept=kept))
+    def die(self, host: str) -> None:
+        for slot in names_of(WorkerId(host), 3):
+            left = WorkerLeft(slot, 2.0)
+            for fact in self.scheduler.decide(left):
+                self.scheduler.fold(fact)
+            self.scheduler.note(left)
 
+    def reach(self, chain: ChainStarted, step: int) -> None:
+        node = self.plan.nodes[chain.spans[0].node]
+        kept = Kept(self.plan.key(node, step), 1, "digest")
+        metrics = {"v": 1.0}
+        self.scheduler.fold(
+            StateReached(chain.chain, chain.worker, node.id, 0, step, 1.0, 1.0, metrics=metrics, kept=kept)
+        )
+
+
+def test_what_has_killed_a_worker_is_not_starved_by_others_that_refill_lanes() -> None:
+    """It trains alone, so that a worker must be free of others for once."""
+    turns = Turns()
     for number in range(1, 4):
-        ask(number, 8)
-    others = join("b")
-    ask(0, 100)
-    [suspect] = join("a")
+        turns.ask(number, 8)
+    others = turns.join("b")
+    turns.ask(0, 100)
+    [suspect] = turns.join("a")
     assert [host_of(chain.worker) for chain in (*others, suspect)] == ["b", "b", "b", "a"]
-    reach(suspect, 5)
-    for lane in names_of(WorkerId("a"), 3):
-        left = WorkerLeft(lane, 2.0)
-        for fact in scheduler.decide(left):
-            scheduler.fold(fact)
-        scheduler.note(left)
+    turns.reach(suspect, 5)
+    turns.die("a")
     for number, chain in enumerate(others, 4):
-        assert started() == []
-        ask(number, 8)  # further ones are always ready
-        reach(chain, 8)
-        scheduler.fold(ChainClosed(chain.chain, 3.0))
-    [again] = started()
+        assert turns.started() == []
+        turns.ask(number, 8)  # further ones are always ready
+        turns.reach(chain, 8)
+        turns.scheduler.fold(ChainClosed(chain.chain, 3.0))
+    [again] = turns.started()
     assert again.spans[0] == Span(suspect.spans[0].node, 5, 100)
-    assert started() == []  # nothing is put beside it
-    scheduler.validate()
+    assert turns.started() == []  # nothing is put beside it
+    turns.scheduler.validate()
+
+
+def test_what_has_killed_a_worker_makes_no_other_branch_at_its_step_a_suspect() -> None:
+    turns = Turns()
+    turns.ask(0, 100)
+    turns.join("a")
+    turns.die("a")
+    for number in range(1, 4):
+        turns.ask(number, 8)
+    suspect, *others = turns.join("b", "c")
+    assert suspect.spans[0].stop == 100 and host_of(suspect.worker) == "b"
+    assert [host_of(chain.worker) for chain in others] == ["c", "c", "c"]
+    turns.scheduler.validate()
+
+
+def test_what_has_killed_a_worker_keeps_no_other_branch_at_its_step_from_a_gang() -> None:
+    turns = Turns(widest=2)
+    turns.ask(0, 100)
+    turns.join("a")
+    turns.die("a")
+    turns.ask(1, 80)
+    assert [len(chain.gang) for chain in turns.join("b", "c", "d")] == [0, 1]
+    turns.scheduler.validate()
