@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ class _Present:
     lanes: list[WorkerId]
     incarnation: str
     read: bool = False  # whether the driver has read that it joined
+    leads: dict[ChainId, _Running] = field(default_factory=dict)  # the chains that were sent to it
+    follows: dict[ChainId, _Running] = field(default_factory=dict)  # those in whose gangs it is
 
 
 @dataclass(slots=True)
@@ -44,7 +46,6 @@ class _Running:
     gang: tuple[WorkerId, ...] = ()
     told: int = 0  # number of reports passed on so far
     ended: bool = False
-    bereft: bool = False  # one of its gang has left
     refused: str = ""  # why one of its gang could not join it
 
 
@@ -65,7 +66,9 @@ class Inbox:
         self._changed = threading.Condition()  # its lock is reentrant
         self._reports: deque[Report] = deque()
         self._workers: dict[WorkerId, _Present] = {}
+        self._unread: list[_Present] = []  # of which the driver has not read that they joined
         self._chains: dict[ChainId, _Running] = {}
+        self._bereft: dict[ChainId, _Running] = {}
         self._broken: HpstageError | None = None
 
     @property
@@ -87,8 +90,9 @@ class Inbox:
                 if self._workers[worker].incarnation == incarnation:
                     return lost
                 lost = self.leave(worker, "died", "another one has taken its place")
-            self._workers[worker] = _Present(names_of(worker, lanes), incarnation)
-            for lane in self._workers[worker].lanes:
+            present = self._workers[worker] = _Present(names_of(worker, lanes), incarnation)
+            self._unread.append(present)
+            for lane in present.lanes:
                 self._tell(WorkerJoined(lane, self._clock()))
             return lost
 
@@ -106,16 +110,27 @@ class Inbox:
             present = self._workers.get(worker)
             if present is None or incarnation not in (None, present.incarnation):
                 return []
-            lost = [chain for chain, running in self._chains.items() if host_of(running.worker) == worker]
-            ran = [self._chains.pop(chain) for chain in lost]
-            trained = {running.worker for running in ran if not running.ended}
-            for running in self._chains.values():
-                running.bereft |= worker in running.gang
+            trained = {running.worker for running in present.leads.values() if not running.ended}
+            lost = list(present.leads)
+            for chain in lost:
+                self._drop(chain)
+            self._bereft |= present.follows
             for lane in self._workers.pop(worker).lanes:
                 # A chain that the driver starts there before it reads this is not to blame.
                 blameless = reason == "died" and lane not in trained
                 self._tell(WorkerLeft(lane, self._clock(), "closed" if blameless else reason, message))
             return lost
+
+    def _drop(self, chain: ChainId) -> _Running | None:
+        """Remove a chain, and return it if it was there."""
+        running = self._chains.pop(chain, None)
+        if running is not None:
+            self._bereft.pop(chain, None)
+            del self._workers[host_of(running.worker)].leads[chain]
+            for member in running.gang:
+                if member in self._workers:
+                    self._workers[member].follows.pop(chain, None)
+        return running
 
     def begin(self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = ()) -> list[str]:
         """Record that a chain will start; return the incarnations of its worker and of its gang to which it is to be
@@ -124,10 +139,15 @@ class Inbox:
             present = self._read(host_of(worker))
             if present is None or worker not in present.lanes:
                 return []
-            if any(running.worker == worker and not running.ended for running in self._chains.values()):
+            if any(running.worker == worker and not running.ended for running in present.leads.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")
             members = [self._read(member) for member in gang]
-            self._chains[chain] = _Running(worker, gang, bereft=None in members)
+            running = self._chains[chain] = present.leads[chain] = _Running(worker, gang)
+            for member in members:
+                if member is None:
+                    self._bereft[chain] = running
+                else:
+                    member.follows[chain] = running
             return [member.incarnation if member is not None else "" for member in (present, *members)]
 
     def _read(self, worker: WorkerId) -> _Present | None:
@@ -147,7 +167,7 @@ class Inbox:
     def bereft(self) -> list[ChainId]:
         """Return the running chains of whose gangs one has left."""
         with self._changed:
-            return [chain for chain, running in self._chains.items() if running.bereft and not running.ended]
+            return [chain for chain, running in self._bereft.items() if not running.ended]
 
     def runs_on(self, chain: ChainId) -> WorkerId | None:
         """Return the worker of a chain that has started and has neither ended nor been lost."""
@@ -168,7 +188,7 @@ class Inbox:
                 report = decode_report(text)
                 assert not isinstance(report, Gathering), "for the worker alone"
                 running.told += 1
-                if isinstance(report, ChainEnded) and report.outcome == "apart" and running.bereft:
+                if isinstance(report, ChainEnded) and report.outcome == "apart" and chain in self._bereft:
                     report = replace(report, outcome="stopped")  # the others could have met
                 elif isinstance(report, ChainEnded) and report.outcome == "stopped" and running.refused:
                     report = replace(report, outcome="apart", message=running.refused)
@@ -184,7 +204,7 @@ class Inbox:
     def forget(self, chain: ChainId) -> None:
         """Remove a chain whose task has ended; if its end was not reported, the chain is lost."""
         with self._changed:
-            running = self._chains.pop(chain, None)
+            running = self._drop(chain)
             if running is not None and not running.ended:
                 self._tell(ChainEnded(chain, running.worker, "lost", self._clock(), message="its task was cancelled"))
 
@@ -203,8 +223,9 @@ class Inbox:
                 raise self._broken
             reports = list(self._reports)
             self._reports.clear()
-            for present in self._workers.values():
+            for present in self._unread:
                 present.read = True
+            self._unread.clear()
             return reports
 
     def _dated(self, report: Report) -> Report:

@@ -13,6 +13,7 @@ from hpstage.errors import ClusterError, InternalError
 from hpstage.plan.facts import ChainId, StateReached, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
 from hpstage.testing.chains import NODE
+from tests.unit.calls import instructions_of
 
 CHAIN = ChainId("c")
 WORKER = WorkerId("tcp://w")
@@ -98,6 +99,33 @@ def test_a_gang_with_a_member_that_was_replaced_is_bereft(inbox: Inbox) -> None:
     inbox.join(other, "2")
     assert inbox.begin(ChainId("d"), WORKER, (other,)) == ["1", ""]
     assert inbox.bereft() == [ChainId("d")]
+
+
+def costs_of(workers: int) -> list[int]:
+    """Return the instructions in which so many workers join, start chains in gangs of two, and leave."""
+    inbox = Inbox(clock=lambda: 7.0)
+    hosts = [WorkerId(f"tcp://{number}") for number in range(workers)]
+    gangs = [(ChainId(f"c{number}"), *hosts[number : number + 2]) for number in range(0, workers, 2)]
+
+    def join() -> None:
+        for host in hosts:
+            inbox.join(host, "1")
+            inbox.wait(0)
+
+    def start() -> None:
+        for chain, leader, member in gangs:
+            inbox.begin(chain, leader, (member,))
+            assert inbox.bereft() == []
+
+    def leave() -> None:
+        for host in hosts:
+            inbox.leave(host, "died")
+
+    return [instructions_of(action) for action in (join, start, leave)]
+
+
+def test_what_a_worker_costs_does_not_grow_with_their_number() -> None:
+    assert all(twice < 2.2 * once for once, twice in zip(costs_of(200), costs_of(400), strict=True))
 
 
 class Interleaved:
