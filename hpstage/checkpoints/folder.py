@@ -11,26 +11,19 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
-import msgspec
 import xxhash
 
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints.formatted import LOGS, FormattedCheckpoints, log_path
+from hpstage.checkpoints.formatted import LOGS, PLACE, FormattedCheckpoints, Publish, Write, log_path
 from hpstage.checkpoints.processes import host_identity, is_alive
-from hpstage.checkpoints.state_tree import FlatState
-from hpstage.checkpoints.store import Manifest, Usage, is_key, key_path
-from hpstage.checkpoints.trouble import kind_of
-from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
-from hpstage.plan.facts import Kept, StateKey
-
-T = TypeVar("T")
+from hpstage.checkpoints.store import Manifest, is_key, key_path
+from hpstage.errors import CheckpointCorrupt, CheckpointUnreachable
+from hpstage.plan.facts import StateKey
 
 # Folder where checkpoints are written, and to which they are moved for removal. No key begins with a dot.
 _ASIDE = ".tmp"
-# The folder that holds the place's name, in a file "name".
-_PLACE = ".place"
 # Errors of file systems that cannot rename folders; EMFILE is gcsfuse's.
 _NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
 # Errors of opening what is no file: a socket, links that lead to each other, a device without a driver.
@@ -57,106 +50,54 @@ class FolderCheckpoints(FormattedCheckpoints):
     """
 
     beside_training = True
+    _to_reach = "see that it is mounted, and the same one everywhere at this path"
 
     def __init__(self, path: str | os.PathLike[str], workload: str, *, sweep: bool = True) -> None:
         # Absolute, since workers may run in another folder.
         self.path = Path(path).absolute()
         self.workload = workload
-        self._name = ""  # the place's name, set by the first call of identity()
         if sweep:
             with suppress(CheckpointUnreachable):  # check() reports whether the place can be used
                 self.sweep()
 
-    def __repr__(self) -> str:
-        return f"FolderCheckpoints({str(self.path)!r}, workload={self.workload!r})"
+    @property
+    def _root(self) -> str:
+        return str(self.path)
 
-    def location(self, key: StateKey) -> str:
-        return str(self._folder(key))
-
-    def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept:
+    @contextmanager
+    def _written(self, key: StateKey, write: Write) -> Iterator[tuple[Manifest, Publish]]:
         folder = self._folder(key)
         self.prove()
-        with self._explained(key, "write"), self._aside() as aside:
+        with self._aside() as aside:
             self._make(aside)
             place = FolderPlace(aside)
-            manifest = files.write(place, flat, key=key, step=step, parent=parent, workload=self.workload)
+            manifest = write(place, "")
             place.write(files.MANIFEST, files.encode_manifest(manifest))
             folder.parent.mkdir(exist_ok=True)
-            while not _rename(aside, folder):
-                # Another writer was faster. Equal keys mean equal training, so its checkpoint is used if it is
-                # sound.
-                if (kept := self._kept(key)) is not None:
-                    return msgspec.structs.replace(kept, digest=manifest.digest, marks=manifest.marks)
-                self._remove(folder)
-        return manifest.as_kept()
-
-    def _manifest(self, key: StateKey) -> Manifest:
-        folder = self._folder(key)
-        with self._explained(key, "read"), self._present(key):
-            content = _content(folder / files.MANIFEST, _SHORT)
-        manifest = files.decode_manifest(content, str(folder / files.MANIFEST))
-        files.check_identity(manifest, key, self.workload, str(folder))
-        return manifest
-
-    def delete(self, key: StateKey) -> None:
-        with self._explained(key, "delete"):
-            self._remove(self._folder(key))
+            yield manifest, lambda: _rename(aside, folder)
 
     def keys(self) -> Iterator[StateKey]:
-        """Return the keys of all checkpoints, sound or not, in sorted order."""
         with self._explained(None, "list"):
             for folder in self._folders():
                 # An f-string is faster than a Path: a folder may hold a hundred thousand checkpoints.
                 if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
                     yield StateKey(folder.name)
 
-    def sizes(self) -> dict[StateKey, int]:
-        found: dict[StateKey, int] = {}
+    def _listed(self) -> tuple[dict[StateKey, int], int]:
         with self._explained(None, "list"):
-            for folder in self._folders():
-                entries = _file_sizes(folder.path)
-                if files.MANIFEST in entries:
-                    found[StateKey(folder.name)] = sum(entries.values())
-        return found
-
-    def usage(self) -> Usage:
-        sizes = self.sizes()
-        with self._explained(None, "list"):
+            listed = {StateKey(folder.name): _file_sizes(folder.path) for folder in self._folders()}
             aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
-        return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=aside)
+        return {key: sum(found.values()) for key, found in listed.items() if files.MANIFEST in found}, aside
 
-    def identity(self) -> str:
-        """Return a random name, written into the folder by the first caller: a shared folder has many paths."""
-        if self._name:
-            self.prove()  # never renamed: a mount that is missing now will come back
-            return self._name
-        marker = self.path / _PLACE
-        with self._explained(None, "write"):
-            if not marker.exists():
-                with self._aside() as aside:
-                    self._make(aside)
-                    (aside / "name").write_text(uuid.uuid4().hex)
-                    _rename(aside, marker)  # if another process was faster, its name counts
-            self._make_root()
-            self._name = _content(marker / "name", _SHORT).decode()
-        return self._name
-
-    def prove(self) -> None:
-        if not self._name:
-            return
-        try:
-            with self._explained(None, "reach"):
-                found = _content(self.path / _PLACE / "name", _SHORT).decode()
-        except CheckpointUnreachable as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise CheckpointUnreachable(
-                    f"{self.path} is not the place of the checkpoints here, or is empty; see that it is mounted"
-                ) from error.__cause__
-            raise
-        if found != self._name:
-            raise CheckpointUnreachable(
-                f"{self.path} is a different place here than for the driver; mount the same one at this path everywhere"
-            )
+    def _place_name(self) -> str:
+        marker = self.path / PLACE
+        if not marker.parent.exists():
+            with self._aside() as aside:
+                self._make(aside)
+                (aside / marker.name).write_text(uuid.uuid4().hex)
+                _rename(aside, marker.parent)  # if another process was faster, its name counts
+        self._make_root()
+        return self._read_file(PLACE).decode()
 
     def check(self) -> None:
         with self._explained(None, "write"), self._aside() as aside, self._aside() as renamed:
@@ -209,7 +150,7 @@ class FolderCheckpoints(FormattedCheckpoints):
                 (aside / "file").replace(target)
 
     def _read_file(self, path: str) -> bytes:
-        return _content(self.path / path, files.LONGEST)
+        return _content(self.path / path, _SHORT if path == PLACE else files.LONGEST)
 
     def _now(self) -> float:
         """Return the current time by the clock that sets this place's modification times. Raises ``OSError``."""
@@ -253,8 +194,8 @@ class FolderCheckpoints(FormattedCheckpoints):
         else:
             root.mkdir(parents=True, exist_ok=True)
 
-    def _remove(self, folder: Path) -> None:
-        """Make a checkpoint disappear at once, then remove its files."""
+    def _remove(self, key: StateKey) -> None:
+        folder = self._folder(key)
         with self._aside() as aside:
             if folder.exists():
                 self._make_root()
@@ -263,15 +204,13 @@ class FolderCheckpoints(FormattedCheckpoints):
 
     @contextmanager
     def _present(self, key: StateKey, manifest: Manifest | None = None) -> Iterator[None]:
-        """Distinguish a checkpoint that is missing, or deleted while it is read, from one with a missing file."""
         folder = self._folder(key)
-        missing = f"no checkpoint of state {key} under {self.path}"
         try:
             held = os.open(folder, os.O_RDONLY)
         except FileNotFoundError as error:
             # Made where it is raised: a variable of this frame would be a cycle with its traceback, which keeps all
             # that led here, such as the state to save, until it is collected.
-            raise CheckpointMissing(missing) from error
+            raise self._missing(key) from error
         try:
             yield
         except FileNotFoundError as error:
@@ -279,19 +218,12 @@ class FolderCheckpoints(FormattedCheckpoints):
             # folder can be mistaken for it.
             if _is_at(folder, held):
                 raise CheckpointCorrupt(f"{folder} lacks {Path(error.filename).name}") from error
-            raise CheckpointMissing(missing) from error
+            raise self._missing(key) from error
         finally:
             os.close(held)
 
-    @contextmanager
-    def _explained(self, key: StateKey | None, action: str) -> Iterator[None]:
-        what = "checkpoints" if key is None else f"the checkpoint of state {key}"
-        try:
-            yield
-        except OSError as error:
-            raise kind_of(error)(
-                f"cannot {action} {what} under {self.path}: {error.strerror}; {_remedy(error)}"
-            ) from error
+    def _described(self, error: OSError) -> tuple[str, str]:
+        return str(error.strerror), _remedy(error)
 
 
 class FolderPlace:
@@ -309,8 +241,8 @@ class FolderPlace:
     def open(self, name: str) -> _Reader:
         return _opened(self._folder / name)
 
-    def read(self, name: str) -> bytes:
-        return _content(self._folder / name, _SHORT)
+    def manifest(self) -> bytes:
+        return _content(self._folder / files.MANIFEST, _SHORT)
 
     def write(self, name: str, content: bytes) -> None:
         (self._folder / name).write_bytes(content)

@@ -69,7 +69,8 @@ class Place(Protocol):
 
     def open(self, name: str) -> AbstractContextManager[Source]: ...
 
-    def read(self, name: str) -> bytes: ...
+    def manifest(self) -> bytes:
+        """Read the manifest."""
 
     def write(self, name: str, content: bytes) -> None: ...
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -12,27 +12,57 @@ from msgspec.structs import replace
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints import stage_log
 from hpstage.checkpoints.stage_log import StageLog
-from hpstage.checkpoints.state_tree import FlatState, flatten, summary
-from hpstage.checkpoints.store import CheckpointStore, Manifest, key_path
-from hpstage.errors import CheckpointCorrupt, CheckpointMissing
+from hpstage.checkpoints.state_tree import flatten, summary
+from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, key_path
+from hpstage.checkpoints.trouble import kind_of
+from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
 from hpstage.plan.facts import Kept, StateKey
 
 T = TypeVar("T")
 
 # The folder of logs, each at the path that its state's checkpoint has in the store. No key begins with a dot.
 LOGS = ".logs"
+# The file that holds the place's name.
+PLACE = ".place/name"
+
+Write = Callable[[files.Place, str], Manifest]
+"""Writes the files of a state to a place, with a token in their names; returns the manifest that completes them."""
+Publish = Callable[[], bool]
+"""Makes a written checkpoint visible at once, with its manifest; ``False`` if there is one already."""
 
 
 class FormattedCheckpoints(CheckpointStore):
-    """Saves only states that are not kept yet, and reports one as missing only if the place is the right one."""
+    """One order of writing, whatever the storage: the files under names that no other writer uses, then, at once, the
+    manifest. Only the storage differs in subclasses. Saves only states that are not kept yet, and reports one as
+    missing only if the place is the right one.
+    """
 
     workload: str
+    _name = ""
+    """The place's name, set by the first call of :meth:`identity`; never changed: a missing mount will come back."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._root!r}, workload={self.workload!r})"
+
+    def location(self, key: StateKey) -> str:
+        return self._place(key).where("").rstrip("/")
 
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         if (kept := self._kept(key)) is not None:
             digest, marks = summary(state)
             return replace(kept, digest=digest, marks=marks)
-        return self._save(key, flatten(state), step, parent)
+        flat = flatten(state)
+
+        def write(place: files.Place, token: str) -> Manifest:
+            return files.write(place, flat, key=key, step=step, parent=parent, workload=self.workload, token=token)
+
+        with self._explained(key, "write"), self._written(key, write) as (manifest, publish):
+            while not publish():
+                # Another writer was faster. Equal keys mean equal training, so its checkpoint is used if it is sound.
+                if (kept := self._kept(key)) is not None:
+                    return replace(kept, digest=manifest.digest, marks=manifest.marks)
+                self._remove(key)
+        return manifest.as_kept()
 
     def load(self, key: StateKey) -> object:
         def read() -> object:
@@ -47,6 +77,41 @@ class FormattedCheckpoints(CheckpointStore):
 
     def manifest(self, key: StateKey) -> Manifest:
         return self._sought(lambda: self._manifest(key))
+
+    def delete(self, key: StateKey) -> None:
+        with self._explained(key, "delete"):
+            self._remove(key)
+
+    def keys(self) -> Iterator[StateKey]:
+        """Return the keys of all checkpoints, sound or not, in sorted order."""
+        yield from sorted(self.sizes())
+
+    def sizes(self) -> dict[StateKey, int]:
+        return self._listed()[0]
+
+    def usage(self) -> Usage:
+        sizes, unpublished = self._listed()
+        return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=unpublished)
+
+    def identity(self) -> str:
+        """Return a random name, written to the place by the first caller: one place may have many paths and URLs, and
+        one of these may lead to two places."""
+        if self._name:
+            self.prove()
+        else:
+            with self._explained(None, "write"):
+                self._name = self._place_name()
+        return self._name
+
+    def prove(self) -> None:
+        if not self._name:
+            return
+        found = ""
+        with self._explained(None, "reach"), suppress(FileNotFoundError):
+            found = self._read_file(PLACE).decode()
+        if found != self._name:
+            what = "a different place here than for the driver" if found else "not the place of the checkpoints here"
+            raise CheckpointUnreachable(f"{self._root} is {what}; {self._to_reach}")
 
     def save_log(self, key: StateKey, log: StageLog) -> None:
         path, content = log_path(key), stage_log.encode(log, key, self.workload)
@@ -81,6 +146,14 @@ class FormattedCheckpoints(CheckpointStore):
             files.verify(self._place(key), manifest)
         return manifest
 
+    def _manifest(self, key: StateKey) -> Manifest:
+        place = self._place(key)
+        with self._explained(key, "read"), self._present(key):
+            content = place.manifest()
+        manifest = files.decode_manifest(content, place.where(files.MANIFEST))
+        files.check_identity(manifest, key, self.workload, self.location(key))
+        return manifest
+
     def _sought(self, find: Callable[[], T]) -> T:
         """Return the result of ``find``; :class:`CheckpointMissing` is raised only if the place is the right one."""
         try:
@@ -89,8 +162,48 @@ class FormattedCheckpoints(CheckpointStore):
             self.prove()
             return find()  # the place may have become available again
 
+    def _missing(self, key: StateKey) -> CheckpointMissing:
+        return CheckpointMissing(f"no checkpoint of state {key} under {self._root}")
+
+    @contextmanager
+    def _explained(self, key: StateKey | None, action: str) -> Iterator[None]:
+        """Convert errors of the place to :class:`CheckpointError`, with the action that failed and the remedy."""
+        what = "checkpoints" if key is None else f"the checkpoint of state {key}"
+        try:
+            yield
+        except OSError as error:
+            reason, remedy = self._described(error)
+            text = f"cannot {action} {what} under {self._root}: {reason}; {remedy}"
+            raise kind_of(error, reason)(text) from self._shown_cause(error)
+
+    # --- the storage --------------------------------------------------------------------------------------
+
+    _to_reach: str
+    """What to see to where the place is another one."""
+
+    @property
     @abstractmethod
-    def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept: ...
+    def _root(self) -> str:
+        """The path or URL, without credentials."""
+
+    @abstractmethod
+    def _place(self, key: StateKey) -> files.Place: ...
+
+    @abstractmethod
+    def _written(self, key: StateKey, write: Write) -> AbstractContextManager[tuple[Manifest, Publish]]:
+        """Write a state; its files are gone afterwards if they were not published. Raises ``OSError``."""
+
+    @abstractmethod
+    def _remove(self, key: StateKey) -> None:
+        """Make a checkpoint disappear at once, then remove its files. Raises ``OSError``."""
+
+    @abstractmethod
+    def _listed(self) -> tuple[dict[StateKey, int], int]:
+        """Return the bytes of each checkpoint, sound or not, and those that are not published."""
+
+    @abstractmethod
+    def _place_name(self) -> str:
+        """Return the place's name, and write one if it has none. Raises ``OSError``."""
 
     @abstractmethod
     def _write_file(self, path: str, content: bytes) -> None:
@@ -101,18 +214,15 @@ class FormattedCheckpoints(CheckpointStore):
         """Raises ``OSError``; ``FileNotFoundError`` if it is missing."""
 
     @abstractmethod
-    def _place(self, key: StateKey) -> files.Place: ...
-
-    @abstractmethod
-    def _manifest(self, key: StateKey) -> Manifest: ...
-
-    @abstractmethod
-    def _present(self, key: StateKey, manifest: Manifest) -> AbstractContextManager[None]:
+    def _present(self, key: StateKey, manifest: Manifest | None = None) -> AbstractContextManager[None]:
         """Distinguish a checkpoint that is missing, or deleted while it is read, from one with a missing file."""
 
     @abstractmethod
-    def _explained(self, key: StateKey | None, action: str) -> AbstractContextManager[None]:
-        """Convert errors of the place to :class:`CheckpointError`, with the action that failed and the remedy."""
+    def _described(self, error: OSError) -> tuple[str, str]:
+        """Return an error's reason and remedy."""
+
+    def _shown_cause(self, error: OSError) -> OSError | None:
+        return error
 
 
 def log_path(key: StateKey) -> str:

@@ -8,28 +8,23 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints.formatted import LOGS, FormattedCheckpoints, log_path
+from hpstage.checkpoints.formatted import LOGS, PLACE, FormattedCheckpoints, Publish, Write, log_path
 from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
-from hpstage.checkpoints.state_tree import FlatState
-from hpstage.checkpoints.store import Manifest, Usage, is_key, key_path
+from hpstage.checkpoints.store import Manifest, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
-from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
-from hpstage.plan.facts import Kept, StateKey
-
-T = TypeVar("T")
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull
+from hpstage.plan.facts import StateKey
 
 # Seconds after which files without a manifest are considered abandoned. A writer that takes half as long starts over.
 _ABANDONED = 24 * 3600.0
 # Seconds before each attempt to read an incomplete manifest, until it is considered corrupt. There are several, since
 # each attempt may find another writer between creating the file and filling it.
 _LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2)
-# The file that holds the place's name.
-_PLACE = ".place/name"
 
 _TOKEN = re.compile(r"state-([0-9a-f]{1,64})\.(?:safetensors|json)")
 
@@ -58,10 +53,14 @@ class UrlCheckpoints(FormattedCheckpoints):
         UsageError: the scheme is unknown, or its driver is not installed.
     """
 
+    _to_reach = (
+        "see that it has the same endpoint and credentials everywhere, and that its files are not in one process's "
+        "memory or disk"
+    )
+
     def __init__(self, url: str, workload: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
         self._remote = Remote(url, storage_options or {})
         self.workload = workload
-        self._name = ""  # the place's name, set by the first call of identity()
         with self._explained(None, "reach"):
             self._remote.connect()
 
@@ -70,92 +69,58 @@ class UrlCheckpoints(FormattedCheckpoints):
         """The URL without credentials."""
         return self._remote.url
 
-    def identity(self) -> str:
-        """Return a random name, written to the place by the first caller: one URL refers to two places if endpoints or
-        the memory of two processes differ, and two URLs may refer to one place."""
-        if self._name:
-            self.prove()
-            return self._name
-        with self._explained(None, "write"):
-            try:
-                self._name = self._remote.read(_PLACE).decode()
-            except FileNotFoundError:
-                with suppress(FileExistsError):  # another process was faster
-                    self._remote.write_new(_PLACE, uuid.uuid4().hex.encode())
-                self._name = self._remote.read(_PLACE).decode()
-        return self._name
+    @property
+    def _root(self) -> str:
+        return self.url
 
-    def prove(self) -> None:
-        if not self._name:
-            return
+    @contextmanager
+    def _written(self, key: StateKey, write: Write) -> Iterator[tuple[Manifest, Publish]]:
+        place, token = self._place(key), uuid.uuid4().hex
+        is_named = False  # by the manifest, or it may be: then its files must be kept
+
+        def publish() -> bool:
+            nonlocal is_named
+            mine = files.encode_manifest(manifest)
+            try:
+                place.write_new(files.MANIFEST, mine)
+            except OSError as error:
+                if not isinstance(error, FileExistsError) and is_definite(error):
+                    raise
+                is_named = True
+                found = self._manifest_bytes(place)
+                is_named = found == mine  # if so, a reply was lost, and the next attempt found our own manifest
+                if found is None and not isinstance(error, FileExistsError):
+                    raise
+            else:
+                is_named = True
+            return is_named
+
         try:
-            with self._explained(None, "reach"):
-                found = self._remote.read(_PLACE).decode()
-        except CheckpointUnreachable as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise CheckpointUnreachable(
-                    f"{self.url} is a different place here than for the driver, or to none; see that it has the same "
-                    f"endpoint and credentials everywhere, and that its files are not in one process's memory or disk"
-                ) from error.__cause__
-            raise
-        if found != self._name:
-            raise CheckpointUnreachable(
-                f"{self.url} is a different place here than for the driver; see that it has the same endpoint and "
-                f"credentials everywhere"
-            )
-
-    def __repr__(self) -> str:
-        return f"UrlCheckpoints({self.url!r}, workload={self.workload!r})"
-
-    def location(self, key: StateKey) -> str:
-        return f"{self.url}/{key_path(key)}"
-
-    def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept:
-        place = self._place(key)
-        token = uuid.uuid4().hex
-        with self._explained(key, "write"):
-            try:
-                while True:
-                    began = time.time()
-                    manifest = self._remote.attempt(
-                        lambda: files.write(
-                            place, flat, key=key, step=step, parent=parent, workload=self.workload, token=token
-                        )
-                    )
-                    if abs(time.time() - began) < _ABANDONED / 2:
-                        break  # else, e.g. after this host was suspended overnight, the files may have been swept
-                return self._publish(key, manifest)
-            except _Unclear as unclear:
-                raise unclear.error from None
-            except BaseException:
+            while True:
+                began = time.time()
+                manifest = self._remote.attempt(lambda: write(place, token))
+                if abs(time.time() - began) < _ABANDONED / 2:
+                    break  # else, e.g. after this host was suspended overnight, the files may have been swept
+            yield manifest, publish
+        finally:
+            if not is_named:
                 self._discard(place, token)
-                raise
 
-    def _manifest(self, key: StateKey) -> Manifest:
-        place = self._place(key)
-        with self._explained(key, "read"):
-            content = self._manifest_bytes(place)
-        if content is None:
-            raise self._missing(key)
-        manifest = files.decode_manifest(content, place.where(files.MANIFEST))
-        files.check_identity(manifest, key, self.workload, place.where("").rstrip("/"))
-        return manifest
+    def _listed(self) -> tuple[dict[StateKey, int], int]:
+        sizes, unpublished = {}, 0
+        for key, found in self._files().items():
+            if files.MANIFEST in found:
+                sizes[key] = sum(found.values())
+            else:
+                unpublished += sum(found.values())
+        return sizes, unpublished
 
-    def delete(self, key: StateKey) -> None:
-        with self._explained(key, "delete"):
-            self._remove(self._place(key))
-
-    def keys(self) -> Iterator[StateKey]:
-        yield from sorted(key for key, found in self._listed().items() if files.MANIFEST in found)
-
-    def sizes(self) -> dict[StateKey, int]:
-        return {key: sum(found.values()) for key, found in self._listed().items() if files.MANIFEST in found}
-
-    def usage(self) -> Usage:
-        listed = self._listed().values()
-        published = [sum(found.values()) for found in listed if files.MANIFEST in found]
-        unpublished = sum(sum(found.values()) for found in listed if files.MANIFEST not in found)
-        return Usage(checkpoints=len(published), bytes=sum(published), unpublished=unpublished)
+    def _place_name(self) -> str:
+        with suppress(FileNotFoundError):
+            return self._read_file(PLACE).decode()
+        with suppress(FileExistsError):  # another process was faster
+            self._remote.write_new(PLACE, uuid.uuid4().hex.encode())
+        return self._read_file(PLACE).decode()
 
     def sweep(self) -> int:
         """Remove the files of dead writers: those that no manifest names, a day after the last of them was written.
@@ -165,7 +130,7 @@ class UrlCheckpoints(FormattedCheckpoints):
         removed = 0
         now: float | None = None
         with self._explained(None, "sweep"):
-            for key, found in self._listed().items():
+            for key, found in self._files().items():
                 for token, names in self._unnamed(key, found):
                     now = self._remote.now() if now is None else now
                     place = self._place(key)
@@ -201,64 +166,22 @@ class UrlCheckpoints(FormattedCheckpoints):
     def _place(self, key: StateKey) -> UrlPlace:
         return UrlPlace(self._remote, key_path(key))
 
-    def _publish(self, key: StateKey, manifest: Manifest) -> Kept:
-        """Write the manifest, unless a sound checkpoint exists."""
-        place = self._place(key)
-        mine = files.encode_manifest(manifest)
-        while True:
-            try:
-                place.write_new(files.MANIFEST, mine)
-            except OSError as error:
-                if not isinstance(error, FileExistsError) and is_definite(error):
-                    raise
-                try:
-                    found = self._manifest_bytes(place)
-                except OSError as second:
-                    raise _Unclear(second) from error
-                if found == mine:
-                    break  # a reply was lost, and the next attempt found our own manifest
-                if found is None and not isinstance(error, FileExistsError):
-                    raise
-                # Another writer was faster. Equal keys mean equal training, so its checkpoint is used if it is sound.
-                if (kept := self._kept(key)) is not None:
-                    self._discard_named(place, manifest)
-                    return msgspec.structs.replace(kept, digest=manifest.digest, marks=manifest.marks)
-                self._remove(place)
-            else:
-                break
-        return manifest.as_kept()
-
     def _manifest_bytes(self, place: UrlPlace) -> bytes | None:
-        """Return the content of the manifest's file, ``None`` if there is none.
+        with suppress(FileNotFoundError):
+            return place.manifest()
+        return None
 
-        On file systems that do not write files atomically it may be incomplete, and then is not valid JSON.
-        """
-        content = b""
-        for pause in _LOOKS:
-            time.sleep(pause)
-            try:
-                content = place.read(files.MANIFEST)
-            except FileNotFoundError:
-                return None
-            if _is_json(content):
-                break
-        return content
-
-    def _remove(self, place: UrlPlace) -> None:
-        """Make a checkpoint disappear at once, then remove its files.
-
-        The files of a corrupt manifest are unknown, and are left to ``sweep``: another writer may be active there.
-        """
+    def _remove(self, key: StateKey) -> None:
+        """Remove a checkpoint. The files of a corrupt manifest are unknown, and are left to ``sweep``: another writer
+        may be active there."""
+        place = self._place(key)
         content = self._manifest_bytes(place)
         if content is None:
             return
         self._remote.remove(f"{place.path}/{files.MANIFEST}")
         with suppress(CheckpointCorrupt):
-            self._discard_named(place, files.decode_manifest(content, ""))
-
-    def _discard_named(self, place: UrlPlace, manifest: Manifest) -> None:
-        for name in files.data_files(place, manifest):
-            self._remote.remove(f"{place.path}/{name}")
+            for name in files.data_files(place, files.decode_manifest(content, "")):
+                self._remote.remove(f"{place.path}/{name}")
 
     def _discard(self, place: UrlPlace, token: str) -> None:
         """Remove one writer's files; files that cannot be reached now are left to ``sweep``."""
@@ -266,7 +189,7 @@ class UrlCheckpoints(FormattedCheckpoints):
             with suppress(OSError):
                 self._remote.remove(f"{place.path}/{name}")
 
-    def _listed(self) -> dict[StateKey, dict[str, int]]:
+    def _files(self) -> dict[StateKey, dict[str, int]]:
         """Return the bytes of each file of each key."""
         with self._explained(None, "list"):
             sizes = self._remote.sizes()
@@ -293,34 +216,26 @@ class UrlCheckpoints(FormattedCheckpoints):
             return [(token, names) for token, names in tokens.items() if not any(name in named for name in names)]
         return [] if files.MANIFEST in found else list(tokens.items())
 
-    def _missing(self, key: StateKey) -> CheckpointMissing:
-        return CheckpointMissing(f"no checkpoint of state {key} under {self.url}")
-
     @contextmanager
-    def _present(self, key: StateKey, manifest: Manifest) -> Iterator[None]:
-        """Distinguish a checkpoint that is deleted while it is read from one with a missing file."""
+    def _present(self, key: StateKey, manifest: Manifest | None = None) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
             place = self._place(key)
             # A deleted checkpoint loses its manifest before its files, and one that is saved again has other files.
-            if self._manifest_bytes(place) == files.encode_manifest(manifest):
+            if manifest is not None and self._manifest_bytes(place) == files.encode_manifest(manifest):
                 lacks = str(error.filename).rpartition("/")[2]
-                raise CheckpointCorrupt(f"{place.where('').rstrip('/')} lacks {lacks}") from error
+                raise CheckpointCorrupt(f"{self.location(key)} lacks {lacks}") from error
             raise self._missing(key) from error
 
-    @contextmanager
-    def _explained(self, key: StateKey | None, action: str) -> Iterator[None]:
-        what = "checkpoints" if key is None else f"the checkpoint of state {key}"
-        try:
-            yield
-        except OSError as error:
-            reason = self._remote.reason(error)
-            kind = kind_of(error, reason)
-            remedy = "free some space there, or raise the quota" if kind is CheckpointFull else _remedy(error)
-            raise kind(f"cannot {action} {what} under {self.url}: {reason}; {remedy}") from self._remote.shown_cause(
-                error
-            )
+    def _described(self, error: OSError) -> tuple[str, str]:
+        reason = self._remote.reason(error)
+        is_full = kind_of(error, reason) is CheckpointFull
+        remedy = "free some space there, or raise the quota" if is_full else _remedy(error)
+        return reason, remedy
+
+    def _shown_cause(self, error: OSError) -> OSError | None:
+        return self._remote.shown_cause(error)
 
 
 class UrlPlace:
@@ -340,23 +255,21 @@ class UrlPlace:
         with _named(name):
             return self._remote.open(f"{self.path}/{name}")
 
-    def read(self, name: str) -> bytes:
-        with _named(name):
-            return self._remote.read(f"{self.path}/{name}")
+    def manifest(self) -> bytes:
+        """Read the manifest. On file systems that do not write files atomically it may be incomplete, and then is not
+        valid JSON."""
+        for pause in _LOOKS:
+            time.sleep(pause)
+            content = self._remote.read(f"{self.path}/{files.MANIFEST}")
+            if _is_json(content):
+                break
+        return content
 
     def write(self, name: str, content: bytes) -> None:
         self._remote.write(f"{self.path}/{name}", content)
 
     def write_new(self, name: str, content: bytes) -> None:
         self._remote.write_new(f"{self.path}/{name}", content)
-
-
-class _Unclear(Exception):
-    """Raised if it is unknown whether the manifest was written, so that the files it may name must be kept."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 @contextmanager

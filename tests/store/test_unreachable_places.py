@@ -90,7 +90,7 @@ def test_a_url_that_leads_elsewhere_is_refused(store: UrlCheckpoints) -> None:
     root = store.url.removeprefix("memory:/")
     memory.rm(root, recursive=True)
     for call in (worker.prove, lambda: worker.load(KEY), lambda: worker.manifest(KEY)):
-        with pytest.raises(CheckpointUnreachable, match="is a different place here"):
+        with pytest.raises(CheckpointUnreachable, match="is not the place of the checkpoints here"):
             call()
     assert UrlCheckpoints(store.url, "w").identity() != name
     with pytest.raises(CheckpointUnreachable, match="is a different place here"):
