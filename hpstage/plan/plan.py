@@ -53,7 +53,7 @@ from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.open_targets import OpenTargets
 from hpstage.plan.payments import Charge, Payments, Waste
 from hpstage.plan.presence import Presence
-from hpstage.plan.regimes import Regime
+from hpstage.plan.regimes import Regimes
 from hpstage.plan.searches import Searches
 from hpstage.plan.step_times import StepTimes
 from hpstage.plan.tally import Tally
@@ -94,7 +94,7 @@ class SearchPlan:
         self.kept_bytes = 0
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
         self.inputs: dict[str, str] = {}  # read by training and not part of the key: digests by name
-        self.verified: set[Regime] = set()  # regimes under which a fork was verified
+        self.verified = Regimes()  # regimes under which a fork was verified
         self.audited: set[StateRef] = set()  # states that audits have found equal
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # drivers that have not left

@@ -6,14 +6,16 @@ state leaves out may begin to matter there. So may what code has read when train
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from hpstage.schedule import Constant, Form
 
 Regime = tuple[tuple[str, str], ...]
 """The kind of each hyper-parameter, by name: a category or switch itself, a number's position relative to 0 and 1 and
 whether it is another than at step 0, or that it varies."""
+_T = TypeVar("_T")
 _COMBINATIONS = 16
 """Maximum number of regimes to verify when each of their kinds was already verified in another."""
 
@@ -23,11 +25,50 @@ def regime(names: Iterable[str], forms: Iterable[Form], first: Iterable[Form]) -
     return tuple((name, _kind(form, began)) for name, form, began in zip(names, forms, first, strict=True))
 
 
-def is_news(regime: Regime, verified: Collection[Regime]) -> bool:
-    """Whether to verify a fork under this regime too."""
-    if regime in verified:
+class Regimes:
+    """Regimes under which forks are verified: each as often as it was added, and the kinds that occur in them."""
+
+    def __init__(self, regimes: Iterable[Regime] = ()) -> None:
+        self._counts: Counter[Regime] = Counter()
+        self._kinds: Counter[tuple[str, str]] = Counter()
+        for one in regimes:
+            self.add(one)
+
+    def add(self, regime: Regime) -> None:
+        self._counts[regime] += 1
+        self._kinds.update(regime)
+
+    def remove(self, regime: Regime) -> None:
+        """Undo one :meth:`add`."""
+        _drop(self._counts, regime)
+        for kind in regime:
+            _drop(self._kinds, kind)
+
+    def __iter__(self) -> Iterator[Regime]:
+        return iter(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, regime: Regime) -> bool:
+        return regime in self._counts
+
+    def has_kind(self, kind: tuple[str, str]) -> bool:
+        return kind in self._kinds
+
+
+def _drop(counts: Counter[_T], one: _T) -> None:
+    counts[one] -= 1
+    if not counts[one]:
+        del counts[one]
+
+
+def is_news(regime: Regime, *known: Regimes) -> bool:
+    """Whether to verify a fork under this regime too. O(names of hyperparameters), however many are known."""
+    if any(regime in regimes for regimes in known):
         return False
-    return len(verified) < _COMBINATIONS or not set(regime).issubset(chain.from_iterable(verified))
+    few = max(map(len, known)) < _COMBINATIONS > len(set[Regime]().union(*known))
+    return few or not all(any(regimes.has_kind(kind) for regimes in known) for kind in regime)
 
 
 def _kind(form: Form, began: Form) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
-from hpstage.plan.facts import ChainId, Span
+from hpstage.plan.facts import Span
 from hpstage.plan.messages import Boundary, Stage, Verify
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.regimes import Regime, is_news
+from hpstage.plan.regimes import Regimes, is_news
 from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import step_after
@@ -32,7 +32,6 @@ class ChainBuilder:
         checkpoint_seconds: the maximum work lost with a worker, in seconds of training.
         checkpoint_every: instead of that, the multiple of steps at which states are kept.
         verify: which forks are verified.
-        running: the orders of the driver's chains.
     """
 
     def __init__(
@@ -43,12 +42,11 @@ class ChainBuilder:
         checkpoint_seconds: float,
         checkpoint_every: int | None,
         verify: Verify,
-        running: Mapping[ChainId, Orders],
     ) -> None:
         self._plan = plan
         self._tree = tree
         self._verify = verify
-        self._running = running
+        self._verifying = Regimes()  # by running chains
         self.checkpoint_seconds = None if checkpoint_every is not None else checkpoint_seconds
         self.checkpoint_every = checkpoint_every
 
@@ -148,11 +146,16 @@ class ChainBuilder:
         regime = node.regime
         if regime in self._plan.verified and not (self._verify == "all" and first):
             return False
-        in_progress = set[Regime]().union(orders.verifying, *(other.verifying for other in self._running.values()))
-        verify = is_news(regime, self._plan.verified | in_progress) or (self._verify == "all" and first)
-        if verify:
+        verify = is_news(regime, self._plan.verified, self._verifying) or (self._verify == "all" and first)
+        if verify and regime not in orders.verifying:
             orders.verifying.add(regime)
+            self._verifying.add(regime)
         return verify
+
+    def ended(self, orders: Orders) -> None:
+        """Forget what a chain was to verify, which has ended."""
+        for regime in orders.verifying:
+            self._verifying.remove(regime)
 
     def _likely_forks(self, line: Line, start: int, marks: list[int]) -> list[int]:
         """Return steps between ``marks`` where keeping the state is worth its cost, although it is not wanted yet.

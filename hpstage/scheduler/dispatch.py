@@ -150,8 +150,9 @@ class Dispatch:
                     yield seconds, alone, line, step
                 continue
             # Not one of a worker that trains others while another trains none, even if that has to load the state.
-            least, source = idle[0].beside, source_of(line, step)
-            worker = next((w for w in idle if source in w.live and w.beside == least), idle[0])
+            worker, source = idle[0], source_of(line, step)
+            if source is not None:
+                worker = next((one for one in idle if source in one.live and one.beside == worker.beside), worker)
             if len(idle) == 1:
                 enough = seconds - self._preemption.switch_seconds()
                 for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):

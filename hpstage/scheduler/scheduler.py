@@ -137,26 +137,25 @@ class Scheduler:
         self.workers = Workers(lanes)
         self.workers.step_times = plan.step_times
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
-        builder = ChainBuilder(
+        self._builder = ChainBuilder(
             plan,
             self._tree,
             checkpoint_seconds=checkpoint_seconds,
             checkpoint_every=checkpoint_every,
             verify=verify,
-            running=self._running,
         )
-        self._preemption = Preemption(plan, self._tree, builder)
+        self._preemption = Preemption(plan, self._tree, self._builder)
         self._expectation = Expectation(plan, self._tree, self._running)
         self._due = Due(self._tree, self._running)
         self._demands = Demands(plan, self._tree, self.workers, self._running, driver)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._widths = Widths(widest)
-        self._gangs = Gangs(plan, self._tree, builder, self._preemption, self._widths)
+        self._gangs = Gangs(plan, self._tree, self._builder, self._preemption, self._widths)
         self._dispatch = Dispatch(
             plan,
             self._tree,
-            builder,
+            self._builder,
             self._preemption,
             driver,
             self.workers,
@@ -417,8 +416,10 @@ class Scheduler:
         self._due.mark(orders)
 
     def _over(self, chain: ChainId) -> None:
-        if self._running.pop(chain, None) is not None:
+        orders = self._running.pop(chain, None)
+        if orders is not None:
             self._expectation.ended(chain)
+            self._builder.ended(orders)
 
     def _prolong(self, fact: ChainProlonged) -> None:
         self._plan.apply(fact)

@@ -35,7 +35,7 @@ from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.payments import Payments
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.presence import Presence, _Present
-from hpstage.plan.regimes import Regime
+from hpstage.plan.regimes import Regime, Regimes
 from hpstage.plan.searches import Searches, SearchRecord
 from hpstage.plan.snapshot.columns import Rows, Texts, check_lengths, check_numbers, pick, slices
 from hpstage.plan.snapshot.nodes import (
@@ -294,7 +294,7 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
     plan.losses = {StateRef(lost[0].node, lost[0].step): lost for lost in contents.losses}
     plan.endings.ended = {fact.node: fact for fact in contents.endings}
     plan.endings._failed = {node: (step, failure) for node, step, failure in contents.failed}
-    plan.failures, plan.differences, plan.verified = contents.failures, contents.differences, {*contents.verified}
+    plan.failures, plan.differences, plan.verified = contents.failures, contents.differences, Regimes(contents.verified)
     plan.inputs = contents.inputs
     plan.step_times = None if contents.step_times is None else StepTimes(contents.step_times)
     check_numbers([ref.node for ref in contents.audited], len(plan.nodes))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded
-from tests.unit.calls import calls_of
+from tests.unit.calls import calls_of, instructions_of
 from tests.unit.searches import Search, trial
 
 
@@ -70,3 +70,17 @@ def test_what_is_audited_costs_a_turn_about_the_same_however_many_trials_wait() 
     with_audits = calls_per_report(8, tree(1024), audit=True)
     assert with_audits < 1.5 * calls_per_report(8, tree(256), audit=True)
     assert with_audits < 1.2 * calls_per_report(8, tree(1024))
+
+
+def test_a_chain_costs_about_the_same_to_start_however_many_start_and_verify_forks_at_once() -> None:
+    def instructions(workers: int) -> float:
+        search = Search(SimulatedExecutor(workers), verify="first-fork")
+        trials = [trial(number, {"optimizer": s.constant(f"sgd-{number}")}, 24) for number in range(workers)]
+        search.driver.add(trials)
+        for one in trials:
+            search.driver.ask(one.trial, 24)
+        found = instructions_of(lambda: search.driver.wait(0.0)) / workers  # they join, and each is given a chain
+        assert search.scheduler.running == workers
+        return found
+
+    assert instructions(400) < 1.05 * instructions(100)

@@ -10,7 +10,7 @@ from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Stage, Verify
-from hpstage.plan.regimes import Regime, is_news, regime
+from hpstage.plan.regimes import Regime, Regimes, is_news, regime
 from hpstage.schedule import Constant, Scalar, Schedule
 from hpstage.store import MemoryJournal
 from tests.unit.searches import Search, trial
@@ -43,10 +43,20 @@ def test_a_number_that_has_changed_is_another_kind() -> None:
 
 
 def test_beyond_some_combinations_only_what_was_never_seen_is_news() -> None:
-    seen = {(("a", str(i % 5)), ("b", str(i))) for i in range(16)}
-    assert not is_news((("a", "1"), ("b", "2")), seen)
-    assert is_news((("a", "1"), ("b", "99")), seen)
-    assert is_news((("a", "1"), ("b", "2")), set(list(seen)[:8]) - {(("a", "2"), ("b", "2"))})
+    seen = [(("a", str(i % 5)), ("b", str(i))) for i in range(16)]
+    for known in ([Regimes(seen)], [Regimes(seen[:9]), Regimes(seen[5:])]):
+        assert not is_news((("a", "1"), ("b", "2")), *known)
+        assert is_news((("a", "1"), ("b", "99")), *known)
+        assert not is_news(seen[0], *known)
+    assert is_news((("a", "1"), ("b", "2")), Regimes(seen[:8]), Regimes(seen[:8]))
+
+
+def test_what_a_chain_was_to_verify_before_it_ended_is_news_again() -> None:
+    regimes = Regimes([(("a", "1"),), (("a", "1"),)])
+    regimes.remove((("a", "1"),))
+    assert not is_news((("a", "1"),), regimes)
+    regimes.remove((("a", "1"),))
+    assert len(regimes) == 0 and is_news((("a", "1"),), regimes)
 
 
 class Verifying(SimulatedExecutor):
