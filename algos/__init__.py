@@ -18,3 +18,7 @@ __all__ = [
     "PopulationBasedTraining",
     "SuccessiveHalving",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

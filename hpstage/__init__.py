@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpstage import errors, schedule, torch
+    from hpstage import algos, checkpoints, cluster, errors, optuna, report, schedule, store, testing, torch
     from hpstage.checking import CheckReport, check
     from hpstage.cluster import local_cluster
     from hpstage.errors import StopTraining
@@ -39,15 +39,22 @@ __all__ = [
     "StopTraining",
     "StoredPlan",
     "TrainedTrial",
+    "algos",
     "check",
+    "checkpoints",
+    "cluster",
     "errors",
     "local_cluster",
     "log",
     "open",
     "optimize",
+    "optuna",
     "pickled",
     "preflight",
+    "report",
     "schedule",
+    "store",
+    "testing",
     "torch",
 ]
 
@@ -72,7 +79,7 @@ _HOMES = {
     "pickled": "hpstage.training.pickles",
     "preflight": "hpstage.rehearsal.preflight",
 }
-_MODULES = {"algos", "checkpoints", "cluster", "errors", "optuna", "report", "schedule", "store", "testing", "torch"}
+_MODULES = set(__all__) - _HOMES.keys()
 
 
 def __getattr__(name: str) -> Any:
@@ -86,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_MODULES])
+    return [*__all__, "__version__"]

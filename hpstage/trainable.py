@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from hpstage.schedule import Scalar
+
+Numerics: TypeAlias = Literal["eager", "compiled", "graphed", "stacked", "auto"] | str
+"""The name of a step backend: one of hpstage's, the fastest of them, or one of a plugin."""
 
 
 @runtime_checkable

@@ -4,6 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+__all__ = [
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointForeign",
+    "CheckpointFull",
+    "CheckpointMissing",
+    "CheckpointUnreachable",
+    "ClusterError",
+    "CompilerFailed",
+    "GangApart",
+    "GangLost",
+    "HistoryChanged",
+    "HpstageError",
+    "InternalError",
+    "LeaseLost",
+    "MetricsError",
+    "NonFiniteLoss",
+    "ScheduleError",
+    "StateError",
+    "StopTraining",
+    "StoreError",
+    "TrainingError",
+    "UsageError",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class HpstageError(Exception):
     """Base of every error that hpstage raises on purpose."""

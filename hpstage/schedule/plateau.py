@@ -6,6 +6,7 @@ until the metric parts them.
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Literal
 
@@ -36,6 +37,13 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True):
     metric: str | None
     before: Schedule = Schedule(())
     length: int | None = None
+
+    def __repr__(self) -> str:
+        defaults = list(inspect.signature(plateau).parameters.values())[1:]
+        words = [f", {p.name}={getattr(self, p.name)!r}" for p in defaults if getattr(self, p.name) != p.default]
+        text = f"plateau({self.value!r}{''.join(words)})"
+        text = f"{self.before!r}.then({text})" if self.start else text
+        return text if self.length is None else f"{text}.until({self.length})"
 
     @property
     def start(self) -> int:

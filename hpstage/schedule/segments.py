@@ -10,6 +10,7 @@ import msgspec
 from hpstage.errors import ScheduleError
 from hpstage.schedule.forms import Constant, Form, agreement
 from hpstage.schedule.scalars import MAX_STEPS, Scalar, count
+from hpstage.schedule.written import written
 
 _T = TypeVar("_T", covariant=True)
 
@@ -91,6 +92,10 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
             yield from map(form.value, range(start, stop if end is None else min(end, stop)))
         if (length := self.length) is not None and length < stop:
             raise ScheduleError(f"the schedule has no step {length}; it covers [0, {length})")
+
+    def __repr__(self) -> str:
+        """Return constructors that make the schedule, such as ``multistep(0.1, [30], gamma=0.1)``."""
+        return written(self.pieces())
 
     # --- composing ----------------------------------------------------------------------------------------
 

@@ -5,3 +5,7 @@ from hpstage.torch.loop import TorchLoop
 from hpstage.torch.trainable import TorchTrainable
 
 __all__ = ["TorchLoop", "TorchTrainable", "measure"]
+
+
+def __dir__() -> list[str]:
+    return __all__

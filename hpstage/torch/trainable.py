@@ -14,15 +14,16 @@ from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.follow import group_values
 from hpstage.torch.horizon import Horizon
+from hpstage.trainable import Numerics
 from hpstage.training.logs import log
 
 
 class TorchTrainable(ABC):
     """A PyTorch model with its optimizer, data, loss and metrics.
 
-    Two hyper-parameters are read by hpstage itself: ``batch_size`` (or the attribute of that name) and ``seed``
+    Two hyperparameters are read by hpstage itself: ``batch_size`` (or the attribute of that name) and ``seed``
     (default 0), which decides initial weights, the order of data and all randomness. Param-group fields of the
-    optimizer that are named like a hyper-parameter follow its schedule (see :meth:`group_values`).
+    optimizer are set at every step from the schedules of the same name (see :meth:`group_values`).
 
     Whatever training changes is captured: the model, the optimizer, accumulated gradients, and everything reachable
     from this object and its code: averaged weights, schedulers, scalers, generators, counters, lists, globals. What
@@ -32,81 +33,72 @@ class TorchTrainable(ABC):
 
     The object itself is trained, not a copy: what it holds may refer to it. When the search ends, it is as it was
     before. Within a process, only one search at a time can train it.
+
+    Attributes:
+        hp: the present value of every hyperparameter: in ``model`` and ``optimizer`` at step 0, in ``loss`` at the step
+            being trained, in ``evaluate`` at the last step trained. Read-only: writing to it is an error.
+        step_unit: ``"batch"`` (the default): a step trains one batch, which is always full (at the end of an epoch it
+            takes the remaining samples and begins the next epoch). ``"epoch"``: it trains the rest of the epoch in
+            batches, of which the last may be short.
+        device: ``"cpu"``, ``"cuda"``, ...; ``None`` (the default): cuda if available, else cpu.
+        terminate_on_nan: ``True`` (the default): a training loss that is NaN or infinite ends its trials before that
+            step, as pruned, with a warning. ``False`` continues, and saves a GPU the wait for each step's loss.
+        deterministic: ``True`` (the default): on a GPU, use only deterministic algorithms, so that forks are
+            bit-identical; torch raises if it has none. ``False``: any.
+        numerics: the step backend. ``"eager"`` (the default) runs the code as it is, ``"compiled"`` compiles a step
+            with ``torch.compile``, ``"graphed"`` replays it as a CUDA graph, ``"stacked"`` trains siblings of one
+            worker as one model. Each gives other bits (a *numerics class*), which is part of the keys of states: a
+            search never mixes two. ``"auto"`` measures them before the search, takes the fastest, and stays with it on
+            this store: ``"stacked"`` if enough trials are expected to be trained at a time. Plugins add names.
+        max_stacked: with ``numerics = "stacked"``, the most siblings that a worker trains as one, if it pays (default
+            8): 1, 2, 4, ... of them are measured before the search. It does not show in the bits.
+        virtual_nodes: number of equal parts, a power of two (default 1), into which each batch is cut so that up to as
+            many workers can train one step together. Each part has random streams of its own and begins with the same
+            buffers; their gradients and buffers are averaged in one fixed order. The number shows in the bits and is
+            part of the keys of states, but how many workers there were is not. Above 1, ``numerics`` is ``"eager"``,
+            and :meth:`update` is the default: see :mod:`hpstage.torch.elastic`.
+        devices_per_stage: how many GPUs the code uses by itself (``nn.DataParallel``, layers on several devices;
+            default 1). Each worker must see so many; those that :class:`hpstage.cluster.DaskExecutor` starts do, for
+            others there is ``hpstage worker --gpus-per-worker``.
+        num_workers: number of processes that make samples and batches ahead, as in torch's DataLoader; 0 (the default):
+            the training process makes them. It does not show in the bits: random numbers drawn while a sample is made
+            are functions of (seed, position).
+        prefetch_factor: number of batches that each of these processes makes ahead (default 2).
+        pin_memory: ``True``: on a GPU, batches are put into pinned memory, from where they are copied while it
+            computes. ``False`` (the default): they are not.
+        stateless: attributes that training may change but does not depend on, such as caches and records of past
+            losses: they are neither captured nor restored. Names of attributes of this object, or whole paths as shown
+            in errors (``"model.0.calls"``).
+        noisy: metrics that measure the machine as well as the model, such as a latency: two evaluations of one state
+            give other values. They are not compared, neither by a check nor between states; in Optuna's trials
+            ``hpstage:noisy`` names them.
+        version: version of the code; equal versions are assumed to train equally. ``None`` (the default): a digest of
+            the loaded code.
+        defaults: values of hyperparameters that a trial may lack, such as ``{"dropout": 0.0}``: a trial without one is
+            a trial with that value, and continues what was trained without. They hold on a store for ever: another
+            value is refused there.
+        data_version: version of the data. ``None`` (the default): a digest of everything held by the data set and by
+            attributes that ``dataset()`` sets (tensors, arrays, named files), and of 64 samples if the data set
+            computes them. Data that ``evaluate()`` loads itself are not covered.
     """
 
     hp: Mapping[str, Scalar] = MappingProxyType({})
-    """The present value of every hyper-parameter: in ``model`` and ``optimizer`` at step 0, in ``loss`` at the step
-    being trained, in ``evaluate`` at the last step trained. Read-only: writing to it is an error."""
-
     step_unit: Literal["batch", "epoch"] = "batch"
-    """A step trains either one batch, which is always full (at the end of an epoch it takes the remaining samples and
-    begins the next epoch), or the rest of the epoch in batches, of which the last may be short."""
-
     device: str | None = None
-    """``None``: cuda if available, else cpu."""
-
     terminate_on_nan: bool = True
-    """A training loss that is NaN or infinite ends its trials before that step, as pruned, with a warning. ``False``
-    trains on, and saves a GPU the wait for each step's loss."""
-
     deterministic: bool = True
-    """On a GPU, use only deterministic algorithms, so that forks are bit-identical; torch raises if it has none."""
-
-    numerics: str = "eager"
-    """The step backend: ``"eager"`` runs the code as it is, ``"compiled"`` compiles a step with ``torch.compile``,
-    ``"graphed"`` replays it as a CUDA graph, ``"stacked"`` trains siblings of one worker as one model. Each gives other
-    bits (a *numerics class*), which is part of the keys of states: a search never mixes two. ``"auto"`` measures them
-    before the search, takes the fastest, and stays with it on this store: ``"stacked"`` if enough trials are expected
-    to be trained at a time."""
-
+    numerics: Numerics = "eager"
     max_stacked: int = 8
-    """With ``numerics = "stacked"``, the most siblings that a worker trains as one, if it pays: 1, 2, 4, ... of them
-    are measured before the search. It does not show in the bits."""
-
     virtual_nodes: int = 1
-    """Number of equal parts, a power of two, into which each batch is cut so that up to as many workers can train one
-    step together. Each part has random streams of its own and begins with the same buffers; their gradients and buffers
-    are averaged in one fixed order. The number shows in the bits and is part of the keys of states, but how many
-    workers there were is not. Above 1, ``numerics`` is ``"eager"``, and :meth:`update` is the default: see
-    :mod:`hpstage.torch.elastic`."""
-
     devices_per_stage: int = 1
-    """How many GPUs the code uses by itself (``nn.DataParallel``, layers on several devices). Each worker must see so
-    many; those that :class:`hpstage.cluster.DaskExecutor` starts do, for others there is ``hpstage worker
-    --gpus-per-worker``. One device, or a CPU, needs no mention."""
-
     num_workers: int = 0
-    """Number of processes that make samples and batches ahead, as in torch's DataLoader; 0: the training process does.
-    It does not show in the bits: random numbers drawn while a sample is made are functions of (seed, position)."""
-
     prefetch_factor: int = 2
-    """Number of batches that each of these processes makes ahead."""
-
     pin_memory: bool = False
-    """On a GPU, whether batches are put into pinned memory, from where they are copied while it computes."""
-
     stateless: tuple[str, ...] = ()
-    """Attributes that training may change but does not depend on, such as caches and records of past losses: they are
-    neither captured nor restored. Names of attributes of this object, or whole paths as shown in errors
-    (``"model.0.calls"``)."""
-
     noisy: tuple[str, ...] = ()
-    """Metrics that measure the machine as well as the model, such as a latency: two evaluations of one state give other
-    values. They are not compared, neither by a check nor between states; in Optuna's trials ``hpstage:noisy`` names
-    them."""
-
     version: str | None = None
-    """Version of the code; equal versions are assumed to train equally. ``None``: a digest of the loaded code."""
-
     defaults: Mapping[str, Scalar] = MappingProxyType({})
-    """Values of hyper-parameters that a trial may lack, such as ``{"dropout": 0.0}``: a trial without one is a trial
-    with that value, and continues what was trained without. They hold on a store for ever: another value is refused
-    there."""
-
     data_version: str | None = None
-    """Version of the data. ``None``: a digest of everything held by the data set and by attributes that ``dataset()``
-    sets (tensors, arrays, named files), and of 64 samples if the data set computes them. Data that ``evaluate()`` loads
-    itself are not covered."""
 
     _without_keys: ClassVar[tuple[str, ...]] = (
         "num_workers",
@@ -133,8 +125,8 @@ class TorchTrainable(ABC):
 
     @abstractmethod
     def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
-        """Return a new optimizer of the model's parameters, built with the values in ``hp``, those at step 0. Fields of
-        its param groups that are named like a hyper-parameter follow its schedule; see :meth:`group_values`."""
+        """Return a new optimizer of the model's parameters, built with the values in ``hp``, those at step 0. At every
+        step, fields of its param groups are set from the schedules of the same name; see :meth:`group_values`."""
 
     @abstractmethod
     def dataset(self) -> Dataset[Any] | DataLoader[Any]:

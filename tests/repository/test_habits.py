@@ -1,4 +1,4 @@
-"""CHANGELOG and the workflow of CI have the form that the field expects, and agree with pyproject.toml."""
+"""CHANGELOG, the workflow of CI and public names have the form that the field expects."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from datetime import date
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -63,3 +64,27 @@ def test_files_of_github_have_its_schemas(schema: str, pattern: str) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.github-{schema}"]
     done = subprocess.run([*command, *files], capture_output=True, text=True)
     assert files and done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("module", [hpstage, hpstage.algos, hpstage.errors, hpstage.schedule, hpstage.torch])
+def test_dir_lists_the_public_names_alone(module: ModuleType) -> None:
+    assert dir(module) == sorted({*module.__all__, *(["__version__"] if module is hpstage else [])})
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_public_names_are_complete() -> None:
+    errors = {
+        name
+        for name, found in vars(hpstage.errors).items()
+        if isinstance(found, type) and found.__module__ == "hpstage.errors"
+    }
+    assert errors == set(hpstage.errors.__all__)
+    reference = (ROOT / "notebooks" / "reference.md").read_text()
+    assert set(re.findall(r":: hpstage\.(\w+)$", reference, re.MULTILINE)) <= set(hpstage.__all__)
+
+
+def test_the_docstring_of_a_trainable_lists_every_attribute() -> None:
+    trainable = hpstage.torch.TorchTrainable
+    public = [name for name in vars(trainable)["__annotations__"] if not name.startswith("_")]
+    listed = re.findall(r"^        (\w+): ", trainable.__doc__.partition("Attributes:")[2], re.MULTILINE)
+    assert listed == public

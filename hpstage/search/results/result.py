@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -34,7 +34,7 @@ _BEST = 5
 """Number of best trials of a study with several objectives that a notebook shows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The outcome of a call of ``optimize``."""
 
@@ -42,17 +42,25 @@ class Result:
     savings: Savings
     store: Path | None
     """The folder of the journal and checkpoints."""
-    plan: SearchPlan = field(repr=False)
+    plan: SearchPlan
     """The search plan at the end of this call."""
-    journal: Sequence[Fact] = field(repr=False)
+    journal: Sequence[Fact]
     """The facts that the plan is folded from."""
     search: str = ""
     """The study's name in the plan, if it differs from its own."""
     checkpoints: CheckpointStore | None = None
     """The kept states; ``None`` if they were in a temporary folder."""
-    trainable: object = field(default=None, repr=False)
+    trainable: object = None
     address: str = ""
     """The store's address for commands, without secrets; ``""`` if it was in memory."""
+
+    def __repr__(self) -> str:
+        trials = self.study.get_trials(deepcopy=False)
+        best = [f", best_value={t.value:.6g}" for t in self.best_trials[:1] if len(self.study.directions) == 1]
+        return (
+            f"Result(study={self.study.study_name!r}, trials={len(trials)}{''.join(best)}, "
+            f"merge_rate={self.savings.merge_rate:.2f}, store={self.address!r})"
+        )
 
     @property
     def name(self) -> str:
@@ -189,7 +197,7 @@ class Result:
                 states=", ".join(f"{count:,} {state}" for state, count in ended.items()),
                 saved=self.savings,
                 best=[
-                    {"number": t.number, "told": list(zip(metrics, t.values, strict=True)), "params": t.params}
+                    {"number": t.number, "values": list(zip(metrics, t.values, strict=True)), "params": t.params}
                     for t in best
                 ],
                 store=self.store,

@@ -117,6 +117,50 @@ def test_cutting_a_segment_changes_no_form_of_more_than_one_step(schedule: Sched
             assert form == before[start]
 
 
+# --- repr -------------------------------------------------------------------------------------------------
+
+
+def evaluated(text: str) -> object:
+    return eval(f"({text})", {name: getattr(s, name) for name in s.__all__})  # noqa: S307
+
+
+@given(schedules)
+def test_the_repr_of_a_schedule_is_an_expression_that_makes_it(schedule: Schedule) -> None:
+    assert evaluated(repr(schedule)) == schedule
+
+
+@given(schedules, st.integers(0, 12), st.integers(0, 12))
+def test_so_is_that_of_a_part_of_one(schedule: Schedule, first: int, length: int) -> None:
+    if schedule.length is None or schedule.length >= first + length:
+        part = schedule.since(first).until(length)
+        assert evaluated(repr(part)) == part
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "constant('web')",
+        "multistep(0.1, [30], gamma=0.1)",
+        "multistep(0.05, [30, 60, 90], gamma=0.5).until(100)",
+        "piecewise({0: 64, 70: 256})",
+        "piecewise({0: True, 4: None}).until(9)",
+        "linear(0.1, start_factor=0.1, total_iters=5).until(5).then(cosine(0.1, T_max=95)).until(100)",
+        "linear(0.1, start_factor=1.0, end_factor=0.0, total_iters=9)",
+        "cosine(0.1, T_max=10, eta_min=0.01)",
+        "cosine_restarts(0.1, T_0=5, T_mult=2, eta_min=0.0)",
+        "polynomial(0.1, total_iters=7, power=2.0)",
+        "exponential(0.1, gamma=0.99)",
+        "step(0.1, step_size=10, gamma=0.5)",
+        "sampled([1, 2, 3]).then(4)",
+        "constant(0.1).until(3).then(exponential(0.1, gamma=0.9))",
+        "plateau(0.1, mode='max', patience=3)",
+        "linear(0.1, start_factor=0.5, total_iters=5).until(5).then(plateau(0.1, factor=0.5)).until(50)",
+    ],
+)
+def test_a_schedule_is_shown_as_it_is_written(text: str) -> None:
+    assert repr(evaluated(text)) == text
+
+
 # --- reading ----------------------------------------------------------------------------------------------
 
 

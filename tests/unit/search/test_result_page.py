@@ -38,3 +38,10 @@ def test_several_objectives_show_their_front() -> None:
 def test_text_of_the_user_is_escaped() -> None:
     html = searched("<script>alert(1)</script>")._repr_html_()
     assert "<script>" not in html and "<i>" not in html and "<u>" not in html
+
+
+def test_a_result_is_shown_in_one_line() -> None:
+    one, several = searched("digits"), searched("digits", directions=["maximize", "minimize"])
+    merged = f"merge_rate={one.savings.merge_rate:.2f}, store='')"
+    assert repr(one) == f"Result(study='digits', trials=6, best_value={one.best_value:.6g}, {merged}"
+    assert repr(several) == f"Result(study='digits', trials=6, {merged}"
