@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler"),
+    *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler", "accounting"),
     *("trainable", "executor", "algorithm", "algos"),
     *("training.code", "training.identity", "training.capture", "training", "torch", "execution"),
     *("optuna", "driver", "report", "cluster", "checking", "search.results", "search", "rehearsal"),

@@ -1,0 +1,425 @@
+"""The fold of a journal into the tables of figures: see :mod:`hpstage.accounting`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hpstage.accounting.payments import Charge, NodeRow, Waste
+from hpstage.accounting.sums import Sums, summed
+from hpstage.accounting.tally import Tally
+from hpstage.plan.audits import AuditFigures
+from hpstage.plan.endings import Endings
+from hpstage.plan.facts import (
+    Audited,
+    ChainClosed,
+    ChainId,
+    ChainLost,
+    ChainStarted,
+    DriverId,
+    DriverJoined,
+    DriverLeft,
+    Fact,
+    NodeId,
+    SearchStarted,
+    StageFailed,
+    StateReached,
+    TargetAsked,
+    TrainingEnded,
+    TrialId,
+    WorkerId,
+    WorkersChanged,
+)
+from hpstage.plan.messages import host_of
+from hpstage.plan.nodes import Node, PlannedTrial, lines_beyond
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.presence import Presence
+from hpstage.scheduler.widths import Widths
+
+
+@dataclass(slots=True)
+class TrialRow:
+    """What was requested of a trial, and what it has and has paid for."""
+
+    study: str
+    targets: tuple[int, ...] = ()
+    """Steps requested, in ascending order."""
+    asked: int = 0
+    """The farthest of them, or where its training has ended before."""
+    answered: int = 0
+    """The farthest target with a result."""
+    fresh: int = 0
+    """Number of steps that it was the first trial to request."""
+    paid_seconds: float = 0.0
+    """Of workers, rounded."""
+
+    @property
+    def shared(self) -> int:
+        """Number of its steps that another trial had requested before."""
+        return self.asked - self.fresh
+
+
+@dataclass(slots=True)
+class Request:
+    """A state that trials have requested, or that was evaluated.
+
+    ``first``: the first trial that did. ``waiting``: those without a result yet, in order.
+    """
+
+    first: TrialId | None = None
+    waiting: list[TrialId] | None = None
+    evaluated: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """The workers of a driver, which is one for each call of ``optimize``, and its period of work from the start of its
+    first stage to its last report."""
+
+    first: float
+    last: float
+    workers: set[WorkerId] = field(default_factory=set)
+
+
+class Accounting:
+    """The tables of a plan's figures.
+
+    Facts must be passed to ``apply`` in the order of the journal, each after it was folded into the plan.
+    """
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self.plan = plan
+        self.position = 0
+        """Number of the journal's records that are folded."""
+        self.tallies: dict[str, Tally] = {}  # by study
+        self.trials: dict[TrialId, TrialRow] = {}  # those of which anything was requested
+        self.nodes: dict[NodeId, NodeRow] = {}
+        self.requests: dict[tuple[NodeId, int], Request] = {}
+        self.presence = Presence()
+        self.calls: dict[DriverId, Call] = {}
+        self.audits = AuditFigures()
+        self.now: float | None = None  # the latest time reported on the workers' clock; None: there was none
+        self.widths = Widths()  # as measured by gangs
+        self.widest = 1  # number of workers that have trained a chain together
+        self._endings = Endings()
+        self._pools: dict[DriverId, str] = {}
+        self._open: dict[ChainId, tuple[DriverId, tuple[WorkerId, ...]]] = {}  # drivers and workers of running chains
+        self._closed: tuple[ChainId, DriverId, tuple[WorkerId, ...]] | None = None  # the last: its loss may follow
+        # The latest exceptions of the user's code by node and place, until a later search gets past it.
+        self._failures: dict[NodeId, dict[tuple[int, bool], StageFailed]] = {}
+
+    # --- folding ------------------------------------------------------------------------------------------
+
+    def apply(self, fact: Fact) -> Charge | Waste | None:
+        """Fold a fact and return the payment that results from it, if any."""
+        self.position += 1
+        handler = self.HANDLERS.get(fact.__class__)
+        return None if handler is None else handler(self, fact)
+
+    def _ask(self, fact: TargetAsked) -> None:
+        """Account for a target. The first trial to request a step of a node pays for it. O(segments)."""
+        planned, row = self.plan.trials[fact.trial], self.trial(fact.trial)
+        self.presence.serve(fact.driver, row.study)
+        ending = self._endings.ending(planned, fact.step)
+        step = fact.step if ending is None else ending.last
+        if step > row.asked:
+            self._ask_first(planned, row, step)
+        if ending is not None and ending.outcome == "pruned":
+            return  # it has no value there
+        if step in row.targets:
+            return  # a resumed call requests again
+        row.targets = (*row.targets, step) if not row.targets or row.targets[-1] < step else _with(row.targets, step)
+        request = self.request(planned.node_at(step).id, step)
+        if request.first is None:
+            request.first = planned.id
+        if request.evaluated:
+            self._answer(planned, row, step)
+        elif request.waiting is None:
+            request.waiting = [planned.id]
+        else:
+            request.waiting.append(planned.id)
+
+    def _ask_first(self, planned: PlannedTrial, row: TrialRow, step: int) -> None:
+        """Account for steps that were not requested of the trial before."""
+        tally = self.tally(row.study)
+        tally.sums.steps_asked += step - row.asked
+        row.asked = step
+        fresh = own = 0
+        stop = step
+        node: Node | None = planned.node_at(step)
+        while node is not None:
+            start, its = node.start, self.node(node)
+            maker = self.tally_of(node.maker)
+            ours = maker is tally and not tally.reach  # no other study has requested it
+            if ours and its.reach >= stop:
+                break  # then so was all above it
+            if ours and its.reach == start and node.maker is planned:
+                own += stop - start  # nobody has requested it before: so it is for most
+                its.reach = stop
+            else:
+                tally.ask(its, stop, maker)
+                if stop > its.reach:
+                    fresh += stop - its.reach
+                    its.ask(planned, stop)
+            stop, node = start, node.parent
+        tally.sums.steps_unique += own
+        tally.sums.steps_first += fresh + own
+        row.fresh += fresh + own
+
+    def _answer(self, planned: PlannedTrial, row: TrialRow, step: int) -> None:
+        """Count an answered target, once per target. O(segments)."""
+        tally, before = self.tally(row.study), row.answered
+        tally.sums.answers += 1
+        if step <= before:
+            return
+        row.answered = step
+        for node, start, stop in planned.path_to(step):
+            if stop > before:
+                steps = stop - max(start, before)
+                tally.answer(self.node(node), steps, self._pace(node), self.tally_of(node.maker))
+
+    def _reached(self, fact: StateReached) -> Charge:
+        self.now = fact.at
+        self.presence.hear(fact.at)
+        row = self.node(self.plan.nodes[fact.node])
+        request = self.requests.get((fact.node, fact.step))
+        waiting = None if request is None else request.waiting
+        if waiting and fact.start == fact.step:  # for its evaluation alone
+            payer = self.plan.trials[waiting[0]]
+        else:
+            payer = row.payer(fact.step)
+        if row.trained:
+            maker = self.tally_of(row.node.maker)
+            for tally in self.tallies.values():
+                tally.repace(row, fact, maker)
+        row.trained += fact.step - fact.start
+        row.seconds += fact.own_seconds
+        row.front = max(row.front, fact.step)
+        own = self.trial(payer.id)
+        seconds = self.tally(own.study).sums.reach(fact)
+        own.paid_seconds += seconds
+        if fact.metrics is not None:
+            if request is None:
+                request = self.request(fact.node, fact.step)
+            request.evaluated, request.waiting = True, None
+            for trial in waiting or ():
+                self._answer(self.plan.trials[trial], self.trials[trial], fact.step)
+        if fact.workers > 1:
+            self.widths.learn(fact)
+            self.widest = max(self.widest, int(fact.workers))
+        if fact.node in self._failures:
+            self._overcome(fact.node)
+        self._work(fact)
+        return Charge(fact, payer.id, seconds)
+
+    def _waste(self, fact: ChainLost) -> Waste:
+        self.now = fact.at
+        self.presence.hear(fact.at)
+        payer = self.node(self.plan.nodes[fact.node]).payer(fact.step + 1)
+        own = self.trial(payer.id)
+        seconds = self.tally(own.study).sums.waste(fact)
+        own.paid_seconds += seconds
+        self._work(fact)
+        return Waste(fact, payer.id, seconds)
+
+    def _work(self, fact: StateReached | ChainLost) -> None:
+        """Extend the period of work of a chain's driver."""
+        found = self._open.get(fact.chain)
+        if found is None:
+            if self._closed is None or self._closed[0] != fact.chain:
+                return
+            found = self._closed[1:]
+        driver, team = found
+        call = self.calls.get(driver)
+        if call is None:
+            call = self.calls[driver] = Call(fact.began, fact.at)
+        elif (began := fact.began) < call.first:
+            call.first = began
+        call.last = max(call.last, fact.at)
+        call.workers.update(team if fact.workers > 1 else team[:1])
+
+    def _end(self, fact: TrainingEnded) -> None:
+        """Take back what trials on the line requested beyond its end: alone, they would have ended there, too."""
+        ended_on = self.plan.nodes[fact.node]
+        self._endings.end(fact, ended_on.state(fact.last))
+        ended: dict[TrialId, None] = {}
+        beyond = list(lines_beyond(ended_on, fact.step, fact.last))
+        for node, last in beyond:
+            for step in sorted(step for step in node.states if step > last):
+                request = self.requests.get((node.id, step))
+                if request is not None and request.waiting:
+                    ended |= dict.fromkeys(request.waiting)
+                    request.waiting = None
+        for node, last in beyond:
+            row = self.nodes.get(node.id)
+            if row is None:
+                continue
+            for start, stop, asker in row.first_askers(last, row.reach):
+                its = self.trial(asker.id)
+                its.fresh -= stop - start
+                self.tally(its.study).sums.steps_first -= stop - start
+            maker = self.tally_of(node.maker)
+            for tally in self.tallies.values():
+                tally.retract(row, last, maker)
+            row.reach = min(row.reach, last)
+        for trial in ended:
+            planned, own = self.plan.trials[trial], self.trials[trial]
+            self.tally(own.study).sums.steps_asked += fact.last - own.asked
+            own.asked = fact.last
+            own.targets = tuple([step for step in own.targets if step <= fact.last])
+            request = self.request(fact.node, fact.last)
+            if request.first is None:
+                request.first = trial
+            if fact.outcome == "complete" and fact.last not in own.targets:
+                own.targets += (fact.last,)
+                self._answer(planned, own, fact.last)
+
+    def _start(self, fact: ChainStarted) -> None:
+        self.now = fact.at
+        workers = (fact.worker, *fact.gang)
+        self.presence.work(fact.driver, self._pools.get(fact.driver, ""), workers, fact.at)
+        self._open[fact.chain] = fact.driver, tuple(map(host_of, workers))
+
+    def _close(self, fact: ChainClosed) -> None:
+        self.now = fact.at
+        self.presence.hear(fact.at)
+        if fact.chain in self._open:
+            self._closed = (fact.chain, *self._open.pop(fact.chain))
+
+    def _join(self, fact: DriverJoined) -> None:
+        self._pools[fact.driver] = fact.pool
+
+    def _leave(self, fact: DriverLeft) -> None:
+        self.presence.end(fact.driver)
+        self._pools.pop(fact.driver, None)
+        self._open = {id: chain for id, chain in self._open.items() if chain[0] != fact.driver}
+
+    def _begin(self, fact: SearchStarted) -> None:
+        tally = self.tally(fact.study)
+        tally.before = tally.sums.since(Sums())
+        tally.paid_before = self.presence.seconds(fact.study)
+        tally.drivers_before = frozenset(self.presence.drivers_of(fact.study))
+
+    def _audit(self, fact: Audited) -> None:
+        self.presence.hear(fact.at)
+        self.audits.add(fact, self.plan)
+
+    def _fail(self, fact: StageFailed) -> None:
+        self._failures.setdefault(fact.node, {})[fact.step, fact.evaluating] = fact
+        self._overcome(fact.node)
+
+    def _overcome(self, node: NodeId) -> None:
+        """Drop the failures of a node that a search has got past."""
+        left = {place: failed for place, failed in self._failures[node].items() if not self._is_overcome(failed)}
+        if left:
+            self._failures[node] = left
+        else:
+            del self._failures[node]
+
+    def _is_overcome(self, failure: StageFailed) -> bool:
+        if not failure.evaluating:
+            return self.front(failure.node) > failure.step
+        request = self.requests.get((failure.node, failure.step))
+        return request is not None and request.evaluated
+
+    # By type: a match would take as long as the handlers.
+    HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any], Charge | Waste | None]]] = {
+        TargetAsked: _ask,
+        StateReached: _reached,
+        ChainStarted: _start,
+        ChainClosed: _close,
+        ChainLost: _waste,
+        TrainingEnded: _end,
+        DriverJoined: _join,
+        DriverLeft: _leave,
+        WorkersChanged: lambda self, fact: self.presence.change(fact),
+        SearchStarted: _begin,
+        StageFailed: _fail,
+        Audited: _audit,
+    }
+
+    # --- rows ---------------------------------------------------------------------------------------------
+
+    def trial(self, id: TrialId) -> TrialRow:
+        """Return the row of a trial, which begins now if it has none."""
+        row = self.trials.get(id)
+        if row is None:
+            row = self.trials[id] = TrialRow(self.plan.study_of(id))
+        return row
+
+    def node(self, node: Node) -> NodeRow:
+        row = self.nodes.get(node.id)
+        if row is None:
+            row = self.nodes[node.id] = NodeRow(node)
+        return row
+
+    def request(self, node: NodeId, step: int) -> Request:
+        request = self.requests.get((node, step))
+        if request is None:
+            request = self.requests[node, step] = Request()
+        return request
+
+    def tally(self, study: str) -> Tally:
+        tally = self.tallies.get(study)
+        if tally is None:
+            tally = self.tallies[study] = Tally()
+        return tally
+
+    def tally_of(self, trial: PlannedTrial) -> Tally:
+        return self.tally(self.trial(trial.id).study)
+
+    # --- figures ------------------------------------------------------------------------------------------
+
+    def whole(self) -> Sums:
+        """Return the sums of all studies. O(studies)."""
+        return summed(tally.sums for tally in self.tallies.values())
+
+    def alone_seconds(self, study: str) -> float:
+        """Estimate the worker seconds of a study's results, each trial trained alone. O(1)."""
+        return self.tally(study).sums.alone_seconds(self.plan.totals.average_evaluate_seconds)
+
+    def front(self, node: NodeId) -> int:
+        """Return the farthest step that a node has ever reached; 0: none."""
+        row = self.nodes.get(node)
+        return 0 if row is None else row.front
+
+    def first_askers(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, PlannedTrial]]:
+        """Yield ``(start, stop, trial)`` for steps of a node: who requested them first, in the order of the steps."""
+        row = self.nodes.get(node.id)
+        if row is not None:
+            yield from row.first_askers(start, stop)
+
+    def shared_until(self, trial: PlannedTrial, step: int) -> Iterator[tuple[Node, int]]:
+        """Yield, for each node on the trial's path, the number of steps up to ``step`` that another trial had requested
+        first."""
+        for node, start, stop in trial.path_to(min(step, trial.asked)):
+            askers = self.first_askers(node, start, stop)
+            yield node, sum([end - begin for begin, end, asker in askers if asker is not trial])
+
+    def failures(self) -> list[StageFailed]:
+        """Return the exceptions of the user's code, one per place, except those a later search got past."""
+        return [failed for places in self._failures.values() for failed in places.values()]
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self._failures)
+
+    def fails_at(self, node: NodeId) -> int | None:
+        """Return the first step of the node in which training is known to raise."""
+        places = self._failures.get(node, ())
+        return min((step for step, evaluating in places if not evaluating), default=None)
+
+    def _pace(self, node: Node) -> float:
+        """Return a node's seconds per step: measured, or its nearest measured ancestor's, or else the average."""
+        at: Node | None = node
+        while at is not None:
+            row = self.nodes.get(at.id)
+            if row is not None and row.trained:
+                return row.seconds / row.trained
+            at = at.parent
+        return self.plan.totals.average_step_seconds
+
+
+def _with(steps: tuple[int, ...], step: int) -> tuple[int, ...]:
+    return tuple(sorted((*steps, step)))
