@@ -61,8 +61,7 @@ def compare(account: Account, mine: Accounting) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def once() -> Iterator[None]:
-    """Trials have one study for good, as where they are proposed before anything is requested of them; and a trial waits
-    for an evaluation until it has the result, also if its driver is gone."""
+    """Trials have one study for good, as where they are proposed before anything is requested of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SearchPlan, "study_of", lambda plan, trial: trial.rpartition("/")[0])
         yield
