@@ -73,7 +73,7 @@ class Expectation:
             return []
         self._seen = seen
         expected = self._expected([self._key(source) for source in waiting]) if waiting else {}
-        anew = [ExpectStates(worker, keys) for worker, keys in expected.items() if self._told.get(worker) != keys]
+        anew = [ExpectStates(worker, keys) for worker, keys in expected.items() if self._told.get(worker, ()) != keys]
         anew += [ExpectStates(worker, ()) for worker, keys in self._told.items() if keys and worker not in expected]
         for told in anew:
             if told.keys:

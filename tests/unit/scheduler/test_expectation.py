@@ -51,12 +51,13 @@ def test_nothing_is_told_while_no_path_waits() -> None:
     assert executor.told == []
 
 
-def test_a_worker_is_told_again_only_of_a_change() -> None:
+@pytest.mark.parametrize("trials", [FORKS, [trial(i, {"a": s.constant(i)}, 8) for i in range(9)]], ids=["forks", "roots"])
+def test_a_worker_is_told_only_of_a_change(trials: list[TrialAdded]) -> None:
     executor = Listening(2)
-    Search(executor, checkpoint_every=1).run(FORKS, [12 + i for i in range(6)])
+    Search(executor, checkpoint_every=1).run(trials, [added.steps for added in trials])
     last: dict[WorkerId, tuple[StateKey, ...]] = {}
     for worker, keys in executor.told:
-        assert last.get(worker) != keys
+        assert last.get(worker, ()) != keys, "at first a worker expects nothing"
         last[worker] = keys
     assert all(keys == () for keys in last.values()), "in the end nothing waits"
 
