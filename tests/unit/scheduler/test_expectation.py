@@ -51,7 +51,9 @@ def test_nothing_is_told_while_no_path_waits() -> None:
     assert executor.told == []
 
 
-@pytest.mark.parametrize("trials", [FORKS, [trial(i, {"a": s.constant(i)}, 8) for i in range(9)]], ids=["forks", "roots"])
+@pytest.mark.parametrize(
+    "trials", [FORKS, [trial(i, {"a": s.constant(i)}, 8) for i in range(9)]], ids=["forks", "roots"]
+)
 def test_a_worker_is_told_only_of_a_change(trials: list[TrialAdded]) -> None:
     executor = Listening(2)
     Search(executor, checkpoint_every=1).run(trials, [added.steps for added in trials])
