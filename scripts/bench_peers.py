@@ -4,6 +4,7 @@
     python scripts/bench_peers.py --json peers.json
     python scripts/bench_peers.py --steps 300 --programs hpstage optuna --algorithms full
     python scripts/bench_peers.py --from peers.json --picture notebooks/pictures/peers.svg
+    python scripts/bench_peers.py --record          the table of full training in README.md and the book
 
 Each program (``scripts/peers``) trains a small CNN on scikit-learn's digits, one thread in each of the same number of
 processes, from the first line of the program to its end. Programs take turns; figures are medians over rounds.
@@ -33,6 +34,9 @@ from typing import Any
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parent))
+from figures import record
+
 PROGRAMS = {
     "hpstage": ("hpstage_search.py",),
     "hpstage, fused": ("hpstage_search.py", "--fused"),
@@ -42,6 +46,14 @@ PROGRAMS = {
     "ray, new actors": ("ray_tune.py", "--new-actors"),
     "syne-tune": ("syne_tune_local.py",),
 }
+LABELS = {
+    "optuna": "Optuna, a pool of processes",
+    "dask": "Dask futures",
+    "ray": "Ray Tune, actors reused",
+    "ray, new actors": "Ray Tune, an actor for each trial",
+    "syne-tune": "Syne Tune, a process for each trial",
+}
+"""Of rows in the book; others are called as here."""
 WITHOUT_ASHA = ("dask", "ray, new actors")
 MARK = "HPSTAGE_BENCH_PROGRAM"
 _PART = 100  # of the time, one in so many seconds is spent looking at memory at most
@@ -148,6 +160,29 @@ def overheads(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     return found
 
 
+def rows(found: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Return the book's table of full training; ratios are to hpstage, and to hpstage, fused, of the same round."""
+
+    def ratios(one: dict[str, Any], what: str, name: str) -> str:
+        against = [base for base in ("hpstage", "hpstage, fused") if base in found and base != name]
+        pairs = [zip(one["rounds"], found[base]["rounds"], strict=True) for base in against if name != "hpstage"]
+        return ", ".join(f"{statistics.median(a[what] / b[what] for a, b in pair):.2f}" for pair in pairs)
+
+    return [
+        [
+            LABELS.get(name, name),
+            f"{one['wall']:.1f} s",
+            ratios(one, "wall", name),
+            f"{one['worker_seconds']:.1f}",
+            ratios(one, "worker_seconds", name),
+            f"{one['steps']:,.0f}",
+            f"{one['memory'] / 1e9:.1f} GB",
+            f"{one['best']:.4f}",
+        ]
+        for name, one in found.items()
+    ]
+
+
 def draw(figures: dict[str, Any], file: Path) -> None:
     """Draw wall and worker-seconds of full training: a bar for each program, the shortest at the top."""
     from hpstage.report.pictures import style
@@ -179,6 +214,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="*", choices=["full", "asha"], default=["full", "asha"])
     parser.add_argument("--overheads", action="store_true", help="measure trials and reports that train nothing, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--record", action="store_true", help="write full training into README.md and the book")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw full training, as SVG")
     parser.add_argument(
         "--from", type=Path, metavar="FILE", dest="earlier", help="draw those of --json FILE, run nothing"
@@ -209,6 +245,8 @@ def main() -> None:
             print(f"{name:16} {1e3 * one['per_trial']:8.1f} ms a trial {1e3 * one['per_report']:8.2f} ms a report")
     if options.picture is not None:
         draw(figures, options.picture)
+    if options.record:
+        record("peers", rows(figures["full"]), "scripts/bench_peers.py")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

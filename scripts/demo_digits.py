@@ -205,11 +205,28 @@ def compared(ours: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def rows(figures: dict[str, Any]) -> list[list[str]]:
+    """Return the book's table of a compared demo."""
+    return [
+        ["steps requested", f"{figures['steps_asked']:,}"],
+        ["steps trained", f"{figures['steps_trained']:,}"],
+        ["merge rate", f"{figures['merge_rate']:.2f}"],
+        ["evaluated states with bit-identical metrics and weights", f"all {figures['states_compared']}"],
+        ["makespan / lower bound", f"{figures['makespan_over_bound']:.3f}"],
+        [
+            "worker-seconds / (without sharing / cost-weighted merge rate)",
+            f"{figures['worker_seconds_over_ideal']:.3f}",
+        ],
+        ["makespan, stage tree / without sharing", f"{figures['makespan']:.0f} s / {figures['makespan_alone']:.0f} s"],
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--compare", action="store_true", help="train the same trials without sharing as well")
     parser.add_argument("--tree-aware", action="store_true", help="trials that are one state are one candidate")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--record", action="store_true", help="with --compare: write the figures into README and book")
     parser.add_argument("--folder", type=Path, default=Path(".hpstage/demo"), help="default: .hpstage/demo")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
     parser.add_argument(
@@ -284,6 +301,10 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
         verdict = "equal bit for bit" if figures["metrics_equal"] else "NOT EQUAL"
         print(f"metrics and weights of all {figures['states_compared']} evaluated states: {verdict}")
         failed = not figures["metrics_equal"] or ours["steps_trained"] != ours["steps_unique"]
+        if options.record and not failed:
+            from figures import record  # the file beside this one, which the demo's trainable does not need
+
+            record("demo", rows(figures), "./scripts/demo --compare")
     (folder / "finished").touch()
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")

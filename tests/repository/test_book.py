@@ -63,7 +63,7 @@ def test_every_public_name_is_documented_and_in_the_reference(module: ModuleType
 
 
 def test_readme_is_two_screens() -> None:
-    assert (ROOT / "README.md").stat().st_size <= 8_000
+    assert len(re.sub("<!--.*?-->", "", (ROOT / "README.md").read_text())) <= 8_000
 
 
 @pytest.mark.ci

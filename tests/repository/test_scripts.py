@@ -60,6 +60,7 @@ QUICK = {
 """Those that end within a minute on two cores; the others take minutes, and are slow."""
 PARTS = {
     "engine_models",
+    "figures",
     "fused_search",
     "gestures",
     "matrix_subjects",

@@ -1,0 +1,78 @@
+"""README and the book have the figures of record, which the scripts that measured them have written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.repository.test_rooms import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import figures as record
+
+FIGURES = record.read()
+
+
+@pytest.mark.parametrize("page", record.PAGES, ids=lambda page: page.stem)
+def test_a_page_has_the_figures_of_record(page: Path) -> None:
+    assert record.with_figures(page.read_text(), FIGURES) == page.read_text(), "run: python scripts/figures.py"
+
+
+def test_every_table_of_measured_is_of_the_record_and_readme_has_its_cells() -> None:
+    measured = (ROOT / "notebooks" / "measured.md").read_text()
+    assert {found[1] for found in record.MARKED.finditer(measured) if found[2] is None} == FIGURES.keys()
+    assert not re.findall(r"^\|.*", record.MARKED.sub("", measured), re.MULTILINE)
+    readme = record.MARKED.findall((ROOT / "README.md").read_text())
+    assert {name for name, *_ in readme} == {"demo", "peers"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_says_what_measured_it_where_and_when(name: str) -> None:
+    rows: list[dict[str, Any]] = FIGURES[name]["rows"]
+    labels = [row["cells"][0] for row in rows]
+    assert len(set(labels)) == len(labels), "a row is found by its first cell"
+    for row in rows:
+        assert len(row["cells"]) == len(FIGURES[name]["columns"])
+        assert row["machine"] and re.fullmatch("[0-9a-f]{7,}", row["commit"]) and row["date"] >= "2026-11-23"
+        script = re.search(r"scripts[/.](\w+)", row["command"])
+        assert row["command"].startswith("hpstage") or (script and list((ROOT / "scripts").glob(f"{script[1]}*")))
+
+
+def test_the_demo_of_the_book_is_the_one_of_record() -> None:
+    shown = (ROOT / "notebooks" / "demo.md").read_text()
+    for row, label in (("steps requested", "steps (?:asked|requested)"), ("steps trained", "steps trained")):
+        assert re.search(rf"^{label} +{re.escape(record.cell(FIGURES, 'demo', row, None))}$", shown, re.MULTILINE)
+
+
+def test_a_measured_row_replaces_the_one_before_in_record_and_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("It takes <!--demo:makespan-->1 s<!--/-->, of:\n<!--demo--><!--/-->\n")
+    monkeypatch.setattr(record, "RECORD", tmp_path / "figures.json")
+    monkeypatch.setattr(record, "PAGES", [page])
+    record.RECORD.write_text('{"demo": {"columns": ["what", "figure"], "rows": [{"cells": ["makespan", "1 s"]}]}}')
+    record.record("demo", [["makespan", "2 s"], ["steps", "3"]], "scripts/demo")
+    table = "<!--demo-->\n\n| what | figure |\n| --- | --- |\n| makespan | 2 s |\n| steps | 3 |\n\n<!--/-->"
+    assert page.read_text() == f"It takes <!--demo:makespan-->2 s<!--/-->, of:\n{table}\n"
+    assert [row["command"] for row in record.read()["demo"]["rows"]] == ["scripts/demo"] * 2
+
+
+def test_rows_of_peers_have_the_columns_of_the_table_and_ratios_of_the_same_round() -> None:
+    import bench_peers
+
+    def program(*walls: float) -> dict[str, Any]:
+        rounds = [{"wall": wall, "worker_seconds": 2 * wall} for wall in walls]
+        return {"wall": walls[1], "worker_seconds": 1, "steps": 46_800, "memory": 1e9, "best": 0.96, "rounds": rounds}
+
+    rows = bench_peers.rows(
+        {"hpstage": program(1, 2, 3), "hpstage, fused": program(1, 1, 1), "optuna": program(3, 4, 9)}
+    )
+    assert rows[0] == ["hpstage", "2.0 s", "", "1.0", "", "46,800", "1.0 GB", "0.9600"]
+    assert rows[1][2] == "0.50" and rows[2][:3] == ["Optuna, a pool of processes", "4.0 s", "3.00, 4.00"]
+    assert {row[0] for row in rows} <= {row["cells"][0] for row in FIGURES["peers"]["rows"]}
+    assert {len(row) for row in rows} == {len(FIGURES["peers"]["columns"])}
