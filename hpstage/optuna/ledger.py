@@ -19,7 +19,7 @@ from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from hpstage.errors import UsageError
+from hpstage.errors import StoreError, UsageError
 from hpstage.optuna import private
 from hpstage.optuna.attributes import drop_user_attrs
 from hpstage.optuna.identity import study_identity
@@ -64,6 +64,8 @@ class Ledger:
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
+        self.taken: set[int] = set()
+        """Numbers of the search's trials. One that somebody else sets to WAITING is queued for the next call."""
         self._withdrawn: deque[FrozenTrial] | None = None
 
     @property
@@ -94,7 +96,22 @@ class Ledger:
 
     def trial(self, storage_id: int) -> FrozenTrial:
         """Return the current state of the trial. It must not be modified."""
-        return self._storage.get_trial(storage_id)
+        with self._there():
+            return self._storage.get_trial(storage_id)
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        """Raise :class:`StoreError` if the trial is not in the storage."""
+        try:
+            yield
+        except KeyError as error:
+            raise self._deleted() from error
+
+    def _deleted(self) -> StoreError:
+        return StoreError(
+            f"a trial of study {self.name!r} was deleted from its storage while it was searched; all that was "
+            f"trained is kept: with a new study on the same store, none of it is trained again"
+        )
 
     @contextmanager
     def optimize_loop(self) -> Iterator[None]:
@@ -117,7 +134,7 @@ class Ledger:
         the next one recognizes the trial by them. What a queued trial brings along of another's story is dropped.
         """
         private.forget_trials(self.study)
-        for queued in [*self._withdrawn_first(), *self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]:
+        for queued in self._queue():
             queued_id = private.id_of(queued)
             self.drop(queued_id, [name for name in queued.user_attrs if name.startswith("hpstage:")])
             self.note(queued_id, attrs)
@@ -129,10 +146,18 @@ class Ledger:
         """Return the first trial, if any, that waited when this call began. Optuna's storage in memory, asked by state,
         may miss those withdrawn by an earlier call."""
         if self._withdrawn is None:
-            self._withdrawn = deque(trial for trial in self.trials() if trial.state == TrialState.WAITING)
-        while self._withdrawn and self.trial(private.id_of(self._withdrawn[0])).state != TrialState.WAITING:
+            self._withdrawn = deque(self._waiting(self.trials()))
+        while self._withdrawn and not self._waiting([self.trial(private.id_of(self._withdrawn[0]))]):
             self._withdrawn.popleft()
         return [self._withdrawn[0]] if self._withdrawn else []
+
+    def _queue(self) -> list[FrozenTrial]:
+        """Return the trials to propose before any other, the next one first; one may be there twice."""
+        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        return [*self._withdrawn_first(), *self._waiting(waiting)]
+
+    def _waiting(self, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+        return [trial for trial in trials if trial.state == TrialState.WAITING and trial.number not in self.taken]
 
     def enqueue(
         self,
@@ -172,7 +197,7 @@ class Ledger:
                     ) from error
 
     def queue_is_empty(self) -> bool:
-        return not (self._withdrawn_first() or self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        return not self._queue()
 
     def exhausted(self) -> bool:
         """Whether the sampler has proposed all of a finite space. It would otherwise repeat trials in training."""
@@ -180,7 +205,7 @@ class Ledger:
         if not isinstance(sampler, GridSampler | BruteForceSampler):
             return False
         trials = self.trials()
-        if any(trial.state == TrialState.WAITING for trial in trials):
+        if self._waiting(trials):
             return False
         if isinstance(sampler, GridSampler):
             if len(trials) < private.size_of(sampler):
@@ -222,7 +247,10 @@ class Ledger:
 
     def _create(self, **fields: Any) -> int:
         template = create_trial(state=TrialState.RUNNING, **fields)
-        return self._storage.create_new_trial(private.id_of_study(self.study), template_trial=template)
+        made = self._storage.create_new_trial(private.id_of_study(self.study), template_trial=template)
+        if self.trial(made).number in self.taken:  # databases give it again
+            raise self._deleted()
+        return made
 
     @contextmanager
     def noting(self, trial: Trial, noted: dict[str, None]) -> Iterator[None]:
@@ -275,23 +303,28 @@ class Ledger:
 
     def note(self, storage_id: int, attrs: Mapping[str, Any]) -> None:
         """Set user attributes of a trial. One that somebody else has ended stays as it is."""
-        with suppress(UpdateFinishedTrialError):
+        with suppress(UpdateFinishedTrialError), self._there():
             for name, value in attrs.items():
                 self._storage.set_trial_user_attr(storage_id, name, value)
 
     def drop(self, storage_id: int, names: Iterable[str]) -> None:
         """Remove user attributes of a trial, unless somebody else has ended it."""
-        with suppress(UpdateFinishedTrialError):
+        with suppress(UpdateFinishedTrialError), self._there():
             drop_user_attrs(self._storage, storage_id, list(names))
 
     def report(self, storage_id: int, step: int, value: float) -> None:
         """Set the intermediate value at ``step``, unless somebody else has ended the trial."""
-        with suppress(UpdateFinishedTrialError):
+        with suppress(UpdateFinishedTrialError), self._there():
             self._storage.set_trial_intermediate_value(storage_id, step, float(value))
 
     def should_prune(self, storage_id: int) -> bool:
         """Return the pruner's decision on the trial, after its last report."""
         return self.study.pruner.prune(self.study, self.trial(storage_id))
+
+    def claim(self, storage_id: int) -> FrozenTrial:
+        """Let a trial that was withdrawn to the queue run again. Return it."""
+        self._storage.set_trial_state_values(storage_id, TrialState.RUNNING)
+        return self.trial(storage_id)
 
     def finish(self, number: int, values: Sequence[float] | None, state: TrialState) -> FrozenTrial:
         """End a running trial."""

@@ -47,13 +47,24 @@ class Outcomes:
         self._alike: set[object] = set()  # of these reasons, those for which it is logged that others have failed
         self._shadowed: set[str] = set()  # metrics whose names the space uses for attributes
 
-    def end(self, trial: SessionTrial, state: TrialState, measured: Set[str]) -> FrozenTrial:
+    def end(self, trial: SessionTrial, state: TrialState, measured: Set[str]) -> FrozenTrial | None:
         """Write the end of a trial to the study and the plan, and return the study's trial. One that was pruned at its
-        last step is complete.
+        last step is complete. Leave a trial alone that somebody has set to WAITING, and return ``None``.
 
         Args:
             measured: names of the metrics that trials have.
         """
+        ended = self._ledger.trial(trial.storage_id)
+        if ended.state == TrialState.WAITING:
+            if trial.state != TrialState.WAITING:
+                logger.warning(
+                    "Trial %d was set to WAITING while it was trained. It stays in the queue, for the next call; what "
+                    "was trained is kept",
+                    trial.number,
+                )
+            trial.state = TrialState.WAITING
+            return None
+        self._ledger.note(trial.storage_id, trial.attrs)
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
             # An earlier session may have asked for more than it reported, and this one decided otherwise.
@@ -71,7 +82,6 @@ class Outcomes:
                 "hpstage:gpu_seconds_saved": round(saved, 3),
             }
             self._ledger.note(trial.storage_id, attrs)
-        ended = self._ledger.trial(trial.storage_id)
         if ended.state.is_finished():  # by somebody else: what the study says counts
             trial.values = None if ended.values is None else tuple(ended.values)
         self._note_metrics(trial, measured)

@@ -257,14 +257,13 @@ class Session:
         for trial in self._roster.trials:
             if trial.finished or self._interruption.asked:
                 continue
-            attrs = {"hpstage:ended": "study.stop()"}
+            trial.attrs["hpstage:ended"] = "study.stop()"
             for answer in self._targets.known(trial.index):
                 self._pass(trial, answer)
             if trial.values is not None or trial.reported:
-                self._ledger.note(trial.storage_id, attrs)
                 self._finish(trial, TrialState.PRUNED)
                 continue
-            trial.state = self._ledger.withdraw(self._ledger.trial(trial.storage_id), attrs)
+            trial.state = self._ledger.withdraw(self._ledger.trial(trial.storage_id), trial.attrs)
             if trial.finished:
                 self._outcomes.note(trial)
                 self._count(trial, 1)
@@ -412,7 +411,7 @@ class Session:
         """Tell the answer to the target at step ``asked``, which is beyond ``answer.step`` if the trial ends there."""
         index, failure = trial.index, answer.failure
         if answer.ending is not None and not trial.finished:
-            self._ledger.note(trial.storage_id, {"hpstage:ended": answer.ending.message[:1000]})
+            trial.attrs["hpstage:ended"] = answer.ending.message[:1000]
             if answer.ending.outcome == "pruned":
                 self._outcomes.say_pruned(trial, answer.ending)
                 self._finish(trial, TrialState.PRUNED)
@@ -444,11 +443,10 @@ class Session:
         if trial.finished:
             return
         if is_pruned:
-            self._ledger.note(trial.storage_id, {"hpstage:ended": failure.summary[:1000]})
+            trial.attrs["hpstage:ended"] = failure.summary[:1000]
             self._finish(trial, TrialState.PRUNED)
             return
-        attrs = {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
-        self._ledger.note(trial.storage_id, attrs)
+        trial.attrs |= {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
         if failure.kinds and not any(kind in self._catch for kind in failure.kinds):
             self._raised = self._raised or failure
         self._finish(trial, TrialState.FAIL)
@@ -465,6 +463,8 @@ class Session:
         if trial.finished:
             return  # told in an earlier session
         frozen = self._outcomes.end(trial, state, self._roster.metrics)
+        if frozen is None:
+            return
         self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others go on
         self._count(trial, 1)
         if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:

@@ -49,6 +49,7 @@ class SessionTrial:
     values: tuple[float, ...] | None = None
     metrics: Mapping[str, float] | None = None  # of the last values
     reported: set[int] = field(default_factory=set)
+    attrs: dict[str, str] = field(default_factory=dict)  # user attributes that it gets with its end
     told: int = 0  # the farthest step whose values the study and the algorithm know
     noted: frozenset[str] = frozenset()  # user attributes that the space has set on it
     rejected: UserFailure | None = None  # by the space: it is no trial of the algorithm
@@ -162,6 +163,11 @@ class Roster(Trials):
     def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
         """Continue with the trials of a search; ``begin`` holds the start of one that extends it."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
+        if missing := {p.number for p in record.proposed if p.number is not None} - by_number.keys():
+            raise UsageError(
+                f"trial {min(missing)} of study {self._ledger.name!r} was deleted from its storage, so that the search "
+                f"cannot continue; use a new study on the same store: nothing is trained again"
+            )
         trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
         longer = lengthened(
             self._driver.plan, self._ledger, self._space, self._started.steps, self._observed, self._catch, trials
@@ -176,6 +182,9 @@ class Roster(Trials):
                 trial = self._enter(SessionTrial(len(self.trials), frozen.number, 0, id, id, proposed.fork))
             else:
                 trial = self.by_id[proposed.extends]
+            self._ledger.taken.add(frozen.number)
+            if frozen.state == TrialState.WAITING:  # study.stop() has withdrawn it
+                frozen = self._ledger.claim(id_of(frozen))
             trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, id_of(frozen)
             trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
             trial.told = max(trial.reported, default=0)
@@ -350,6 +359,7 @@ class Roster(Trials):
     def _enter(self, trial: SessionTrial) -> SessionTrial:
         self.trials.append(trial)
         self.by_id[trial.id] = trial
+        self._ledger.taken.add(trial.number)
         self.proposed += trial.fork is None
         return trial
 

@@ -335,3 +335,15 @@ def test_the_argument_that_another_call_differs_in_is_named(caplog: pytest.LogCa
         hpstage.optimize(study, Tape(), lambda trial: {"a": 1}, steps=4, n_trials=3, callbacks=[stop], **options)
     hpstage.optimize(study, Tape(), lambda trial: {"a": 1}, steps=5, n_trials=3, **options)
     assert "holds an interrupted search with steps=4 (now steps=5)" in caplog.text
+
+
+def test_queued_trials_that_a_stop_has_withdrawn_are_continued() -> None:
+    study, store = create(), MemoryJournal()
+    for a in (1, 2, 3):
+        study.enqueue_trial({"a": a, "late": a, "b": 1.0})
+    options = {"n_trials": 3, "algorithm": FullTraining(window=3)}
+    run(study, store, callbacks=[lambda study, trial: study.stop()], **options)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, *[TrialState.WAITING] * 2]
+    run(study, store, extend=True, **options)
+    assert [trial.params["a"] for trial in study.trials] == [1, 2, 3]
+    assert all(trial.state == TrialState.COMPLETE for trial in study.trials)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.algos import FullTraining
-from hpstage.errors import TrainingError
+from hpstage.algorithm import Algorithm
+from hpstage.algos import FullTraining, OptunaPruner, SuccessiveHalving
+from hpstage.errors import StoreError, TrainingError, UsageError
+from hpstage.optuna.private import id_of, storage_of
 from hpstage.plan.facts import TrialId
 from hpstage.plan.log import open_existing_plan
 from hpstage.store import MemoryJournal
@@ -177,3 +181,57 @@ def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_go_on(rej
     assert study.trials[1].values is None
     ended = result.plan.ended[TrialId("study/1")]
     assert ended.state == "FAIL" and ended.values is None
+
+
+@pytest.mark.parametrize("algorithm", [FullTraining(window=2), OptunaPruner(window=2), SuccessiveHalving(2)], ids=repr)
+def test_a_trial_that_somebody_sets_to_waiting_stays_queued_for_the_next_call(
+    algorithm: Algorithm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+    study = optuna.create_study(study_name="study", storage=storage, sampler=optuna.samplers.RandomSampler(seed=1))
+    queued: list[int] = []
+
+    def queue(study: optuna.Study, trial: FrozenTrial) -> None:
+        running = [one for one in study.get_trials(deepcopy=False) if one.state == TrialState.RUNNING]
+        if running and not queued:
+            queued.append(running[-1].number)
+            storage_of(study).set_trial_state_values(id_of(running[-1]), TrialState.WAITING)
+
+    def search(n_trials: int) -> None:
+        options = {"metric": "score", "steps": 4, "executor": hpstage.InlineExecutor(), "algorithm": algorithm}
+        options |= {"n_trials": n_trials, "store": tmp_path / "store", "callbacks": [queue]}
+        hpstage.optimize(study, Tape(), lambda trial: {"a": trial.suggest_float("a", 0, 1)}, **options)
+
+    search(4)
+    left = study.trials[queued[0]]
+    assert left.state == TrialState.WAITING and len(study.trials) == 4
+    assert not [name for name in left.user_attrs if name not in ("hpstage:search", "hpstage:plan")]
+    assert caplog.text.count(f"Trial {left.number} was set to WAITING while it was trained") == 1
+    search(1)
+    assert all(trial.state.is_finished() for trial in study.trials) and len(study.trials) == 4
+    assert study.trials[left.number].params == left.params
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_a_trial_that_is_deleted_is_named_and_nothing_is_trained_again(which: int, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+    study = optuna.create_study(study_name="study", storage=storage)
+
+    def delete(study: optuna.Study, trial: FrozenTrial) -> None:
+        running = [one for one in study.get_trials(deepcopy=False) if one.state == TrialState.RUNNING]
+        with sqlite3.connect(tmp_path / "studies.db") as database:
+            for table in ("trial_user_attributes", "trial_params", "trials"):
+                database.execute(f"DELETE FROM {table} WHERE trial_id = ?", [id_of(running[which])])
+
+    def search(study: optuna.Study, **options: Any) -> hpstage.Result:
+        options |= {"metric": "score", "steps": 4, "store": tmp_path / "store", "n_trials": 4}
+        options |= {"executor": hpstage.InlineExecutor()}
+        return hpstage.optimize(study, Tape(), lambda trial: {"a": trial.suggest_int("a", 0, 1)}, **options)
+
+    options = {"algorithm": FullTraining(window=3)}
+    with pytest.raises(StoreError, match="a trial of study 'study' was deleted from its storage while"):
+        search(study, callbacks=[delete], **options)
+    if which == 0:
+        with pytest.raises(UsageError, match="trial 1 of study 'study' was deleted from its storage"):
+            search(optuna.load_study(study_name="study", storage=storage), **options)
+    assert search(optuna.create_study()).savings.steps_trained <= 4
