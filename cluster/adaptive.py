@@ -1,6 +1,6 @@
-"""Adaptive scaling: what asks Dask's scheduler how many workers to have is told what searches can use.
+"""Adaptive scaling: Dask's scheduler answers how many workers to have by what searches can use.
 
-``cluster.adapt()`` asks over its connection; the autoscaler of Dask's Kubernetes operator asks ``GET
+``cluster.adapt()`` requests it over its connection; the autoscaler of Dask's Kubernetes operator sends ``GET
 /api/v1/adaptive_target``, or else over a connection. The scheduler itself would answer with the tasks that wait for a
 worker, and those of a search never do: each is pinned to a free one. Which workers leave, the scheduler decides: those
 without a task first.
@@ -24,7 +24,7 @@ _INTERVAL = 1.0
 _SHARE = 0.02
 """Share of the driver's time that looks take at most: with thousands of trials, each plays them all to their end."""
 _LONGEST = 600.0
-"""Seconds beyond which a worker that joins is not taken for one that was asked for."""
+"""Seconds beyond which a worker that joins does not count as one that was requested."""
 
 
 class AdaptiveTarget(SchedulerPlugin):  # type: ignore[misc]
@@ -61,21 +61,21 @@ class AdaptiveTarget(SchedulerPlugin):  # type: ignore[misc]
 
 
 class DemandFeed:
-    """Tells the scheduler what a search can use, and learns how long a worker takes from when it is asked for."""
+    """Reports to the scheduler how many workers a search can use, and measures how long requested workers take."""
 
     def __init__(self) -> None:
         self._demand: Callable[[float, float], int] | None = None
         self._client: Client | None = None
-        self._told = 0
+        self._reported = 0
         self._next = 0.0  # when to look again
-        self._asked: float | None = None  # when more workers were asked for than before
+        self._requested: float | None = None  # when more workers were requested than before
         self._connected = time.monotonic()
-        self._took: list[float] = []  # those asked for, until they could train
+        self._took: list[float] = []  # requested workers, until they could train
         self._first: float | None = None  # from the connection until the first worker could train
 
     @property
     def start_seconds(self) -> float:
-        """The least that a worker took so far; before one was asked for, what setting up those present took."""
+        """The least that a worker took so far; before one was requested, what setting up those present took."""
         return min(self._took) if self._took else self._first or 0.0
 
     def connect(self, client: Client) -> None:
@@ -88,8 +88,8 @@ class DemandFeed:
             logger.debug("the scheduler cannot import hpstage, and answers adaptive scaling itself", exc_info=True)
             self._client = None
             return
-        self._told = 0
-        self._tell(max(1, self._told))
+        self._reported = 0
+        self._report(max(1, self._reported))
 
     def follow(self, demand: Callable[[float, float], int]) -> None:
         self._demand = demand
@@ -99,29 +99,29 @@ class DemandFeed:
         now = time.monotonic()
         if self._first is None:
             self._first = now - self._connected
-        elif self._asked is not None:
-            if now - self._asked < _LONGEST:
-                self._took.append(now - self._asked)
-            self._asked = None
+        elif self._requested is not None:
+            if now - self._requested < _LONGEST:
+                self._took.append(now - self._requested)
+            self._requested = None
 
     def look(self, now: float) -> None:
-        """Tell the scheduler the demand at ``now`` on the executor's clock; at most once in a second, and less often if
-        it takes long to find out.
+        """Report the demand at ``now`` on the executor's clock to the scheduler: at most once a second, and less often
+        if it takes long to compute.
 
-        Also if it is as before: what was told may have been lost.
+        Also if it is unchanged: an earlier report may have been lost.
         """
         if self._demand is None or self._client is None or time.monotonic() < self._next:
             return
         began = time.monotonic()
-        self._tell(self._demand(now, self.start_seconds))
+        self._report(self._demand(now, self.start_seconds))
         took = time.monotonic() - began
         self._next = began + max(_INTERVAL, took / _SHARE)
 
-    def _tell(self, workers: int) -> None:
+    def _report(self, workers: int) -> None:
         assert self._client is not None
-        if workers > self._told:
-            self._asked = time.monotonic()
-        self._told = workers
+        if workers > self._reported:
+            self._requested = time.monotonic()
+        self._reported = workers
         scheduler, message = self._client.scheduler, {"client": self._client.id, "workers": workers}
         self._client.loop.add_callback(_send, scheduler, message)
 
@@ -130,4 +130,4 @@ async def _send(scheduler: Any, message: dict[str, Any]) -> None:
     try:
         await scheduler.log_event(topic=_TOPIC, msg=message)
     except OSError:
-        logger.debug("the scheduler was not told how many workers could be used", exc_info=True)
+        logger.debug("the scheduler did not receive how many workers could be used", exc_info=True)

@@ -43,7 +43,7 @@ def environment_of(
         able = sum(description.cuda for description in descriptions)
         if able < gpus:
             raise ClusterError(
-                f"{gpus} GPUs were asked for, but {able} of {len(descriptions)} workers see a CUDA device; start one "
+                f"{gpus} GPUs were requested, but {able} of {len(descriptions)} workers see a CUDA device; start one "
                 f"worker per GPU with CUDA_VISIBLE_DEVICES set and a torch that was built for CUDA, or pass gpus={able}"
             )
     for description in descriptions:
@@ -119,14 +119,14 @@ def _environment(description: Description) -> Environment:
 
 
 def _differences(descriptions: Collection[Description]) -> str:
-    told = [
+    described_by = [
         (description.worker, {**_environment(description).identity, **_environment(description).described})
         for description in descriptions
     ]
     texts = []
-    for name in sorted({name for _, described in told for name in described}):
+    for name in sorted({name for _, described in described_by for name in described}):
         workers = defaultdict(list)
-        for worker, described in told:
+        for worker, described in described_by:
             workers[described.get(name, "absent")].append(worker)
         if len(workers) > 1:
             texts.append(f"{name} (" + "; ".join(f"{value!r} on {who[0]}" for value, who in workers.items()) + ")")

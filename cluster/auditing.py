@@ -33,7 +33,7 @@ class Auditing:
     """The audit of one run on a worker, if there is one.
 
     Args:
-        topic: on which its end is told.
+        topic: on which its end is reported.
         load: the trainable.
         described: returns the environment of the run's training process.
     """
@@ -49,9 +49,9 @@ class Auditing:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, order: BeginAudit, *, refused: bool) -> None:
-        """Audit, or tell that something else is trained here."""
+        """Begin an audit, or report that something else is trained here."""
         if refused or self._task is not None:
-            self._tell(AuditEnded(order.audit.id, WorkerId(self._worker.address), time.time(), "stopped", 0.0))
+            self._report(AuditEnded(order.audit.id, WorkerId(self._worker.address), time.time(), "stopped", 0.0))
             return
         self._audit, self._ending = order.audit.id, False
         _running.setdefault(self._worker, set()).add(self)
@@ -85,7 +85,7 @@ class Auditing:
         if self._ending and ended.outcome == "failed":  # what it found before it was ended counts
             ended = replace(ended, outcome="stopped", message="")
         seconds = time.monotonic() - began
-        self._tell(replace(ended, worker=WorkerId(self._worker.address), at=time.time(), seconds=seconds))
+        self._report(replace(ended, worker=WorkerId(self._worker.address), at=time.time(), seconds=seconds))
 
     async def _retrained(self, order: BeginAudit) -> AuditEnded:
         self._trainer = trainer = await Trainer.start(self._worker)
@@ -101,7 +101,7 @@ class Auditing:
         trainer.send(Retrain(audited(order.audit), order.checkpoints))
         return _outcome(order.audit, await trainer.answer(decode_retrained))
 
-    def _tell(self, ended: AuditEnded) -> None:
+    def _report(self, ended: AuditEnded) -> None:
         self._worker.log_event(self._topic, {"audited": encode(ended)})
 
 
@@ -111,7 +111,7 @@ def _failed(audit: Audit, message: str) -> AuditEnded:
 
 def _outcome(audit: Audit, found: Retrained) -> AuditEnded:
     if found.problem is not None:
-        # A state that is gone, such as one that was evicted meanwhile, says nothing.
+        # A state that is gone, such as one that has been evicted since, proves nothing.
         gone = found.problem.kind == "unreadable"
         ended = _failed(audit, found.problem.text)
         return replace(ended, outcome="stopped") if gone else ended

@@ -23,11 +23,11 @@ _PAGE = "hpstage.cluster.dashboard"
 _REASONS = 3
 """Maximum number of reasons for a missing scheduler that are printed: on a busy host, the first may be a timeout."""
 _OWN = ("127.0.0.1", "::1", "localhost")
-"""Hosts that nobody else reaches, except other accounts."""
+"""Hosts that only accounts of this machine reach."""
 _LOOK = 1.0
 """Seconds between two attempts to reach a scheduler."""
 _TRYING = 3.0
-"""Maximum seconds of an attempt, which are used up if nobody listens."""
+"""Maximum seconds of an attempt, all of which pass if nothing listens there."""
 
 Text = str | None
 Texts = list[str] | None
@@ -89,7 +89,7 @@ def scheduler(
     words = [*_words(options), *context.args]
     parsed = _parse(dask_scheduler.main, words)
     if not _is_encrypted(parsed) and parsed["host"] not in _OWN:
-        _say("no TLS: whoever reaches this scheduler can run code on its workers; see hpstage certificates --help")
+        _log("no TLS: whoever reaches this scheduler can run code on its workers; see hpstage certificates --help")
     sys.stderr.flush()
     module = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     os.execve(sys.executable, [*module, *words], scheduler_environment())
@@ -163,13 +163,13 @@ def worker(
         )
         for number in range(count)
     ]
-    _say(f"{count} {'worker' if count == 1 else 'workers'} for {place}, on {_on(devices, count)}")
-    supervisor = Supervisor(children, ready=place.wait_for_scheduler, say=_say)
+    _log(f"{count} {'worker' if count == 1 else 'workers'} for {place}, on {_on(devices, count)}")
+    supervisor = Supervisor(children, ready=place.wait_for_scheduler, log=_log)
     raise typer.Exit(asyncio.run(supervisor.run()))
 
 
 def _is_encrypted(options: Mapping[str, Any]) -> bool:
-    """Whether the parsed options of ``dask scheduler``, or the configuration, ask for TLS."""
+    """Whether the parsed options of ``dask scheduler``, or the configuration, request TLS."""
     from distributed.security import Security
 
     return options["tls_ca_file"] is not None or bool(Security().require_encryption)
@@ -206,11 +206,11 @@ class _Place:
 
         A worker would also retry, but ten times a second, logging a line each time and never the reason.
         """
-        told: set[str] = set()
+        logged: set[str] = set()
         while (problem := await self._problem()) is not None:
-            if problem not in told and len(told) < _REASONS:
-                _say(f"no scheduler at {self} ({problem}); looking for it until it is there")
-                told.add(problem)
+            if problem not in logged and len(logged) < _REASONS:
+                _log(f"no scheduler at {self} ({problem}); looking for it until it is there")
+                logged.add(problem)
             await asyncio.sleep(_LOOK)
 
     async def _problem(self) -> str | None:
@@ -238,7 +238,7 @@ def _innermost(error: BaseException) -> str:
         error = inner
     refused = isinstance(error, ssl.SSLError)
     # A TimeoutError has no text.
-    return f"TLS fails, and the scheduler's log says why: {error}" if refused else str(error) or "no answer"
+    return f"TLS fails, and the scheduler's log has the reason: {error}" if refused else str(error) or "no answer"
 
 
 def _listed(words: str | list[str]) -> list[str]:
@@ -280,5 +280,5 @@ def _on(devices: Sequence[str], count: int) -> str:
     return "GPU " + ", ".join(devices[:count]) + shared
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     typer.echo(f"hpstage: {line}", err=True)

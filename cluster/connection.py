@@ -57,7 +57,7 @@ class Connection:
         self._all = False
         limit = {} if timeout is None else {"timeout": timeout}
         self.client = ClientOnce(where, name=topic, security=security, set_as_default=False, **limit)
-        # Dask's client batches messages for 10 ms; a worker would be idle meanwhile.
+        # Dask's client batches messages for 10 ms; a worker would be idle for that time.
         self.client.scheduler_comm.interval = 0.001
         self.pool = str(self.client.scheduler_info(n_workers=0)["id"])
 

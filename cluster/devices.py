@@ -37,8 +37,8 @@ def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
         return list(devices)
     if len(devices) < gpus:
         raise ClusterError(
-            f"{gpus} GPUs were asked for, but torch finds {len(devices)} here (CUDA_VISIBLE_DEVICES="
-            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); ask for {len(devices)}, or install a torch that "
+            f"{gpus} GPUs were requested, but torch finds {len(devices)} here (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); request {len(devices)}, or install a torch that "
             f"was built for CUDA"
         )
     return list(devices[:gpus])
@@ -53,7 +53,7 @@ def grouped(devices: Sequence[str], size: int) -> list[str]:
     """
     if devices and len(devices) < size:
         raise ClusterError(
-            f"{size} GPUs per worker were asked for, but torch finds {len(devices)} here; ask for at most so many"
+            f"{size} GPUs per worker were requested, but torch finds {len(devices)} here; request at most so many"
         )
     return [",".join(devices[first : first + size]) for first in range(0, len(devices) - size + 1, size)]
 
@@ -70,11 +70,11 @@ def how_many(n_workers: int | None, workers_per_gpu: int | None, devices: Sequen
     WORKERS.of("workers_per_gpu", workers_per_gpu)
     if n_workers is not None:
         raise UsageError(
-            f"{n_workers} workers were asked for, and {workers_per_gpu} per GPU: give one of these, the other follows"
+            f"{n_workers} workers were requested, and {workers_per_gpu} per GPU: give one of the two, the other follows"
         )
     if not devices:
         raise UsageError(
-            f"{workers_per_gpu} workers per GPU were asked for, but no GPU is used here; give the number of workers "
+            f"{workers_per_gpu} workers per GPU were requested, but no GPU is used here; give the number of workers "
             f"instead, or install a torch that was built for CUDA"
         )
     return workers_per_gpu * len(devices)

@@ -65,7 +65,7 @@ logger = logging.getLogger("hpstage")
 _STARTING = 60.0
 """Seconds to wait for a cluster's first worker."""
 _SETUPS = 5
-"""Maximum number of attempts to set up the workers, if one is lost meanwhile."""
+"""Maximum number of attempts to set up the workers, if one is lost during setup."""
 _TURN = 5.0
 """Seconds for which trying out waits for its turn on a worker that other searches may use."""
 _LOOK = 0.5
@@ -179,20 +179,20 @@ class DaskExecutor(Executor):
         client = connection.client
         self._install(client, self._plugin)
         try:
-            told: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
+            answers: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
         except OSError as error:
             raise ClusterError(
                 f"the scheduler at {self._where} went away while the workers were being set up ({error}); run the same "
                 f"command again"
             ) from error
-        found = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
+        found = {WorkerId(name): decode_description(text) for name, text in answers.items() if text is not None}
         environment, self._most_lanes = self._members.begin(found, self._gpus, self._loaded)
         if checkpoints is not None:
             self.use(checkpoints)
         return environment
 
     def _install(self, client: Client, plugin: side.TrainingPlugin) -> None:
-        """Install the plugin on all workers; retry if one is lost meanwhile."""
+        """Install the plugin on all workers; retry if one is lost during setup."""
         for attempt in range(_SETUPS):
             try:
                 client.wait_for_workers(1, timeout=_STARTING)
@@ -237,46 +237,46 @@ class DaskExecutor(Executor):
         self._checkpoints = pickle.dumps(checkpoints)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        return next(iter(self._ask(self._inbox.workers[:1], TryOut(dict(initial), self._checkpoints))), None)
+        return next(iter(self._request(self._inbox.workers[:1], TryOut(dict(initial), self._checkpoints))), None)
 
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
         workers = self._inbox.workers
-        beside = [worker for worker in workers if urlsplit(worker).hostname == urlsplit(workers[0]).hostname]
-        found = self._ask(beside, Measure(dict(initial), steps))
+        together = [worker for worker in workers if urlsplit(worker).hostname == urlsplit(workers[0]).hostname]
+        found = self._request(together, Measure(dict(initial), steps))
         if not found:
             return None
         common = [name for name in found[0] if all(name in its for its in found)]
         return {name: fmean(its[name] for its in found) for name in common}
 
     def look_at(self, inputs: Iterable[str]) -> dict[str, str]:
-        return next(iter(self._ask(self._inbox.workers[:1], LookAt(tuple(inputs)))), {})
+        return next(iter(self._request(self._inbox.workers[:1], LookAt(tuple(inputs)))), {})
 
-    def _ask(self, workers: Sequence[WorkerId], request: TryOut | Measure | LookAt) -> list[dict[str, Any]]:
+    def _request(self, workers: Sequence[WorkerId], request: TryOut | Measure | LookAt) -> list[dict[str, Any]]:
         """Return the answers of these workers, of which some may have none."""
         self._trying.clear()
         encoded = encode(request)
-        asked = []
+        sent = []
         for worker in workers:
             key = self._new_key()
-            future = self._submit(worker, key, side.ask, self._run, key, encoded)
-            # In a thread, since a result that is lost with its worker is waited for without end. Not
+            future = self._submit(worker, key, side.answer, self._run, key, encoded)
+            # In a thread, since waiting for a result that is lost with its worker never ends. Not
             # result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
             result: futures.Future[dict[str, Any] | None] = futures.Future()
             threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
-            asked.append((worker, key, future, result))
+            sent.append((worker, key, future, result))
         # The task of a worker that left would wait for another one at its address. A task that has not begun would
         # wait for another search's chain, which may take hours.
         limit = time.monotonic() + _TURN
         answers = []
         try:
-            for worker, key, _, result in asked:
+            for worker, key, _, result in sent:
                 while not futures.wait([result], _LOOK).done and worker in self._inbox.workers and self._connected:
                     if key not in self._trying and time.monotonic() > limit:
                         break
                 if result.done() and (answer := result.result()) is not None:
                     answers.append(answer)
         finally:
-            for _, _, future, result in asked:
+            for _, _, future, result in sent:
                 if result.done():
                     future.release()
                 elif self._connected:
@@ -311,7 +311,7 @@ class DaskExecutor(Executor):
         self._followers.add(chain.id, followers)
         self._see_gangs()
         if self._inbox.runs_on(chain.id) is None:
-            self._release([chain.id])  # its worker has left meanwhile
+            self._release([chain.id])  # its worker has just left
         future.add_done_callback(lambda done: self._on_done(chain.id, done))
 
     def _new_key(self) -> str:
@@ -411,7 +411,7 @@ class DaskExecutor(Executor):
                 self._inbox.fail(problem)
                 return
             if self._connected:
-                logger.warning("Dask's scheduler at %s is back; going on with the workers that join it", self._where)
+                logger.warning("Dask's scheduler at %s is back; continuing with the workers that join it", self._where)
                 return
             self._abandon()
             timeout = min(1.5 * timeout, longest)
@@ -442,7 +442,7 @@ class DaskExecutor(Executor):
                 try:
                     connection.client.unregister_worker_plugin(self._name)
                 except (OSError, ValueError, KeyError):
-                    logger.warning("the workers could not be told that the run is over", exc_info=True)
+                    logger.warning("the workers could not be notified of the end of the run", exc_info=True)
             self._release(list(self._futures))
             connection.close()
             self._connection = None
@@ -466,7 +466,7 @@ class DaskExecutor(Executor):
             worker = WorkerId(message["lost"])
             self._members.left(worker, message["reason"], message["incarnation"], message["message"])
         else:
-            self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])
+            self._inbox.receive(ChainId(message["chain"]), message["sequence"], [message["report"]])
 
     def _lost(self, chains: list[ChainId]) -> None:
         self._release(chains)
@@ -474,7 +474,7 @@ class DaskExecutor(Executor):
 
     def _see_gangs(self) -> None:
         """End the chains of whose gangs one has left, and do not let its task wait for a worker at its address."""
-        for chain in self._inbox.bereft():
+        for chain in self._inbox.orphaned():
             self._followers.keep(chain, self._inbox.workers)
             self.stop(chain)
 
@@ -497,7 +497,7 @@ class DaskExecutor(Executor):
         if worker is not None and not cancelled:
             # The feed has lost reports, or hpstage's own code on the worker has failed.
             try:
-                self._inbox.hear(chain, 0, future.result())
+                self._inbox.receive(chain, 0, future.result())
             except CancelledError:
                 cancelled = True
             except Exception as error:

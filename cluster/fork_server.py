@@ -2,7 +2,7 @@
 
 A fork must be as good as a new process. So the server imports installed packages only, never the user's modules, which
 may be edited while it runs; it uses no device, draws no numbers, and forks only while it has a single thread. It is
-asked only for processes with the environment variables and the search path under which it has imported. Where this does
+used only for processes with the environment variables and the search path under which it has imported. Where this does
 not hold, a process is spawned instead (:mod:`hpstage.cluster.trainer`). What forks do have in common is the
 seed of ``hash``: a set of strings is iterated in the same order in each of them.
 
@@ -71,7 +71,7 @@ _IMPORTS = 300.0
 _ANSWERS = 60.0
 """Seconds within which it must answer from then on."""
 _STATUS = 5.0
-"""Seconds within which it must tell how a fork has ended that is no more."""
+"""Seconds within which it must report how a fork that is gone has ended."""
 
 
 def python() -> list[str]:
@@ -97,7 +97,7 @@ def how_it_ended(status: int) -> str:
 
 
 class NotForked(Exception):
-    """No process can be forked; the text tells why."""
+    """No process can be forked; the text is the reason."""
 
 
 class NoAnswer(NotForked):
@@ -174,7 +174,7 @@ class Forked:
 
 
 class ForkServer:
-    """Starts a server, and returns at once; the server imports meanwhile. Thread-safe.
+    """Starts a server, and returns at once; the server imports in the background. Thread-safe.
 
     It ends with this process, however that ends, and its forks with it.
     """
@@ -182,7 +182,7 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._environment, self._path = training_environment(), search_path()
         self._lock = threading.Lock()  # protects the attributes below, and the order of requests
-        self._asked: deque[Future[Forked]] = deque()
+        self._requests: deque[Future[Forked]] = deque()
         self._running: dict[int, Future[int]] = {}
         self._has_answered = self._is_silent = False
         with ExitStack() as stack:
@@ -190,13 +190,13 @@ class ForkServer:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.enter_context(theirs)
             # The names of modules are too long for a command line.
-            told = stack.enter_context(open(os.memfd_create("hpstage"), "w+"))
-            json.dump([self._path, [theirs.fileno(), os.getpid(), [*_imported(), *preload]]], told)
-            told.flush()
-            told.seek(0)
+            settings = stack.enter_context(open(os.memfd_create("hpstage"), "w+"))
+            json.dump([self._path, [theirs.fileno(), os.getpid(), [*_imported(), *preload]]], settings)
+            settings.flush()
+            settings.seek(0)
             self._process = subprocess.Popen(
                 [*python(), "-c", _START],
-                stdin=told,
+                stdin=settings,
                 stdout=out,
                 stderr=err,
                 pass_fds=[theirs.fileno()],
@@ -220,9 +220,9 @@ class ForkServer:
             NotForked: it would differ from a new process, or the server is gone.
             NoAnswer: the server does not answer. If it forks one later, that finds its channel closed and ends.
         """
-        asked = asyncio.wrap_future(self._begin(files, worker, variables, path))
+        forked = asyncio.wrap_future(self._begin(files, worker, variables, path))
         try:
-            return await asyncio.wait_for(asked, self._limit)
+            return await asyncio.wait_for(forked, self._limit)
         except TimeoutError:
             raise self._no_answer() from None
 
@@ -265,16 +265,16 @@ class ForkServer:
             "argv": sys.argv,
             "folder": os.getcwd(),
         }
-        return self._ask(request, files)
+        return self._request(request, files)
 
-    def _ask(self, request: dict[str, Any], files: Sequence[int]) -> Future[Forked]:
+    def _request(self, request: dict[str, Any], files: Sequence[int]) -> Future[Forked]:
         answer: Future[Forked] = Future()
         with self._lock:
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], files)
             except OSError as error:
-                raise NotForked(f"its server cannot be asked ({error})") from error
-            self._asked.append(answer)
+                raise NotForked(f"its server cannot be reached ({error})") from error
+            self._requests.append(answer)
         return answer
 
     def close(self) -> None:
@@ -291,29 +291,29 @@ class ForkServer:
                     match json.loads(message):
                         case {"forked": pid}:
                             self._running[pid] = Future()
-                            _settle(self._asked.popleft(), Forked(pid, self._running[pid]))
+                            _settle(self._requests.popleft(), Forked(pid, self._running[pid]))
                         case {"refused": why}:
-                            _settle(self._asked.popleft(), NotForked(why))
+                            _settle(self._requests.popleft(), NotForked(why))
                         case {"ended": pid, "status": code}:
                             self._running.pop(pid).set_result(code)
         except OSError:
             logger.debug("the server of training processes is gone", exc_info=True)
         with self._lock:
-            while self._asked:
-                _settle(self._asked.popleft(), NotForked("its server has ended"))
+            while self._requests:
+                _settle(self._requests.popleft(), NotForked("its server has ended"))
             for status in self._running.values():
                 status.set_result(_KILLED)  # by the kernel, with the server
             self._socket.close()
 
 
-def _settle(asked: Future[Forked], answer: Forked | NotForked) -> None:
-    """Pass an answer on, unless nobody waits for it any more."""
-    if not asked.set_running_or_notify_cancel():
+def _settle(request: Future[Forked], answer: Forked | NotForked) -> None:
+    """Pass an answer on, unless nothing waits for it any more."""
+    if not request.set_running_or_notify_cancel():
         return
     if isinstance(answer, Forked):
-        asked.set_result(answer)
+        request.set_result(answer)
     else:
-        asked.set_exception(answer)
+        request.set_exception(answer)
 
 
 def _imported() -> list[str]:
@@ -349,7 +349,7 @@ def main(channel: int, parent: int, modules: list[str]) -> NoReturn:
     try:
         _Server(socket.socket(fileno=channel), parent).serve()
     except OSError:
-        os._exit(1)  # nobody is there to be told
+        os._exit(1)  # there is nothing left to report to
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -398,7 +398,7 @@ class _Server:
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
         if obstacle := _obstacle():
-            self._tell({"refused": f"what its server has imported {obstacle}"})
+            self._send({"refused": f"what its server has imported {obstacle}"})
             return
         server = os.getpid()
         for stream in (sys.stdout, sys.stderr):
@@ -406,7 +406,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell({"refused": f"the system allows no more ({error})"})
+            self._send({"refused": f"the system allows no more ({error})"})
             return
         if pid == 0:
             try:
@@ -416,18 +416,18 @@ class _Server:
             finally:
                 os._exit(1)
         self._forks.add(pid)
-        self._tell({"forked": pid})
+        self._send({"forked": pid})
 
     def _bury(self) -> None:
-        """Tell how forks have ended."""
+        """Report how forks have ended."""
         while self._forks:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
             self._forks.discard(pid)
-            self._tell({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+            self._send({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         self._channel.send(json.dumps(message).encode())
 
 
@@ -438,7 +438,7 @@ def _obstacle() -> str:
         return f"has started {threads - 1} threads"
     with open("/proc/self/maps") as maps:
         if any("/libcuda.so" in line for line in maps):
-            return "has loaded the driver of CUDA"  # torch refuses devices in forks of a process that has asked for one
+            return "has loaded the driver of CUDA"  # torch refuses devices in forks of a process that has queried one
     return ""
 
 

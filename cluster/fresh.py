@@ -76,7 +76,7 @@ class FreshProcess:
             started = _forked(server, self._output.fileno(), variables or {}, path)
             self._process, self._channel = started or _spawned(self._output.fileno(), variables or {}, path)
         self._channel.setblocking(False)
-        self._ask(load)
+        self._request(load)
 
     def start(self, segment: Segment, checkpoints: CheckpointStore) -> None:
         """Train a segment, once the trainable is loaded. At once or at any time; does not block.
@@ -84,7 +84,7 @@ class FreshProcess:
         Args:
             checkpoints: where the states are that it begins with and is compared with.
         """
-        self._ask(Retrain(segment, pickle.dumps(checkpoints)))
+        self._request(Retrain(segment, pickle.dumps(checkpoints)))
 
     def described(self) -> Environment | None:
         """Return the process's description of itself and of what it has loaded, once it has: blocks until then.
@@ -120,7 +120,7 @@ class FreshProcess:
         """Return what becomes readable when :meth:`poll` should be called."""
         return self._channel.fileno()
 
-    def _ask(self, request: Request) -> None:
+    def _request(self, request: Request) -> None:
         self._unsent += framed(request)
         self._send()
 

@@ -44,7 +44,7 @@ class _Present:
 class _Running:
     worker: WorkerId
     gang: tuple[WorkerId, ...] = ()
-    told: int = 0  # number of reports passed on so far
+    delivered: int = 0  # number of reports passed on so far
     ended: bool = False
     refused: str = ""  # why one of its gang could not join it
 
@@ -68,7 +68,7 @@ class Inbox:
         self._workers: dict[WorkerId, _Present] = {}
         self._unread: list[_Present] = []  # of which the driver has not read that they joined
         self._chains: dict[ChainId, _Running] = {}
-        self._bereft: dict[ChainId, _Running] = {}
+        self._orphaned: dict[ChainId, _Running] = {}
         self._broken: HpstageError | None = None
 
     @property
@@ -93,7 +93,7 @@ class Inbox:
             present = self._workers[worker] = _Present(names_of(worker, lanes), incarnation)
             self._unread.append(present)
             for lane in present.lanes:
-                self._tell(WorkerJoined(lane, self._clock()))
+                self._put(WorkerJoined(lane, self._clock()))
             return lost
 
     def leave(
@@ -114,18 +114,18 @@ class Inbox:
             lost = list(present.leads)
             for chain in lost:
                 self._drop(chain)
-            self._bereft |= present.follows
+            self._orphaned |= present.follows
             for lane in self._workers.pop(worker).lanes:
                 # A chain that the driver starts there before it reads this is not to blame.
                 blameless = reason == "died" and lane not in trained
-                self._tell(WorkerLeft(lane, self._clock(), "closed" if blameless else reason, message))
+                self._put(WorkerLeft(lane, self._clock(), "closed" if blameless else reason, message))
             return lost
 
     def _drop(self, chain: ChainId) -> _Running | None:
         """Remove a chain, and return it if it was there."""
         running = self._chains.pop(chain, None)
         if running is not None:
-            self._bereft.pop(chain, None)
+            self._orphaned.pop(chain, None)
             del self._workers[host_of(running.worker)].leads[chain]
             for member in running.gang:
                 if member in self._workers:
@@ -145,7 +145,7 @@ class Inbox:
             running = self._chains[chain] = present.leads[chain] = _Running(worker, gang)
             for member in members:
                 if member is None:
-                    self._bereft[chain] = running
+                    self._orphaned[chain] = running
                 else:
                     member.follows[chain] = running
             return [member.incarnation if member is not None else "" for member in (present, *members)]
@@ -164,10 +164,10 @@ class Inbox:
             running.refused = running.refused or why
             return True
 
-    def bereft(self) -> list[ChainId]:
+    def orphaned(self) -> list[ChainId]:
         """Return the running chains of whose gangs one has left."""
         with self._changed:
-            return [chain for chain, running in self._bereft.items() if not running.ended]
+            return [chain for chain, running in self._orphaned.items() if not running.ended]
 
     def runs_on(self, chain: ChainId) -> WorkerId | None:
         """Return the worker of a chain that has started and has neither ended nor been lost."""
@@ -175,38 +175,38 @@ class Inbox:
             running = self._chains.get(chain)
             return running.worker if running is not None and not running.ended else None
 
-    def hear(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
+    def receive(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
         """Pass on the new ones among these reports of a chain, which are numbered from ``first``.
 
         After a gap, none is passed on: all of them are repeated in the task's result.
         """
         with self._changed:
             running = self._chains.get(chain)
-            if running is None or first > running.told:
+            if running is None or first > running.delivered:
                 return
-            for text in encoded[running.told - first :]:
+            for text in encoded[running.delivered - first :]:
                 report = decode_report(text)
                 assert not isinstance(report, Gathering), "for the worker alone"
-                running.told += 1
-                if isinstance(report, ChainEnded) and report.outcome == "apart" and chain in self._bereft:
+                running.delivered += 1
+                if isinstance(report, ChainEnded) and report.outcome == "apart" and chain in self._orphaned:
                     report = replace(report, outcome="stopped")  # the others could have met
                 elif isinstance(report, ChainEnded) and report.outcome == "stopped" and running.refused:
                     report = replace(report, outcome="apart", message=running.refused)
                 running.ended = isinstance(report, ChainEnded)
-                self._tell(self._dated(report))
+                self._put(self._dated(report))
 
     def audited(self, report: AuditEnded) -> None:
         """Pass on the end of an audit, unless its worker has left."""
         with self._changed:
             if report.worker in self._workers:
-                self._tell(self._dated(report))
+                self._put(self._dated(report))
 
     def forget(self, chain: ChainId) -> None:
         """Remove a chain whose task has ended; if its end was not reported, the chain is lost."""
         with self._changed:
             running = self._drop(chain)
             if running is not None and not running.ended:
-                self._tell(ChainEnded(chain, running.worker, "lost", self._clock(), message="its task was cancelled"))
+                self._put(ChainEnded(chain, running.worker, "lost", self._clock(), message="its task was cancelled"))
 
     def fail(self, error: HpstageError) -> None:
         """Record a fatal error: once all reports are read, :meth:`wait` raises it."""
@@ -241,6 +241,6 @@ class Inbox:
         now = self._clock()
         return at if abs(at - now) < _TRUSTED else now
 
-    def _tell(self, report: Report) -> None:
+    def _put(self, report: Report) -> None:
         self._reports.append(report)
         self._changed.notify_all()

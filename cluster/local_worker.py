@@ -10,7 +10,7 @@ from distributed import Worker
 from hpstage.cluster.fork_server import ForkServer
 
 _HEARTBEAT = 5.0
-"""Seconds between two heartbeats. The scheduler asks for two a second, each of which takes milliseconds that training
+"""Seconds between two heartbeats. The scheduler requests two a second, each of which takes milliseconds that training
 could have; a worker in the scheduler's own process cannot be lost without it."""
 
 

@@ -20,15 +20,15 @@ class Meeting:
         self._address: asyncio.Future[str] = asyncio.Future()
         self._has_come = asyncio.Event()
 
-    def tell(self, address: str) -> None:
-        """Tell the worker's task where the gang meets; with ``""`` it waits no longer."""
+    def announce(self, address: str) -> None:
+        """Give the worker's task the address at which the gang meets; with ``""`` it stops waiting."""
         if not self._address.done():
             self._address.set_result(address)
 
     async def call(self, address: str, timeout: float) -> bool:
-        """Tell the worker's task where the gang meets; return whether it comes. It does not while another run's task
+        """Announce where the gang meets; return whether the worker comes. It does not while another run's task
         holds the worker."""
-        self.tell(address)
+        self.announce(address)
         try:
             await asyncio.wait_for(self._has_come.wait(), timeout)
         except TimeoutError:
@@ -42,7 +42,7 @@ class Meeting:
 
 
 def apart(report: bytes, why: str) -> bytes:
-    """Return a chain's report; if it is that of its stop, one that tells why its gang has not met."""
+    """Return a chain's report; if it is that of its stop, one with the reason why its gang has not met."""
     ended = decode_report(report)
     if not isinstance(ended, ChainEnded) or ended.outcome != "stopped":
         return report

@@ -152,7 +152,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 Request = Load | TryOut | Measure | LookAt | Train | Follow | Retrain | Forget | Ping | Finish
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class Reported(msgspec.Struct, frozen=True, tag=True):
     """An encoded report of a running chain."""
 
     report: bytes
@@ -185,7 +185,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     """The process is there."""
 
 
-Reply = Told | Done | Raised | Received | Pong
+Reply = Reported | Done | Raised | Received | Pong
 
 # msgspec gathers what it must know of a class when the first decoder of it is made. Two threads that do so at once can
 # crash the process, so that all decoders are made on import.

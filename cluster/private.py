@@ -28,7 +28,7 @@ def start_workers(cluster: LocalCluster) -> None:
 
 
 def draw_apart() -> None:
-    """Let Dask draw from a generator of its own, where it estimates the sizes of messages: its event loop runs beside
-    the user's code, and beside training by ``InlineExecutor``, whose numbers it would draw from ``random``."""
+    """Let Dask draw from a generator of its own, where it estimates the sizes of messages: its event loop runs next to
+    the user's code, and next to training by ``InlineExecutor``, whose numbers it would draw from ``random``."""
     module: Any = dask.sizeof
     module.random = random.Random()

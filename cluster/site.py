@@ -159,12 +159,12 @@ class Site:
             await trainer.finish(_GRACE)
             return _unable("the run is over")
         self._trainer = trainer
-        trainer.watch(self._silence, lambda: bool(self._running), self._say)
+        trainer.watch(self._silence, lambda: bool(self._running), self._notice)
         trainer.send(self._load)
         return await trainer.answer(decode_loaded)
 
-    def _say(self, clause: str) -> None:
-        """Have the driver tell its user something about the training process."""
+    def _notice(self, clause: str) -> None:
+        """Have the driver log a notice about the training process."""
         self._worker.log_event(self._name, {"notice": f"worker {self._worker.address}: its training process {clause}"})
 
     async def _keep(self) -> None:
@@ -191,7 +191,7 @@ class Site:
 
     def _report_loss(self, trainer: Trainer, how: str) -> None:
         message = f"its training process {how}"
-        if not isinstance(self._worker, LocalWorker):  # else the driver says so in this process
+        if not isinstance(self._worker, LocalWorker):  # else the driver logs it in this process
             logger.warning("worker %s: %s", self._worker.address, message)
         to_blame = trainer.given_up != _GANG_LEFT and not trainer.received.isdisjoint(self._running)
         reason = "died" if to_blame else "closed"
@@ -211,7 +211,7 @@ class Site:
     def _environment(self) -> Environment | None:
         return None if self.description is None else self.description.environment
 
-    async def ask(self, key: str, request: bytes) -> dict[str, Any] | None:
+    async def answer(self, key: str, request: bytes) -> dict[str, Any] | None:
         async with self._turn():
             await make_way(self._worker)
             self._worker.log_event(self._name, {"trying": key})
@@ -230,7 +230,7 @@ class Site:
         chain = decode_chain(encoded)
         reports: list[bytes] = []
 
-        def tell(report: bytes) -> None:
+        def forward(report: bytes) -> None:
             if chain.gang and isinstance(gathering := decode_report(report), Gathering):
                 self._calls = [asyncio.create_task(self._call(member, gathering)) for member in chain.gang]
                 return
@@ -250,9 +250,9 @@ class Site:
                     await self._gone.wait()  # the driver learns that the worker has left, and trains it elsewhere
                     return reports
                 self._begin(trainer, key, Train(chain, WorkerId(lane), checkpoints))
-                await trainer.answer(decode_nothing, tell, of=chain.id)
+                await trainer.answer(decode_nothing, forward, of=chain.id)
             except asyncio.CancelledError:
-                # Dask closes the worker. The process, and those that follow it, would go on until it is killed.
+                # Dask closes the worker. The process, and those that follow it, would continue until it is killed.
                 if trainer is not None:
                     trainer.send(Stop(chain.id, keep=False))
                 raise
@@ -272,7 +272,7 @@ class Site:
         return reports
 
     async def _call(self, member: WorkerId, gathering: Gathering) -> None:
-        """Tell a worker of a gang where it meets. Without one that does not come, there will be none."""
+        """Announce to a worker of a gang where it meets. If the worker does not come, the gang does not form."""
         try:
             comes = await getattr(self._worker.rpc(member), handler_of(self._name))(
                 chain=gathering.chain, address=gathering.address
@@ -296,7 +296,7 @@ class Site:
         chain = decode_chain(encoded)
         self._following[key] = chain.id
         try:
-            # Before its turn, and not without end: its leader may wait behind another run, whose gang is formed the
+            # Before its turn, and for a limited time: its leader may wait behind another run, whose gang is formed the
             # other way round.
             async with asyncio.timeout(GATHER_SECONDS):
                 address = await self._meetings[chain.id].join()
@@ -382,7 +382,7 @@ class Site:
         self._abandoned.add(key)
         if key in self._following:
             self._dismiss(key)
-            # If the leader's host has vanished without a word, the process waits for it without end.
+            # If the leader's host has vanished without a word, the process waits for it forever.
             asyncio.get_running_loop().call_later(_GRACE, self._give_up, key)
         for chain in [chain for chain, task in self._running.items() if task == key]:
             if self._trainer is not None:
@@ -390,7 +390,7 @@ class Site:
 
     def _dismiss(self, key: str) -> None:
         """Let a task that waits for the call of its leader wait no longer."""
-        self._meetings[self._following[key]].tell("")
+        self._meetings[self._following[key]].announce("")
 
     def _give_up(self, key: str) -> None:
         if key == self._led and self._trainer is not None:

@@ -30,7 +30,7 @@ async def dask_setup(worker: Worker) -> None:
 
 
 async def _retire(worker: Worker) -> None:
-    from hpstage.cluster.worker import TrainingPlugin  # workers that nobody has trained on need not load it
+    from hpstage.cluster.worker import TrainingPlugin  # workers that have not trained need not load it
 
     sites = [plugin.site for plugin in worker.plugins.values() if isinstance(plugin, TrainingPlugin)]
     keeping = asyncio.gather(*(site.leave() for site in sites if site is not None))

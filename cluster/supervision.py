@@ -1,4 +1,4 @@
-"""Keeps worker processes running until told to stop."""
+"""Keeps worker processes running until stopped."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class Supervisor:
     Args:
         children: the processes to run.
         ready: returns when a process may be started; called before each start, never concurrently.
-        say: called with a line for the user.
+        log: called with a line for the user.
     """
 
     def __init__(
-        self, children: Sequence[Child], *, ready: Callable[[], Awaitable[None]], say: Callable[[str], None]
+        self, children: Sequence[Child], *, ready: Callable[[], Awaitable[None]], log: Callable[[str], None]
     ) -> None:
         self._children = children
         self._ready = ready
-        self._say = say
+        self._log = log
         self._turn = asyncio.Lock()
         self._running: set[asyncio.subprocess.Process] = set()
         self._first = asyncio.Event()
         self._second = asyncio.Event()
 
     async def run(self) -> int:
-        """Run until told to stop. Return the exit status: 0, or 1 if a process had to be killed."""
+        """Run until stopped. Return the exit status: 0, or 1 if a process had to be killed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -69,7 +69,7 @@ class Supervisor:
         if self._first.is_set():
             self._second.set()
         else:
-            self._say("stopping; interrupt again to stop at once")
+            self._log("stopping; interrupt again to stop at once")
             self._first.set()
 
     async def _told_to_stop(self) -> None:
@@ -97,7 +97,7 @@ class Supervisor:
             self._running.discard(process)
             if time.monotonic() - began >= _STEADY:
                 delay = _FIRST_DELAY
-            self._say(f"{child.name} has ended ({_how(status)}); it is started again in {delay:g} s")
+            self._log(f"{child.name} has ended ({_how(status)}); it is started again in {delay:g} s")
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 

@@ -40,8 +40,8 @@ from hpstage.cluster.messages import (
     Raised,
     Received,
     Reply,
+    Reported,
     Request,
-    Told,
     decode_reply,
     framed,
 )
@@ -107,18 +107,18 @@ class Trainer:
             self._writer.write(framed(message))
 
     def ping(self) -> None:
-        """Ask whether it is there; :attr:`answers` grows once it is."""
+        """Request an answer; :attr:`answers` grows with each."""
         self.send(Ping())
 
     async def answer(
         self,
         decode: Callable[[msgspec.Raw], Result],
-        tell: Callable[[bytes], None] | None = None,
+        on_report: Callable[[bytes], None] | None = None,
         *,
         of: ChainId | None = None,
     ) -> Result:
-        """Return the result of the request to train a chain, or of the last other one, decoded; ``tell`` receives the
-        encoded reports before it.
+        """Return the result of the request to train a chain, or of the last other one, decoded; ``on_report`` receives
+        the encoded reports before it.
 
         Raises:
             TrainingProcessLost: the process has ended.
@@ -131,9 +131,9 @@ class Trainer:
         try:
             while True:
                 match await replies.get():
-                    case Told(report):
-                        assert tell is not None, "only chains report"
-                        tell(report)
+                    case Reported(report):
+                        assert on_report is not None, "only chains report"
+                        on_report(report)
                     case Done(value):
                         return decode(value)
                     case Raised() as raised:
@@ -145,9 +145,9 @@ class Trainer:
             if of is not None and not self._gone:
                 self.received.discard(of)
 
-    def watch(self, limit: float, training: Callable[[], bool], say: Callable[[str], None]) -> None:
+    def watch(self, limit: float, training: Callable[[], bool], warn: Callable[[str], None]) -> None:
         """End it once it has neither answered nor computed for ``limit`` seconds; see :class:`Watch`."""
-        watching = asyncio.create_task(Watch(self, limit, training, say).run())
+        watching = asyncio.create_task(Watch(self, limit, training, warn).run())
         self._end.add_done_callback(lambda _: watching.cancel())
 
     async def _dispatch(self) -> None:
@@ -161,7 +161,7 @@ class Trainer:
                 if isinstance(reply, Received):
                     self.received.add(reply.of)
                     continue
-                self.reports += isinstance(reply, Told)
+                self.reports += isinstance(reply, Reported)
                 self._replies[reply.of].put_nowait(reply)
         except TrainingProcessLost:
             self._gone = True
@@ -178,7 +178,7 @@ class Trainer:
         await asyncio.wait([self._dispatching])
 
     def give_up(self, why: str) -> None:
-        """End the process at once, since it may wait without end; do not wait for the system to let go of it."""
+        """End the process at once, since it may wait forever; do not wait for the system to let go of it."""
         self.given_up = why
         self.kill()
         asyncio.get_running_loop().call_later(_LET_GO, self._bury)
@@ -233,7 +233,7 @@ async def _forked(worker: Worker, files: tuple[int, int]) -> tuple[Forked, socke
     except NotForked as error:
         ours.close()  # if it is forked after all, it ends at once
         level = logging.WARNING if isinstance(error, NoAnswer) else logging.INFO
-        logger.log(level, "a training process is started anew, which takes seconds: %s", error)
+        logger.log(level, "a training process is started from scratch, which takes seconds: %s", error)
         return None
     return forked, ours
 

@@ -3,7 +3,7 @@
 The Dask worker's other activities (its event loop draws random numbers and holds Python's lock, other runs describe
 their workloads) take place in another process. Chains run in the main thread. A second thread receives messages without
 affecting training: it decodes them and passes them on, runs no user code and draws no random numbers. Nor do two
-more: one writes states and tells the reports that had to wait for them, one fetches states for the chains to come.
+more: one writes states and sends the reports that had to wait for them, one fetches states for the chains to come.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from hpstage.cluster.messages import (
     Raised,
     Received,
     Reply,
+    Reported,
     Request,
     Retrain,
     Stop,
-    Told,
     Train,
     TryOut,
     decode_request,
@@ -86,7 +86,7 @@ _ORPHANED = 1
 
 
 def main(channel: int, parent: int, worker: str) -> None:
-    """Serve the Dask worker's requests, until it asks to finish or is gone.
+    """Serve the Dask worker's requests, until it sends Finish or is gone.
 
     Args:
         channel: file descriptor of this process's end of a socket.
@@ -183,32 +183,32 @@ def _of(controls: Mapping[WorkerId, tuple[ChainId, Control]], chain: ChainId) ->
 class _Training:
     """Executes requests in the thread that calls :meth:`serve`, which is the main thread."""
 
-    def __init__(self, worker: WorkerId, tell: Callable[[Reply], None]) -> None:
+    def __init__(self, worker: WorkerId, send: Callable[[Reply], None]) -> None:
         self._worker = worker
-        self._reply = tell
+        self._reply = send
         self._replying = threading.Lock()
         self._trainable: Trainable | None = None
         self._checkpoints = b""
         self._bundle: Bundle | None = None
 
-    def _tell(self, reply: Reply) -> None:
+    def _send(self, reply: Reply) -> None:
         with self._replying:
             self._reply(reply)
 
-    def _tell_report(self, report: ChainReport | Gathering) -> None:
+    def _report(self, report: ChainReport | Gathering) -> None:
         chain = report.reached.chain if isinstance(report, BoundaryReached) else report.chain
-        self._tell(Told(encode(report), chain))
+        self._send(Reported(encode(report), chain))
 
-    def _tell_late(self, report: ChainReport) -> None:
-        """Tell a report that had to wait until a state was written. Called in the thread that writes."""
+    def _report_late(self, report: ChainReport) -> None:
+        """Send a report that had to wait until a state was written. Called in the thread that writes."""
         try:
-            self._tell_report(report)
+            self._report(report)
         except BrokenPipeError:
             os._exit(_ORPHANED)
 
     def answer(self, reply: Received | Pong) -> None:
-        """Tell that the process is there, or has received a chain. May be called by any thread."""
-        self._tell(reply)
+        """Answer that the process is there, or has received a chain. May be called by any thread."""
+        self._send(reply)
 
     def wake(self) -> None:
         """Have the running chains joined by one that was requested, at their next step. May be called by any thread."""
@@ -228,7 +228,7 @@ class _Training:
                 continue
             request, control = requests.get()
             if isinstance(request, Finish):
-                while self._bundle:  # its chains were told to stop
+                while self._bundle:  # its chains were stopped
                     self._go_on(self._bundle)
                 close = getattr(self._trainable, "close", None)
                 if close is not None:
@@ -243,25 +243,25 @@ class _Training:
             except BrokenPipeError:
                 raise  # the worker is gone
             except Exception as error:
-                self._tell(_raised(error, of))
+                self._send(_raised(error, of))
             else:
                 if of is None:
-                    self._tell(Done(msgspec.Raw(encode(value))))
+                    self._send(Done(msgspec.Raw(encode(value))))
 
     def _go_on(self, bundle: Bundle) -> None:
-        """Train to the next report, and tell it."""
+        """Train to the next report, and send it."""
         try:
             report = bundle.go_on()
         except Exception as error:
             self._bundle = None
             for chain in bundle.close():
-                self._tell(_raised(error, chain))
+                self._send(_raised(error, chain))
             return
         if report is None:
             return
-        self._tell_report(report)
+        self._report(report)
         if isinstance(report, ChainEnded):
-            self._tell(Done(of=report.chain))
+            self._send(Done(of=report.chain))
 
     def _carry_out(self, request: Request, control: Control) -> object:
         match request:
@@ -285,7 +285,7 @@ class _Training:
                 except GangLost:
                     logger.debug(
                         "%s has lost a worker of its gang", request.chain.id, exc_info=True
-                    )  # its lead says so
+                    )  # its lead reports it
                 except (GangApart, CheckpointError) as error:
                     return str(error)
                 return ""
@@ -300,7 +300,7 @@ class _Training:
             import_script(request.script)
             self._trainable = as_trainable(pickle.loads(request.trainable))  # noqa: S301  # the user's own, by design
             environment = describe(self._trainable)
-        except UsageError as error:  # it tells what to do
+        except UsageError as error:  # it has a remedy
             return Loaded(problem=Problem(kind="trainable", summary=str(error), traceback=""))
         except (Exception, SystemExit) as error:
             return Loaded(
@@ -331,7 +331,7 @@ class _Training:
                 store,
                 live,
                 worker=self._worker,
-                tell=self._tell_late,
+                tell=self._report_late,
                 host=host,
                 untrained=untrained,
             )

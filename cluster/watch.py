@@ -1,4 +1,4 @@
-"""Notices a training process that no longer answers, or that waits for something without end.
+"""Notices a training process that no longer answers, or that waits for something forever.
 
 A process answers in a thread of its own, also during a step, however long that takes. Code that holds Python's lock
 keeps it from answering, but uses the processor. One that does neither is stopped (SIGSTOP), or waits in the kernel or
@@ -16,7 +16,7 @@ import psutil
 LEAST = 10.0
 """Seconds of silence that are not too long on any machine, however loaded."""
 _BEATS = 12
-"""How often it is asked within the limit."""
+"""How often it is pinged within the limit."""
 _BUSY = 0.01
 """Share of a processor's time from which on a process computes."""
 
@@ -34,21 +34,21 @@ class Watched(Protocol):
 
 
 class Watch:
-    """Asks a process whether it is there, and ends it if it has not been for too long.
+    """Pings a process, and ends it if it has not answered for too long.
 
     Args:
         limit: seconds after which a process is given up that neither answers nor computes.
         training: returns whether it is to train at this moment.
-        say: called with what users should know of the process, as a clause whose subject it is.
+        warn: called with what users should know of the process, as a clause whose subject it is.
     """
 
     def __init__(
-        self, process: Watched, limit: float, training: Callable[[], bool], say: Callable[[str], None]
+        self, process: Watched, limit: float, training: Callable[[], bool], warn: Callable[[str], None]
     ) -> None:
         self._process = process
         self._limit = max(limit, LEAST)
         self._training = training
-        self._say = say
+        self._warn = warn
         # Both in beats: a machine that was suspended has not waited.
         self._silent = 0
         self._waiting = 0
@@ -77,10 +77,10 @@ class Watch:
         self._waiting = 0 if reported or computes or not self._training() else self._waiting + 1
         seconds = self._limit * 2 / _BEATS
         if self._silent == 2:
-            self._say(f"has not answered for {seconds:.0f} s; it will be ended once that is {self._limit:.0f} s")
+            self._warn(f"has not answered for {seconds:.0f} s; it will be ended once that is {self._limit:.0f} s")
         elif self._waiting == _BEATS and not self._silent:
-            self._say(
-                f"has neither computed nor reported anything for {self._limit:.0f} s: it may wait without end, for a "
+            self._warn(
+                f"has neither computed nor reported anything for {self._limit:.0f} s: it may wait forever, for a "
                 f"device, a file or another process; `py-spy dump --pid {self._process.pid}` on its host shows where"
             )
 

@@ -104,9 +104,9 @@ async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, ran
     return await _site(run).follow(key, chain, checkpoints, rank, incarnation)
 
 
-async def ask(run: str, key: str, request: bytes) -> dict[str, Any] | None:
+async def answer(run: str, key: str, request: bytes) -> dict[str, Any] | None:
     """Dask task: answer a :class:`TryOut`, a :class:`Measure` or a :class:`LookAt`, encoded."""
-    return await _site(run).ask(key, request)
+    return await _site(run).answer(key, request)
 
 
 def _site(run: str) -> Site:

@@ -124,18 +124,18 @@ def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, po
 def supervise(code: str, *signals: tuple[str, signal.Signals]) -> tuple[int, list[str]]:
     """Status and lines of a supervisor of one process of Python, sent each signal when that line has been said."""
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         lines.append(line)
         for awaited, number in signals:
             if awaited in line:
                 os.kill(os.getpid(), number)
 
     async def ready() -> None:
-        say("ready")
+        log("ready")
 
     async def run() -> int:
         child = Child("it", (sys.executable, "-c", code), dict(os.environ))
-        return await Supervisor([child], ready=ready, say=say).run()
+        return await Supervisor([child], ready=ready, log=log).run()
 
     lines: list[str] = []
     return asyncio.run(run()), lines
@@ -166,7 +166,7 @@ def test_a_command_that_is_not_there_is_an_error() -> None:
     async def ready() -> None: ...
 
     async def run() -> int:
-        return await Supervisor([Child("it", ("/there/is/no/such/command",), {})], ready=ready, say=print).run()
+        return await Supervisor([Child("it", ("/there/is/no/such/command",), {})], ready=ready, log=print).run()
 
     with pytest.raises(FileNotFoundError):
         asyncio.run(run())
@@ -189,8 +189,8 @@ def test_workers_that_share_a_device_know_how_many_they_are() -> None:
     assert [environment_of(worker, ["0", "1"], hide=False, workers=6)[SHARERS] for worker in range(6)] == ["3"] * 6
     assert environment_of(2, ["0", "1"], hide=False, workers=3)[SHARERS] == "2"
     for arguments, problem in (
-        ((None, 2, []), "2 workers per GPU were asked for, but no GPU is used here"),
-        ((4, 2, ["0"]), "4 workers were asked for, and 2 per GPU"),
+        ((None, 2, []), "2 workers per GPU were requested, but no GPU is used here"),
+        ((4, 2, ["0"]), "4 workers were requested, and 2 per GPU"),
         ((None, 0, ["0"]), "workers_per_gpu is 0"),
     ):
         with pytest.raises(UsageError, match=problem):
@@ -202,14 +202,14 @@ def test_devices_are_shown_in_groups_to_workers_that_use_several() -> None:
     assert grouped(["0", "1", "2", "GPU-5a", "4"], 2) == ["0,1", "2,GPU-5a"]
     assert environment_of(1, grouped(["0", "1", "2", "3"], 2), hide=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert grouped([], 2) == []
-    with pytest.raises(ClusterError, match="4 GPUs per worker were asked for, but torch finds 2 here"):
+    with pytest.raises(ClusterError, match="4 GPUs per worker were requested, but torch finds 2 here"):
         grouped(["0", "1"], 4)
 
 
 def test_as_many_devices_are_used_as_were_asked_for() -> None:
     assert first_devices(["0", "1"], None) == ["0", "1"]
     assert first_devices(["0", "1"], 1) == ["0"]
-    with pytest.raises(ClusterError, match="3 GPUs were asked for, but torch finds 2"):
+    with pytest.raises(ClusterError, match="3 GPUs were requested, but torch finds 2"):
         first_devices(["0", "1"], 3)
 
 
@@ -230,7 +230,7 @@ def test_variables_that_are_set_are_left_as_they_are() -> None:
         (["scheduler", "--no-such-option"], "no-such-option"),
         (["worker", "host:1", "--tls-cert", __file__], "tls://host:8786"),
         (["worker", "tcp://host:1", "--tls-cert", "/not/there"], "does not exist"),
-        (["worker", "tcp://host:1", "--gpus", "99"], "99 GPUs were asked for"),
+        (["worker", "tcp://host:1", "--gpus", "99"], "99 GPUs were requested"),
         (["worker", "tcp://host:1", "--gpus", "0", "--workers-per-gpu", "2"], "no GPU is used here"),
     ],
 )
@@ -271,4 +271,4 @@ def test_a_refused_certificate_is_named_however_dask_comes_to_hear_of_it(closed:
     refusal.reason = "TLSV1_ALERT_UNKNOWN_CA"
     with pytest.raises(OSError, match="unknown ca") as caught:
         as_dask_tells(StreamClosedError(refusal) if closed else refusal)
-    assert _innermost(caught.value) == f"TLS fails, and the scheduler's log says why: {refusal}"
+    assert _innermost(caught.value) == f"TLS fails, and the scheduler's log has the reason: {refusal}"

@@ -14,10 +14,10 @@ from hpstage.cluster.adaptive import DemandFeed
 @pytest.mark.parametrize(("takes", "looks"), [(0.0001, 100), (0.5, 4)], ids=["cheap", "expensive"])
 def test_a_look_that_takes_long_is_taken_less_often(takes: float, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 100 seconds: once in a second, or at most 2 % of them."""
-    now, told = [0.0], []
+    now, reported = [0.0], []
     monkeypatch.setattr(adaptive, "time", SimpleNamespace(monotonic=lambda: now[0]))
     feed: Any = DemandFeed()
-    feed._client, feed._tell = object(), told.append
+    feed._client, feed._report = object(), reported.append
 
     def demand(at: float, start_seconds: float) -> int:
         now[0] += takes
@@ -27,4 +27,4 @@ def test_a_look_that_takes_long_is_taken_less_often(takes: float, looks: int, mo
     while now[0] < 100:
         feed.look(now[0])
         now[0] += 0.1
-    assert looks * 0.9 <= len(told) <= looks and set(told) == {3}
+    assert looks * 0.9 <= len(reported) <= looks and set(reported) == {3}

@@ -38,18 +38,18 @@ def inbox() -> Inbox:
 @pytest.mark.parametrize("heard", [(), (0,), (0, 1), (0, 1, 2), (1, 2), (0, 2), (0, 0, 1, 1, 2, 2), (2, 1, 0)])
 def test_each_report_is_handed_on_once_in_order_whatever_the_feed_does(inbox: Inbox, heard: tuple[int, ...]) -> None:
     for number in heard:
-        inbox.hear(CHAIN, number, [ENCODED[number]])
-    inbox.hear(CHAIN, 0, ENCODED)
+        inbox.receive(CHAIN, number, [ENCODED[number]])
+    inbox.receive(CHAIN, 0, ENCODED)
     inbox.forget(CHAIN)
-    inbox.hear(CHAIN, 2, ENCODED[2:])
+    inbox.receive(CHAIN, 2, ENCODED[2:])
     assert inbox.wait(0) == REPORTS
 
 
 def test_nothing_is_heard_of_a_chain_whose_worker_has_left(inbox: Inbox) -> None:
-    inbox.hear(CHAIN, 0, ENCODED[:1])
+    inbox.receive(CHAIN, 0, ENCODED[:1])
     assert inbox.leave(WORKER, "died") == [CHAIN]
     assert inbox.leave(WORKER, "died") == []
-    inbox.hear(CHAIN, 0, ENCODED)
+    inbox.receive(CHAIN, 0, ENCODED)
     inbox.forget(CHAIN)
     expected: list[Report] = [REPORTS[0], WorkerLeft(WORKER, 7.0, "died")]
     assert inbox.wait(0) == expected
@@ -65,7 +65,7 @@ def test_a_chain_whose_task_vanishes_is_lost(inbox: Inbox) -> None:
 def test_a_worker_is_idle_again_from_the_end_of_its_chain_on(inbox: Inbox) -> None:
     with pytest.raises(InternalError, match="not idle"):
         inbox.begin(ChainId("d"), WORKER)
-    inbox.hear(CHAIN, 0, ENCODED)
+    inbox.receive(CHAIN, 0, ENCODED)
     assert inbox.begin(ChainId("d"), WORKER)
 
 
@@ -75,7 +75,7 @@ def test_a_chain_for_a_worker_that_has_left_is_not_started(inbox: Inbox) -> None
 
 
 def test_a_worker_without_a_chain_does_not_die_of_one_that_is_started_before_that_is_read(inbox: Inbox) -> None:
-    inbox.hear(CHAIN, 0, ENCODED)
+    inbox.receive(CHAIN, 0, ENCODED)
     inbox.forget(CHAIN)
     inbox.leave(WORKER, "died", "killed")
     assert inbox.begin(ChainId("d"), WORKER) == []
@@ -90,15 +90,15 @@ def test_the_removal_of_an_earlier_incarnation_is_none_of_the_present_one(inbox:
     assert inbox.begin(ChainId("d"), WORKER) == ["2"]
 
 
-def test_a_gang_with_a_member_that_was_replaced_is_bereft(inbox: Inbox) -> None:
+def test_a_gang_with_a_member_that_was_replaced_is_orphaned(inbox: Inbox) -> None:
     other = WorkerId("tcp://v")
     inbox.join(other, "1")
     inbox.wait(0)
-    inbox.hear(CHAIN, 0, ENCODED)
+    inbox.receive(CHAIN, 0, ENCODED)
     inbox.leave(other, "died")
     inbox.join(other, "2")
     assert inbox.begin(ChainId("d"), WORKER, (other,)) == ["1", ""]
-    assert inbox.bereft() == [ChainId("d")]
+    assert inbox.orphaned() == [ChainId("d")]
 
 
 def costs_of(workers: int) -> list[int]:
@@ -115,7 +115,7 @@ def costs_of(workers: int) -> list[int]:
     def start() -> None:
         for chain, leader, member in gangs:
             inbox.begin(chain, leader, (member,))
-            assert inbox.bereft() == []
+            assert inbox.orphaned() == []
 
     def leave() -> None:
         for host in hosts:
@@ -185,7 +185,7 @@ class Interleaved:
     def report(self) -> None:
         """All chains that were ever sent tell their ends, also those whose process is dead: reports may be late."""
         for chain in self.sent:
-            self.inbox.hear(chain, 0, [encode(ChainEnded(chain, WORKER, "done", at=7.0))])
+            self.inbox.receive(chain, 0, [encode(ChainEnded(chain, WORKER, "done", at=7.0))])
 
 
 STEPS = [Interleaved.die, Interleaved.replace, Interleaved.read, Interleaved.begin, Interleaved.report]
@@ -207,7 +207,7 @@ def test_no_interleaving_of_deaths_and_orders_confuses_incarnations() -> None:
 
 
 def test_what_was_heard_before_a_failure_is_read_first(inbox: Inbox) -> None:
-    inbox.hear(CHAIN, 0, ENCODED[:1])
+    inbox.receive(CHAIN, 0, ENCODED[:1])
     inbox.fail(ClusterError("gone"))
     assert inbox.wait(0) == REPORTS[:1]
     with pytest.raises(ClusterError, match="gone"):
@@ -221,5 +221,5 @@ def test_reports_of_a_worker_whose_clock_is_wrong_are_dated_by_ours(inbox: Inbox
             return BoundaryReached(replace(report.reached, at=at))
         return replace(report, at=at)
 
-    inbox.hear(CHAIN, 0, [encode(dated(report, 6.0 + shift)) for report in REPORTS])
+    inbox.receive(CHAIN, 0, [encode(dated(report, 6.0 + shift)) for report in REPORTS])
     assert inbox.wait(0) == [dated(report, 7.0) for report in REPORTS]

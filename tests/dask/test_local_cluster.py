@@ -83,7 +83,7 @@ def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, t
 
 def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["0"])
-    with pytest.raises(ClusterError, match="2 GPUs were asked for, but torch finds 1"):
+    with pytest.raises(ClusterError, match="2 GPUs were requested, but torch finds 1"):
         local_cluster(gpus=2)
 
 
@@ -95,7 +95,7 @@ def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_cluster_of_our_own(client: Client) -> None:
-    with pytest.raises(UsageError, match="2 workers per GPU were asked for, but no GPU is used here"):
+    with pytest.raises(UsageError, match="2 workers per GPU were requested, but no GPU is used here"):
         DaskExecutor(gpus=0, workers_per_gpu=2).open(Counter(), None)
     with pytest.raises(UsageError, match="hpstage worker --workers-per-gpu"):
         DaskExecutor(client, workers_per_gpu=2)
