@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from hpstage.checking.snapshot import THREADS
 from hpstage.checking.trials import Trials, draw
 from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
-from hpstage.errors.arguments import SEED, SPACE, checked, function, instance, optional, text, whole
+from hpstage.errors.arguments import CATCH, SEED, SPACE, checked, function, in_tuple, instance, optional, text, whole
 from hpstage.schedule.space import Space
 from hpstage.training.adapter import defaults_of
 from hpstage.training.code.suspects import suspects
@@ -34,6 +34,7 @@ Say = Callable[[str], None]
     steps=optional(whole(2, 10_000)),  # about ten times as many are trained
     n_forks=whole(most=10_000),
     seed=SEED,
+    catch=CATCH,
     numerics=optional(text("the name of a step backend, such as 'compiled'")),
     say=optional(function("a function of a line")),
     children=optional(instance(Children, "hpstage.checking.Children()")),
@@ -45,6 +46,7 @@ def check(
     steps: int | None = None,
     n_forks: int = 3,
     seed: int = 0,
+    catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
     numerics: str | None = None,
     say: Say | None = None,
     children: Children | None = None,
@@ -70,6 +72,7 @@ def check(
             near. About ten times as many are trained in all.
         n_forks: number of random steps at which to fork.
         seed: seed for choosing trials and forks.
+        catch: exceptions by which the space rejects a trial, as for :func:`hpstage.optimize`: another one is drawn.
         numerics: the step backend to check a :class:`hpstage.torch.TorchTrainable` with; ``None``: its own.
         say: called with lines that report progress.
         children: the processes, to be shared by several checks; by default, each check starts its own.
@@ -80,11 +83,13 @@ def check(
     began = time.perf_counter()
     if numerics is not None:
         with _trained_by(trainable, numerics):
-            return check(trainable, space, steps=steps, n_forks=n_forks, seed=seed, say=say, children=children)
+            return check(
+                trainable, space, steps=steps, n_forks=n_forks, seed=seed, catch=catch, say=say, children=children
+            )
     trainer = as_trainable(trainable)
     subject = getattr(trainer, "subject", trainable)
     see_free(subject)
-    trials = draw(space, steps, seed, defaults_of(subject))
+    trials = draw(space, steps, seed, defaults_of(subject), in_tuple(catch))
     forks = ways.forks_of(trials.steps, n_forks, seed)
     first, second = ways.processes(trials, forks)
     name = getattr(subject, "__qualname__", type(subject).__qualname__)

@@ -30,13 +30,20 @@ class Trials:
         return len(self.subject)
 
 
-def draw(space: Space, steps: int | None, seed: int, defaults: Mapping[str, Scalar]) -> Trials:
+def draw(
+    space: Space,
+    steps: int | None,
+    seed: int,
+    defaults: Mapping[str, Scalar],
+    catch: tuple[type[Exception], ...] = (Exception,),
+) -> Trials:
     """Draw a trial whose schedules change early, and one that begins under other values.
 
     Args:
         steps: number of steps to train; ``None``: 8, or a few more if the schedules' first joint is near. Fewer if the
             trials are shorter.
         defaults: values of hyper-parameters that trials lack.
+        catch: exceptions by which the space rejects a trial: another is drawn.
 
     Raises:
         UsageError: the space is invalid.
@@ -48,7 +55,7 @@ def draw(space: Space, steps: int | None, seed: int, defaults: Mapping[str, Scal
 
     with quiet_optuna():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    found = list(described_trials(study, space, _NEAR + _BEYOND, _DRAWN))
+    found = list(described_trials(study, space, _NEAR + _BEYOND, _DRAWN, catch=catch))
     drawn, near = [trial for trial, _ in found], [described for _, described in found]
     joints = [first_joint(trial.schedules) for trial in near]
     first = min(range(len(drawn)), key=lambda index: joints[index] or _NEAR + 1)

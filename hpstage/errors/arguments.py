@@ -219,6 +219,15 @@ def several(kind: Kind, remedy: str, *, least: int = 0, single: bool = True) -> 
     return Kind(read, remedy)
 
 
+def _exception(value: object) -> type[Exception]:
+    if isinstance(value, type) and issubclass(value, Exception):
+        return value
+    raise TypeError
+
+
+CATCH = several(Kind(_exception, ""), "classes of exceptions, such as (ValueError,)")
+
+
 def in_tuple(values: object) -> tuple[Any, ...]:
     """Return an argument that is one value or several as a tuple."""
     single = isinstance(values, str | bytes | Mapping | type) or not isinstance(values, Iterable)

@@ -13,6 +13,8 @@ from hpstage.schedule.space import Described, Rejected, Space, describe, points_
 
 # How many trials a space may reject for each one that is asked for.
 _PATIENCE = 100
+# A space that raises for each of so many trials, and describes or prunes none, is wrong.
+_WRONG = 8
 
 
 def described_trials(
@@ -31,9 +33,11 @@ def described_trials(
 
     Raises:
         UsageError: the space rejects nearly all of them.
+        Exception: it raises this for the first of them, and one for each of those that follow.
     """
     ledger, points = Ledger(study), points_of(space)
     given = rejected = 0
+    works = False
     while given < min(most, len(points) or most):
         if points:
             study.enqueue_trial(points[given])
@@ -46,10 +50,14 @@ def described_trials(
             except Rejected as error:
                 study.tell(trial, state=TrialState.PRUNED)
                 rejected += 1
+                works |= isinstance(error.cause, optuna.TrialPruned)
+                if not works and rejected == _WRONG:
+                    raise error.cause from None
                 if rejected >= _PATIENCE * most:
                     raise UsageError(f"the space rejects {rejected} trials: {error}") from error
                 continue
         given += 1
+        works = True
         yield trial, described
 
 

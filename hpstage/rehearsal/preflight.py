@@ -19,11 +19,13 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import (
+    CATCH,
     SEED,
     SPACE,
     checked,
     either,
     function,
+    in_tuple,
     instance,
     number,
     optional,
@@ -228,6 +230,7 @@ _STATES = 1_000_000
     sampler=either(text("the name of one of Optuna's samplers"), instance(optuna.samplers.BaseSampler, "the sampler")),
     seed=SEED,
     algorithm=optional(ALGORITHM),
+    catch=CATCH,
     workers=FLEETS,
     step_seconds=optional(either(seconds(above=0), function("a function of the values at a step"))),
     evaluate_seconds=seconds(least=0),
@@ -252,6 +255,7 @@ def preflight(
     sampler: str | optuna.samplers.BaseSampler = "random",
     seed: int = 0,
     algorithm: Algorithm | None = None,
+    catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
     workers: Sequence[int] = (1, 2, 4, 8),
     step_seconds: float | StepSeconds | None = None,
     evaluate_seconds: float = 0.0,
@@ -271,7 +275,7 @@ def preflight(
     """Estimate what a search would train and cost, without training anything.
 
     Args:
-        space, steps, n_trials, algorithm, checkpoint_every: as for :func:`hpstage.optimize`.
+        space, steps, n_trials, algorithm, catch, checkpoint_every: as for :func:`hpstage.optimize`.
         sampler: one of Optuna's, which is not modified, or a name (``"random"``, ``"tpe"``, ``"grid"``, ...).
         seed: seed of a sampler given by name.
         workers: numbers of workers, with a rehearsal for each.
@@ -315,7 +319,8 @@ def preflight(
         step_times=step_times,
         virtual_nodes=virtual_nodes,
     )
-    own = named_sampler(sampler, space, steps, seed) if isinstance(sampler, str) else sampler
+    catch = in_tuple(catch)
+    own = named_sampler(sampler, space, steps, seed, catch=catch) if isinstance(sampler, str) else sampler
     with quiet_optuna():
         chain = samplers(optuna.create_study(sampler=own))
         if n_trials is None and not listed and not isinstance(chain[-1], _ENDING):
@@ -327,6 +332,7 @@ def preflight(
             n_trials=n_trials,
             sampler=own,
             algorithm=algorithm,
+            catch=catch,
             costs=costs,
             checkpoint_every=checkpoint_every,
             precedent=precedent,

@@ -63,6 +63,7 @@ class Rehearsed:
     n_trials: int | None
     sampler: optuna.samplers.BaseSampler
     algorithm: Algorithm
+    catch: tuple[type[Exception], ...]
     costs: Costs
     checkpoint_every: int | None
     precedent: Precedent | None
@@ -105,6 +106,7 @@ class Rehearsed:
             steps=self.steps,
             n_trials=self.n_trials,
             algorithm=self.algorithm,
+            catch=self.catch,
             executor=executor,
             store=journal,
             checkpoint_every=self.checkpoint_every,

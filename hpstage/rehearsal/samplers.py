@@ -15,11 +15,15 @@ from hpstage.optuna.stand_in import described_trials
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space
 
+Catch = tuple[type[Exception], ...]
 
-def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samplers.BaseSampler:
+
+def named_sampler(
+    name: str, space: Space, steps: int, seed: int, *, catch: Catch = (Exception,)
+) -> optuna.samplers.BaseSampler:
     """Return Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
 
-    ``"grid"`` covers all choices of the space's first trial.
+    ``"grid"`` covers all choices of the first trial that the space does not reject, by an exception of ``catch``.
 
     Raises:
         UsageError: there is no such sampler, the seed is not valid for NumPy, the sampler needs more than a seed, or
@@ -32,7 +36,7 @@ def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samp
     if plain not in known:
         raise UsageError(f"sampler is {name!r}; give one of {', '.join(sorted(known))}")
     if plain == "grid":
-        return optuna.samplers.GridSampler(_grid(space, steps), seed=seed)
+        return optuna.samplers.GridSampler(_grid(space, steps, catch), seed=seed)
     kind = getattr(optuna.samplers, known[plain])
     try:
         return kind(seed=seed) if "seed" in inspect.signature(kind).parameters else kind()  # type: ignore[no-any-return]
@@ -40,10 +44,10 @@ def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samp
         raise UsageError(f"{known[plain]} needs more than a seed ({error}); make it, and pass it") from error
 
 
-def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float | bool | None]]:
+def _grid(space: Space, steps: int, catch: Catch) -> Mapping[str, Sequence[str | int | float | bool | None]]:
     with quiet_optuna():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    ((trial, _),) = described_trials(study, space, steps, 1, cut=False)
+    ((trial, _),) = described_trials(study, space, steps, 1, cut=False, catch=catch)
     grid: dict[str, Sequence[str | int | float | bool | None]] = {}
     for name, distribution in trial.distributions.items():
         match distribution:
@@ -63,7 +67,7 @@ def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler
     with quiet_optuna():
         study = optuna.create_study(sampler=copy.deepcopy(sampler))
     found: dict[tuple[tuple[str, Scalar], ...], None] = {}
-    for _, described in described_trials(study, space, steps, most, cut=False):
+    for _, described in described_trials(study, space, steps, most, cut=False, catch=(Exception,)):
         schedules = described.schedules
         starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces()}
         for start in sorted(starts):

@@ -15,10 +15,10 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import BYTES
 from hpstage.cluster.main_guard import refuse_while_imported
 from hpstage.errors.arguments import (
+    CATCH,
     METRIC,
     PLACE,
     SPACE,
-    Kind,
     checked,
     either,
     function,
@@ -50,12 +50,6 @@ if TYPE_CHECKING:
     from distributed.deploy import Cluster
 
 
-def _exception(value: object) -> type[Exception]:
-    if isinstance(value, type) and issubclass(value, Exception):
-        return value
-    raise TypeError
-
-
 @checked(
     study=instance(optuna.Study, "an optuna.Study (optuna.create_study(...))"),
     space=SPACE,
@@ -67,7 +61,7 @@ def _exception(value: object) -> type[Exception]:
     store=optional(either(PLACE, instance(Journal, "a Journal"))),
     checkpoints=optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
     callbacks=optional(several(function(""), "functions of the study and a trial")),
-    catch=several(Kind(_exception, ""), "classes of exceptions, such as (ValueError,)"),
+    catch=CATCH,
     show_progress_bar=switch,
     extend=switch,
     sharing=switch,

@@ -16,10 +16,13 @@ from optuna.trial import TrialState
 import hpstage
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, PopulationBasedTraining, SuccessiveHalving
-from hpstage.errors import UsageError
+from hpstage.checking.trials import draw
+from hpstage.errors import TrainingError, UsageError
+from hpstage.errors.arguments import in_tuple
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import TrialProposed
 from hpstage.plan.log import read_facts
+from hpstage.rehearsal.preflight import preflight
 from hpstage.rehearsal.samplers import values_met
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
@@ -285,3 +288,32 @@ def test_the_donors_parameters_are_kept_where_all_others_are_rejected() -> None:
     assert len(ends) == 4
     rejected = [trial for trial in study.trials if trial.state == TrialState.PRUNED and not trial.intermediate_values]
     assert 2 * 5 < len(rejected) <= 2 * 11  # two members are replaced, and equal parameters tried once
+
+
+# --- what looks at a space ----------------------------------------------------------------------------------
+
+
+def unstable(trial: optuna.Trial) -> dict[str, object]:
+    layers = trial.suggest_int("layers", 1, 3)
+    if trial.number % 2 == 0:
+        raise Unstable("of no use")
+    return {"layers": layers}
+
+
+def wrong(trial: optuna.Trial) -> dict[str, object]:
+    raise KeyError(f"rate of trial {trial.number}")
+
+
+@pytest.mark.parametrize("catch", [(Exception,), (Unstable,), Unstable], ids=str)
+def test_plans_and_checks_go_by_the_exceptions_that_a_search_catches(catch: Any) -> None:
+    planned = preflight(unstable, steps=4, sampler="grid", workers=(1,), catch=catch)
+    assert planned.trials.median > 0
+    assert draw(unstable, None, 0, {}, in_tuple(catch)).params.keys() == {"layers"}
+
+
+def test_what_a_search_does_not_catch_ends_plans_and_checks() -> None:
+    for space, catch, error in ((unstable, KeyError, Unstable), (wrong, Exception, KeyError)):
+        with pytest.raises((error, TrainingError), match="of no use" if space is unstable else "rate of trial"):
+            preflight(space, steps=4, n_trials=3, workers=(1,), catch=catch)
+        with pytest.raises(error):
+            draw(space, None, 0, {}, (catch,))
