@@ -19,6 +19,9 @@ class OptunaPruner(EarlyStoppingAlgorithm):
     the results of all earlier trials. More trials at a time keep more workers busy, and fewer are pruned: of 27 trials,
     7 instead of 16 with ``window=16`` and a MedianPruner.
 
+    A value that is NaN is reported, too: most pruners ignore it, a ThresholdPruner prunes. At the end it fails the
+    trial.
+
     The pruner, and so the meaning of its arguments, is set on the study; Optuna's default is MedianPruner.
     Optuna's own examples count steps from 0, here the first is ``grace``: ``n_warmup_steps=10`` spares trials
     trained for less than 10 steps. Since only every ``interval``-th step is evaluated, the pruner's
@@ -41,6 +44,10 @@ class OptunaPruner(EarlyStoppingAlgorithm):
     interval: int = 1
     grace: int = 1
     window: int = 1
+
+    @property
+    def takes_nan(self) -> bool:
+        return True
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         return _PrunerSearch(self.evaluations(setting.steps), self.window, trials)

@@ -117,7 +117,8 @@ class Search(ABC):
 
     @abstractmethod
     def told(self, index: int, step: int, value: float) -> list[Action]:
-        """Handle the value of a target (of the first objective, if there are several). Never NaN; may be infinite."""
+        """Handle the value of a target (of the first objective, if there are several). May be infinite; NaN
+        only if :attr:`Algorithm.takes_nan`."""
 
     @abstractmethod
     def failed(self, index: int) -> list[Action]:
@@ -170,6 +171,12 @@ class Algorithm(ABC):
     @property
     def forks(self) -> bool:
         """Whether it forks trials from others, which requires all to be of one length."""
+        return False
+
+    @property
+    def takes_nan(self) -> bool:
+        """Whether NaN before a trial's end is a value like others, which :meth:`Search.told` is given. By default it
+        fails the trial, as NaN at the end always does."""
         return False
 
     @property

@@ -21,6 +21,7 @@ class History(Search):
     def __init__(self, algorithm: Algorithm, setting: Setting, trials: Trials) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []  # of the search's methods, in order
         self.synchronous, self.by_length = algorithm.synchronous, algorithm.by_length
+        self.takes_nan = algorithm.takes_nan
         self.look_ups = _LookUps(trials)
         self._algorithm = algorithm
         self._setting = setting

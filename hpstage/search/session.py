@@ -424,8 +424,11 @@ class Session:
             unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
             if not unknown:
                 trial.values, trial.metrics = values, metrics
+            if not unknown or self.history.takes_nan:
                 trial.told = max(trial.told, _reached(answer))
                 self._report(trial, _reached(answer), values)
+            midway = answer.ending is None and answer.step < self._driver.plan.trials[trial.id].steps
+            if not unknown or (self.history.takes_nan and midway):
                 self._perform(self._search.told(index, asked, values[0]))
                 return
             # As in Optuna: the trial fails, and the study continues regardless of `catch`.

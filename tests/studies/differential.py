@@ -33,7 +33,7 @@ from hpstage.algos import FullTraining, OptunaPruner
 from hpstage.store import MemoryJournal
 
 STEPS, GRACE, TRIALS = 6, 2, 12
-KINDS = ("grid", "conditional", "enqueue", "constraints", "objectives", "failing")
+KINDS = ("grid", "conditional", "enqueue", "constraints", "objectives", "failing", "nan")
 Values = dict[str, Any]
 
 # --- spaces -----------------------------------------------------------------------------------------------
@@ -135,6 +135,16 @@ class Curve:
 
     def load_state_dict(self, state: Values) -> None:
         self.values, self.steps = dict(state["values"]), state["steps"]
+
+
+class Noisy(Curve):
+    """A metric that is NaN now and then: on the way, or at the end."""
+
+    def evaluate(self) -> dict[str, float]:
+        found = super().evaluate()
+        if random.Random(f"{found['loss']:.9f}").random() < 0.3:
+            found["loss"] = math.nan
+        return found
 
 
 class Fragile(Curve):
@@ -260,7 +270,7 @@ class Case:
         self.seen: list[tuple[object, ...]] = []  # by the callback
         self.finite = isinstance(self.make_sampler(), LISTING)
         self.names = ["loss", "size"] if kind == "objectives" else ["loss"]
-        self.trainable = Fragile if kind == "failing" else Curve
+        self.trainable = {"failing": Fragile, "nan": Noisy}.get(kind, Curve)
         self.interruption = interruption or Interruption()
 
     def make_sampler(self) -> BaseSampler:
@@ -307,10 +317,11 @@ class Case:
             if step + 1 < (GRACE if self.pruner else STEPS):
                 continue
             found = training.evaluate()
-            if math.isnan(found["loss"]):
+            if math.isnan(found["loss"]) and not self.pruner:
                 return [math.nan]
             for name, value in found.items():
-                trial.set_user_attr(name, value)
+                if not math.isnan(found["loss"]):
+                    trial.set_user_attr(name, value)
             if len(self.names) == 1:
                 trial.report(found["loss"], step + 1)
             if self.pruner and step + 1 < STEPS and trial.should_prune():
@@ -362,7 +373,7 @@ def record(study: optuna.Study) -> list[Values]:
             "params": trial.params,
             "distributions": trial.distributions,
             "values": trial.values,
-            "intermediate values": trial.intermediate_values,
+            "intermediate values": {step: repr(value) for step, value in trial.intermediate_values.items()},  # NaN too
             "constraints": getattr(trial, "constraints", trial.system_attrs.get("constraints")),
             "user attributes": {k: v for k, v in trial.user_attrs.items() if not k.startswith("hpstage:")},
             "queued with": trial.system_attrs.get("fixed_params"),

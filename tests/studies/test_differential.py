@@ -7,10 +7,12 @@ trials with the same parameters, states, values, intermediate values, constraint
 from __future__ import annotations
 
 import random
+from math import isnan
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.trial import TrialState
 
 from hpstage.errors import UsageError
 from tests.studies.differential import KINDS, PRUNERS, SAMPLERS, TRIALS, Case, Interruption, journal, record
@@ -21,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.constraints_func. has been deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Constraints have been set, but CmaEsSampler will not use them"),
     pytest.mark.filterwarnings("ignore:The best trial has no intermediate values so WilcoxonPruner cannot prune"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
 
 SAMPLED = [(kind, sampler, None) for kind in KINDS for sampler in SAMPLERS]
@@ -65,6 +68,14 @@ def test_interrupted_and_resumed_it_is_still_that_study(
     else:
         assert place == "train"  # of steps that were all trained before
     assert record(found) == record(study), (place, first.interruption.number)
+
+
+@pytest.mark.parametrize("pruner", ["median", "threshold", "nop"])
+def test_nan_on_the_way_is_for_the_pruner_to_judge(pruner: str) -> None:
+    study = Case("nan", "random", pruner).in_hpstage()
+    assert record(study) == record(Case("nan", "random", pruner).in_optuna())
+    found = {trial.state for trial in study.trials for value in trial.intermediate_values.values() if isnan(value)}
+    assert (TrialState.PRUNED if pruner == "threshold" else TrialState.COMPLETE) in found
 
 
 def resumed(kind: str, sampler: str, interruption: Interruption, folder: Path) -> optuna.Study:
