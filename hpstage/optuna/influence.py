@@ -9,10 +9,11 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hpstage.optuna.private import Drawn, contains
-from hpstage.schedule import Schedule, agreement
-from hpstage.schedule.space import Described, Space, describe
+from hpstage.schedule import Scalar, Schedule, agreement
+from hpstage.schedule.space import Described, Space, describe, with_defaults
 
 Draw = Callable[[str, BaseDistribution], Any]
+_NONE: Mapping[str, Scalar] = {}
 
 
 class Probe(Drawn):
@@ -77,14 +78,20 @@ def _parting(a: Schedule, b: Schedule, steps: int) -> int:
 
 
 def begins(
-    space: Space, steps: int, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], radius: float
+    space: Space,
+    steps: int,
+    params: Mapping[str, Any],
+    distributions: Mapping[str, BaseDistribution],
+    radius: float,
+    defaults: Mapping[str, Scalar] = _NONE,
 ) -> dict[str, int]:
     """Return the step from which each parameter matters near these values; ``steps`` if it does not.
 
     A number is moved by ``radius`` up and down in its scale, a choice to each of the others. The result is the first
     step at which a schedule then differs, or may if a metric decides it. A number takes two evaluations of the space.
+    ``defaults`` are the values of hyper-parameters that it may leave out.
     """
-    known = describe(space, Probe(lambda name, _: params[name], 0), steps)
+    known = with_defaults(describe(space, Probe(lambda name, _: params[name], 0), steps), defaults)
     found = {}
     for name, distribution in distributions.items():
         first = steps
@@ -92,7 +99,7 @@ def begins(
             if first == 0:
                 break
             try:
-                moved = describe(space, Probe(_with(params, name, other), 0), steps)
+                moved = with_defaults(describe(space, Probe(_with(params, name, other), 0), steps), defaults)
             except Exception:
                 # The space may end or raise next to the proposal; then there is no neighbour to share with.
                 continue

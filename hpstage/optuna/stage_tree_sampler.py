@@ -17,9 +17,12 @@ from hpstage.errors import UsageError
 from hpstage.errors.arguments import SPACE, checked, instance, number, optional, whole
 from hpstage.optuna.companions import Companions, Wish
 from hpstage.optuna.influence import Probe, begins, takes
+from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space, describe
 
 _Numerical = FloatDistribution | IntDistribution
+
+_NONE: Mapping[str, Scalar] = {}
 
 # The radius is not reduced before this trial: about as many as learning samplers draw at random first.
 _FULL_RADIUS = 10
@@ -88,12 +91,18 @@ class StageTreeSampler(BaseSampler):
         self._given = space is not None
         self._space = space
         self._steps = 0 if steps is None else steps
+        self._defaults = _NONE  # of hyper-parameters that the space may leave out
         # Everything below can be restored from the study.
         self._studies: weakref.WeakKeyDictionary[optuna.Study, Companions] = weakref.WeakKeyDictionary()
         self._plans: dict[tuple[str, int], Mapping[str, Any]] = {}  # of trials being proposed
 
-    def attach(self, space: Space, steps: int) -> None:
-        """Set the space of a search, as ``hpstage.optimize`` does; arguments of the constructor take precedence."""
+    def attach(self, space: Space, steps: int, defaults: Mapping[str, Scalar] = _NONE) -> None:
+        """Set the space of a search, as ``hpstage.optimize`` does; arguments of the constructor take precedence.
+
+        Args:
+            defaults: the trainable's, of hyper-parameters that the space may leave out.
+        """
+        self._defaults = dict(defaults)
         if not self._given:
             self._space, self._steps = space, steps
 
@@ -176,7 +185,7 @@ class StageTreeSampler(BaseSampler):
         except Exception:  # as it will with the trial
             return dict(probe.params)
         params, distributions = dict(probe.params), probe.distributions
-        begin = begins(space, self._steps, params, distributions, self.radius)
+        begin = begins(space, self._steps, params, distributions, self.radius, self._defaults)
         numbers = [name for name in params if isinstance(distributions[name], _Numerical) and name not in known]
         last = max((begin[name] for name in numbers if begin[name] < self._steps), default=0)
         order = sorted((name for name in params if begin[name] < last), key=lambda name: begin[name])

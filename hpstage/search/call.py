@@ -70,7 +70,7 @@ class Call:
         chain = samplers(study)
         for sampler in chain:
             if isinstance(sampler, StageTreeSampler):
-                sampler.attach(request.space, request.steps)
+                sampler.attach(request.space, request.steps, observed.defaults)
         started = SearchStarted(
             study=name_in(driver.plan, self.ledger),
             algorithm=repr(request.algorithm),

@@ -8,13 +8,14 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.samplers import RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState
 
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import PopulationBasedTraining
 from hpstage.errors import UsageError
+from hpstage.optuna import StageTreeSampler
 from hpstage.training.identity.workload import code_identity
 
 STEPS = 20
@@ -219,3 +220,24 @@ def test_attributes_of_that_name_that_are_something_else_count_in_the_key() -> N
     assert code_identity(one) != code_identity(two)
     one, two = later(version=None, defaults={"decay": 0.0}), later(version=None, defaults={"decay": 0.5})
     assert code_identity(one) == code_identity(two)
+
+
+def test_a_stage_tree_sampler_takes_a_default_for_the_value_that_a_space_leaves_out(tmp_path: Path) -> None:
+    def written(trial: optuna.Trial) -> dict[str, Any]:
+        rate, decay = trial.suggest_float("lr", 0.1, 0.2), trial.suggest_categorical("decay", [0.0, 0.1])
+        drop = trial.suggest_float("drop", 0.1, 0.9)
+        return {"lr": s.piecewise({0: rate, 15: rate * drop}), "decay": s.piecewise({0: 0.0, 10: decay})}
+
+    def shortened(trial: optuna.Trial) -> dict[str, Any]:
+        described = written(trial)
+        return described if trial.params["decay"] else {"lr": described["lr"]}
+
+    found = []
+    for name, space in (("written", written), ("shortened", shortened)):
+        sampler: BaseSampler = StageTreeSampler(RandomSampler(seed=1), radius=0.5)
+        study = optuna.create_study(study_name=name, sampler=sampler)
+        options: dict[str, Any] = {"metric": "error", "steps": STEPS, "executor": hpstage.InlineExecutor()}
+        hpstage.optimize(study, later(defaults={"decay": 0.0}), space, n_trials=20, store=tmp_path / name, **options)
+        found.append([trial.params for trial in study.trials])
+    assert found[0] == found[1]
+    assert len({params["lr"] for params in found[0]}) < 20
