@@ -123,7 +123,7 @@ class Driver:
         self._effects = Effects(plan)
         self._notices = Notices(plan)
         executor.adapt(scheduler.demand)
-        self._pool = executor.pool  # a closed one does not tell it
+        self._pool = executor.pool  # a closed one has none
         joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
         for fact in self._changed(joined):
             self.log.note(fact)
@@ -134,8 +134,8 @@ class Driver:
         """Leave the plan, so that other drivers can train this driver's remaining work."""
         self._left = True
         self._act(self.scheduler.end_audits())
-        if (told := self.scheduler.no_gangs()) is not None:
-            logger.info("%s", told)
+        if (notice := self.scheduler.no_gangs()) is not None:
+            logger.info("%s", notice)
         left = [WorkerLeft(worker, self._executor.clock(), "closed") for worker in self.scheduler.workers]
         self.log.write([*self._changed(left), DriverLeft(self.scheduler.driver, time.time(), "ended")])
 
@@ -324,8 +324,8 @@ class Driver:
             for report in batch:
                 for notice in (*self.scheduler.note(report), *self._notices.of(report)):
                     logger.warning("%s", notice)
-                if isinstance(report, BoundaryReached) and (told := self._effects.missing(report.reached)):
-                    logger.warning("%s", told)
+                if isinstance(report, BoundaryReached) and (missing := self._effects.missing(report.reached)):
+                    logger.warning("%s", missing)
                 if isinstance(report, WorkerJoined | WorkerLeft):
                     self._patience.workers_changed()
             del self._taken[: len(taken)]
@@ -378,7 +378,7 @@ class Driver:
         return [msgspec.structs.replace(me, pool=self._pool, at=time.time())]
 
     def _changed(self, reports: Iterable[Report]) -> Iterator[Fact]:
-        """Yield the facts that tell which workers joined and left. The lanes of one are one."""
+        """Yield the facts of workers that joined and left. The lanes of one are one."""
         times: dict[float, tuple[list[WorkerId], list[WorkerId]]] = {}
         for report in reports:
             if isinstance(report, WorkerJoined | WorkerLeft) and report.worker == host_of(report.worker):

@@ -93,7 +93,7 @@ class DriverLeases:
         return self._has_died(other) or self._leases.holder(_of(other.driver)) is None
 
     def _free(self, name: str, others: Sequence[DriverJoined]) -> None:
-        """Release the lease of a study whose driver died on this host, so that nobody has to wait for it."""
+        """Release the lease of a study whose driver died on this host, so that no other driver waits for it."""
         held = self._leases.holder(name)
         for other in others:
             if held is not None and held.owner == other.driver and self._has_died(other):

@@ -28,7 +28,7 @@ class Effects:
         self._told: set[str] = set()
 
     def missing(self, reached: StateReached) -> str | None:
-        """Return a message for the user if a state shows that hyper-parameters have no effect, once for each."""
+        """Return a message for the user if a state shows that hyperparameters have no effect, once for each."""
         # Without finite metrics, lines may be the same since all that they hold is NaN.
         if reached.kept is None or len(reached.kept.marks) < _LEAST or not _finite(reached.metrics):
             return None
@@ -44,12 +44,12 @@ class Effects:
             return None
         self._told.update(names)
         trials = sorted((node.maker.id.rpartition("/")[2] for node in (one, two)), key=lambda name: (len(name), name))
-        which = f"Hyper-parameters {', '.join(map(repr, names))}" if names[1:] else f"The hyper-parameter {names[0]!r}"
+        which = f"Hyperparameters {', '.join(map(repr, names))}" if names[1:] else f"The hyperparameter {names[0]!r}"
         return (
             f"{which} had no effect on training so far: trials {' and '.join(trials)} differ in nothing else, and are "
             f"the same after {reached.step} steps, bit for bit. What is read where the model or the optimizer is made "
             f"has its value at step 0: read hp[{names[0]!r}] in each step (an optimizer's fields follow "
-            f"hyper-parameters of their own names, such as lr)"
+            f"hyperparameters of their own names, such as lr)"
         )
 
 
@@ -58,7 +58,7 @@ def _finite(metrics: Metrics | None) -> bool:
 
 
 def _differing(one: Node, two: Node, step: int) -> list[str]:
-    """Return the hyper-parameters in which two lines have differed before a step."""
+    """Return the hyperparameters in which two lines have differed before a step."""
     lines = one.ancestry(), two.ancestry()
     starts = {node.start for line in lines for node in line if node.start < step} | {step - 1}
     values = [tuple(_values(line, at) for line in lines) for at in starts]

@@ -46,7 +46,7 @@ def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
                 f"this store. Give all workers the same, and let it be while a search runs; then choose another store "
                 f"with store=. {_UNLESS}"
             )
-        # Not what does not exist: code often asks for files that may be there.
+        # Not what does not exist: code often looks for files that may exist.
         names = [name for name, digest in report.inputs.items() if digest and name not in known]
         known.update(names)
         shared = [name for name in names if name.startswith(_SHARED)]

@@ -17,7 +17,7 @@ class Notices:
         self._told: set[str] = set()
 
     def of(self, report: Report) -> Iterator[str]:
-        """Yield what a report says that is new."""
+        """Yield the notices of a report that are new."""
         if isinstance(report, ForkVerified):
             node, noticed = report.node, [Noticed(report.remark)] if report.remark else []
         elif isinstance(report, BoundaryReached):
@@ -47,5 +47,5 @@ def _of_length(steps: int, trainer: str, ends_at: int, *, sizes: bool) -> str:
     else:
         return ""
     return (
-        f"{what}. State one length in both, or let the space say how the rate changes (s.onecycle, s.cosine, s.linear)"
+        f"{what}. State one length in both, or let the space set how the rate changes (s.onecycle, s.cosine, s.linear)"
     )

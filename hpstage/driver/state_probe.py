@@ -52,8 +52,8 @@ class StateProbe:
             self._checkpoints.verify(key)
         except (CheckpointMissing, CheckpointCorrupt):
             self._decided.put(report)
-        except Exception as error:  # says nothing about the state; a report held back forever would hang the search
-            message = f"{report.message}; the driver cannot tell whether that is so ({error})"
+        except Exception as error:  # no evidence about the state; a report held back forever would hang the search
+            message = f"{report.message}; the driver cannot check it ({error})"
             self._decided.put(replace(report, outcome="cut_off", message=message))
         else:
             message = (

@@ -1,6 +1,6 @@
 """HeldFiles: whether the files of a SQLite database are still those that were opened.
 
-SQLite goes on with files that were moved, deleted or written over, and whatever is recorded then is lost.
+SQLite continues with files that were moved, deleted or written over, and whatever is recorded then is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOKS = 40
 
 
 class HeldFiles:
-    """The database ``path`` and the two files beside it, which exist as long as a connection to it is open."""
+    """The database ``path`` and its two auxiliary files, which exist as long as a connection to it is open."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class HeldFiles:
             connection = sqlite3.connect(f"{self._path.as_uri()}?mode=ro&immutable=1", uri=True)
             try:
                 # As long as somebody reads, the last pages may be in the write-ahead log alone. The database is then
-                # shorter than its header says, which SQLite refuses otherwise; the pages read here never change.
+                # shorter than its header states, which SQLite refuses otherwise; the pages read here never change.
                 connection.execute("PRAGMA writable_schema = ON")
                 (found,) = connection.execute("SELECT id FROM generation").fetchone()
             finally:

@@ -1,4 +1,4 @@
-"""The Journal port: an append-only log of facts that every process folds alike."""
+"""The Journal port: an append-only log of facts that every process folds in the same way."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Leases(ABC):
 
     A lease is *held* by a token from ``acquire`` until it is released or taken by another ``acquire``. It *expires*
     after its seconds, and from then on anyone may take it. Expiry alone takes nothing from the holder: it can still
-    renew, and commit what it has trained, as long as nobody else has taken the lease. So an owner that was suspended
+    renew, and commit what it has trained, as long as no other owner has taken the lease. So an owner that was suspended
     for a while, or cut off by a restart of the store, loses work only to an owner that does it instead. It is the
     tokens (``fences`` of :meth:`Journal.append`), not the clock, that prevent two owners from both committing.
 

@@ -187,7 +187,7 @@ class RedisJournal(Store):
         parts: list[bytes] = []
         while True:
             match self._run(scripts.READ_PART, len(parts)):
-                case [b"part", id, *_] if parts and id != known:  # it was replaced meanwhile: read the new one
+                case [b"part", id, *_] if parts and id != known:  # it has been replaced since: read the new one
                     parts = []
                 case [b"part", known, count, bytes(part)]:
                     parts.append(part)
@@ -246,7 +246,7 @@ class RedisJournal(Store):
 
     def _check_process(self) -> None:
         if self._owner != os.getpid():
-            raise StoreError(f"{self._where} was opened before a fork; open it anew in this process")
+            raise StoreError(f"{self._where} was opened before a fork; open it again in this process")
 
     def _gone(self) -> StoreError:
         return StoreError(

@@ -60,7 +60,7 @@ local function keep_clock(now, offset)
 end
 """
 
-# Stored with the log rather than beside it, so that whatever rolls back the log rolls back its hashes, too.
+# Stored with the log rather than separately, so that whatever rolls back the log rolls back its hashes, too.
 _HASHES = f"""
 local function hash_of(position)
   if position == 0 then return '' end

@@ -23,12 +23,12 @@ from hpstage.store.redis_scripts import Script
 Answer = TypeVar("Answer")
 Argument = bytes | str | int
 
-# Maximum seconds for connecting, and for a reply; a blocking read must ask for less.
+# Maximum seconds for connecting, and for a reply; a blocking read must wait for less.
 SOCKET_TIMEOUT = 5.0
 # Seconds between two attempts at an unavailable server: the first pause, and the maximum.
 PAUSES = (0.02, 0.5)
 
-# Seconds of silence after which a warning says that the server is being waited for.
+# Seconds of silence after which a warning is logged that the search waits for the server.
 SILENCE = 2.0
 
 logger = logging.getLogger("hpstage")
@@ -38,7 +38,7 @@ _REMEDIES = {
     "OOM": "the server is out of memory; raise its maxmemory or free some, and run again: nothing acknowledged is lost",
     "READONLY": "it is a read-only replica; give the address of the primary",
     "MISCONF": "the server cannot write to its disk; free some space there and run again, nothing acknowledged is lost",
-    "NOREPLICAS": "the server has fewer replicas than it is told to have (min-replicas-to-write); fix them",
+    "NOREPLICAS": "the server has fewer replicas than configured (min-replicas-to-write); fix them",
     "WRONGTYPE": "a key of this prefix holds something else; choose another prefix",
     "NOPERM": "this user may not do that; allow it the commands EVAL, EVALSHA, INFO, XLEN, XRANGE, XREAD and those of "
     "scripts (TIME, TYPE, EXISTS, EXPIRE, PERSIST, RENAME, hashes, XADD) on the keys of the prefix",
@@ -133,14 +133,14 @@ class RedisServer:
         began = time.monotonic()
         deadline = began + (self._patience if patience is None else patience)
         pause, longest = PAUSES
-        told = False
+        warned = False
         try:
             while True:
                 if self.closed:
                     raise StoreError(f"the connection to {self.where} is closed")
                 try:
                     answer = action()
-                    if told:
+                    if warned:
                         logger.warning("%s answers again, after %.0f s", self.where, time.monotonic() - began)
                     return answer
                 except Exception as error:
@@ -153,8 +153,8 @@ class RedisServer:
                         problem = self._explain(error, last=time.monotonic() + pause >= deadline)
                         if problem is not None:
                             raise problem from shown_cause(error, self._url)
-                        if not told and time.monotonic() - began > SILENCE and self._away.acquire(blocking=False):
-                            told = True
+                        if not warned and time.monotonic() - began > SILENCE and self._away.acquire(blocking=False):
+                            warned = True
                             wait = deadline - time.monotonic()
                             logger.warning(
                                 "%s does not answer (%s); waiting for it, for %.0f s more at most",
@@ -168,7 +168,7 @@ class RedisServer:
                 self._closed.wait(pause)
                 pause = min(2 * pause, longest)
         finally:
-            if told:
+            if warned:
                 self._away.release()
 
     def _explain(self, error: RedisError, *, last: bool) -> StoreError | None:

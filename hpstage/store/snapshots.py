@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 
 class Snapshots(ABC):
-    """A place for one snapshot, opaque bytes of up to some hundred MB, beside a journal.
+    """A place for one snapshot, opaque bytes of up to some hundred MB, next to a journal.
 
     The journal is the record, a snapshot only saves time: whoever reads one checks it, and folds the journal if it is
     of no use. So a store need not prevent that a late writer replaces a newer snapshot.

@@ -1,4 +1,4 @@
-"""SQLiteJournal: a store in a single file, with a snapshot beside it, shared by the processes of one host."""
+"""SQLiteJournal: a store in a single file, with a snapshot next to it, shared by the processes of one host."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _REMEDIES = {
 class SQLiteJournal(Store):
     """A journal and leases in the SQLite file ``path``, for all threads and processes of one host.
 
-    The snapshot is a file beside it, ``path`` with ``-snapshot`` at its end, which can be removed at any time.
+    The snapshot is a file next to it, ``path`` with ``-snapshot`` at its end, which can be removed at any time.
 
     The file and its folder are created if missing. Writers take turns; one that waits longer than ``patience`` seconds
     raises :class:`StoreError`. Appended records survive ``kill -9`` at once; a power cut may lose the last ones
@@ -72,7 +72,7 @@ class SQLiteJournal(Store):
             counts from the host's start and cannot be set, so jumps of the wall clock do not matter. A lease that seems
             to begin in the future was given before the host's last start: its owner is gone, and it counts as expired.
         read_only: for readers only: the file must exist, no method writes to it, and remains of a writer that died are
-            not cleaned up. SQLite may leave its two auxiliary files beside it. Needs no write permission, unless the
+            not cleaned up. SQLite may leave its two auxiliary files there. Needs no write permission, unless the
             last writer was killed.
     """
 
@@ -118,7 +118,7 @@ class SQLiteJournal(Store):
                 # itself does not wait, since waiting could be a deadlock: with four at once, 8 of 480 opens failed.
                 _persist(lambda: connection.execute("PRAGMA journal_mode=WAL"), deadline)
                 connection.execute("PRAGMA synchronous=NORMAL")
-                _end(connection)  # makes the files beside it
+                _end(connection)  # makes the auxiliary files
                 self._held = HeldFiles(self.path)
             except BaseException:
                 connection.close()
@@ -264,7 +264,7 @@ class SQLiteJournal(Store):
 
     def _open(self) -> sqlite3.Connection:
         if self._owner != os.getpid():
-            raise StoreError(f"journal {self.path} was opened before a fork; open it anew in this process")
+            raise StoreError(f"journal {self.path} was opened before a fork; open it again in this process")
         if self._connection is None:
             raise StoreError(f"journal {self.path} is closed")
         if self._look_again is not None:
@@ -279,11 +279,11 @@ class SQLiteJournal(Store):
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
-            # SQLite cannot make the files beside it by which readers and writers agree.
+            # SQLite cannot make the auxiliary files by which readers and writers agree.
             if not _is_empty(self.path.with_name(f"{self.path.name}-wal")):
                 raise StoreError(
                     f"journal {self.path} cannot be read without write permission to its folder, since its last writer "
-                    f"was killed and has left a file beside it: let its owner run `hpstage status` on it once, or give "
+                    f"was killed and left an auxiliary file: let its owner run `hpstage status` on it once, or give "
                     f"this user write permission"
                 ) from error
         # Nobody writes now. Each read looks again, since somebody may later.

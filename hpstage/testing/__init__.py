@@ -43,7 +43,7 @@ _HOMES = {
 }
 
 if "pytest" in sys.modules:
-    # Before they are imported, so that their failed assertions tell what was compared.
+    # Before they are imported, so that their failed assertions show what was compared.
     sys.modules["pytest"].register_assert_rewrite(*_HOMES.values(), "hpstage.testing.chains", "hpstage.testing.play")
 
 

@@ -134,7 +134,7 @@ class CheckpointContract:
     def test_saving_a_kept_key_again_changes_nothing(self, store: CheckpointStore) -> None:
         first = store.save(KEY, {"a": 1}, step=1, parent=None)
         assert store.save(KEY, {"a": 1}, step=1, parent=None) == first
-        # Equal keys mean equal training. Where that does not hold, what is kept wins, and the planner is told.
+        # Equal keys mean equal training. Where that does not hold, what is kept wins, and the planner is notified.
         other = store.save(KEY, {"a": 2}, step=1, parent=None)
         assert (other.key, other.bytes, other.digest) == (KEY, first.bytes, digest({"a": 2}))
         assert store.manifest(KEY).digest == first.digest

@@ -101,7 +101,7 @@ class ExecutorContract:
     def held_at_5(self, open_executor: Open, gate: Gate) -> Callable[[int], Executor]:
         """A function that starts the chain ``"c"`` of so many steps, and returns when it stands at step 5, reported.
 
-        It goes on when the gate is opened.
+        It continues when the gate is opened.
         """
 
         def start(steps: int) -> Executor:
@@ -121,7 +121,7 @@ class ExecutorContract:
     def test_opening_tells_what_the_workers_are_and_the_pool_they_are_of(
         self, make_executor: Callable[[], Executor], tmp_path: Path
     ) -> None:
-        """The place of the checkpoints may come later: it may depend on what is told."""
+        """The place of the checkpoints may come later: it may depend on what is reported."""
         executor = make_executor()
         try:
             described = executor.open(Counter(), None).described
@@ -269,7 +269,7 @@ class ExecutorContract:
     # --- orders to a chain that runs ----------------------------------------------------------------------
 
     def _let_go(self, gate: Gate, stop: int) -> None:
-        """Release a chain that is held at step 5, step by step: orders that are on their way to it arrive meanwhile."""
+        """Release a chain that is held at step 5, step by step: orders that are on their way to it arrive then."""
         for step in range(6, stop) if not self.within_wait else ():
             gate.shut(step)
             gate.wait()
@@ -301,7 +301,7 @@ class ExecutorContract:
     def test_a_running_chain_stops_at_its_next_step_and_says_what_was_wasted(self, executor: Executor) -> None:
         worker = self.first(executor)
         executor.start(worker, chain("c", ENDLESS, 10))
-        reports = until(executor, lambda heard: bool(reached(heard, "c")))
+        reports = until(executor, lambda received: bool(reached(received, "c")))
         executor.stop(ChainId("c"))
         end = outcome(reports + ended(executor, "c"), "c")
         assert end.outcome == "stopped"
@@ -315,7 +315,7 @@ class ExecutorContract:
         """Its steps may be faster than any message; it names its states itself."""
         worker = self.first(executor)
         executor.start(worker, replace(chain("c", ENDLESS), keep_every=50))
-        reports = until(executor, lambda heard: len(reached(heard, "c")) >= 3)
+        reports = until(executor, lambda received: len(reached(received, "c")) >= 3)
         executor.stop(ChainId("c"), keep=True)
         reports += ended(executor, "c")
         end, passed = outcome(reports, "c"), reached(reports, "c")
@@ -332,11 +332,11 @@ class ExecutorContract:
         worker = self.first(executor)
         bare = replace(boundary(10), keep=False)
         executor.start(worker, replace(chain("c", ENDLESS), boundaries=(bare, boundary(ENDLESS))))
-        reports = until(executor, lambda heard: bool(reached(heard, "c")))
+        reports = until(executor, lambda received: bool(reached(received, "c")))
         executor.stop(ChainId("c"), keep=True)
         reports += ended(executor, "c")
         end, last = outcome(reports, "c"), reached(reports, "c")[-1]
-        assert end.outcome in ("stopped", "done")  # it ended where it was told to
+        assert end.outcome in ("stopped", "done")  # it ended where it was to end
         assert (end.step, end.wasted_steps) == (last.step, 0)
         assert last.kept is not None and last.kept.key == seen().key(last.step)
         executor.start(worker, replace(chain("d", last.step + 5, start=last.step), source=last.kept.key))
@@ -414,7 +414,7 @@ class ExecutorContract:
     # --- audits -------------------------------------------------------------------------------------------
 
     def _audit(self, executor: Executor, worker: WorkerId, stop: int = 10) -> Audit:
-        """Train a chain, and return an audit of its steps from the 5th on, which has not begun."""
+        """Train a chain, and return an audit of its steps from the 5th on, which is queued."""
         executor.start(worker, chain("audited", 10, 5))
         digests = {r.step: r.kept.digest for r in reached(ended(executor, "audited"), "audited") if r.kept is not None}
         return Audit(
@@ -426,10 +426,10 @@ class ExecutorContract:
         )
 
     def _ended(self, executor: Executor, worker: WorkerId, audit: Audit) -> AuditEnded:
-        """Return how an audit has ended that has begun: a chain tells its end a moment before its worker is idle."""
+        """Return how an audit has ended that has begun: a chain reports its end a moment before its worker is idle."""
         for _ in range(1000):
             executor.audit(worker, audit)
-            [end] = audits_ended(until(executor, lambda heard: bool(audits_ended(heard))))
+            [end] = audits_ended(until(executor, lambda received: bool(audits_ended(received))))
             if end.outcome != "stopped" or end.seconds > 0:
                 return end
         raise AssertionError(f"{worker} has ended its chain, but begins no audit: {end}")
@@ -477,7 +477,7 @@ class ExecutorContract:
         audit = self._audit(executor, worker, stop=ENDLESS)
         executor.audit(worker, replace(audit, goals=(replace(audit.goals[-1], step=ENDLESS),)))
         executor.stop_audit(audit.id)
-        [end] = audits_ended(until(executor, lambda heard: bool(audits_ended(heard))))
+        [end] = audits_ended(until(executor, lambda received: bool(audits_ended(received))))
         assert (end.outcome, end.compared) == ("stopped", 0)
         executor.stop_audit(audit.id)
         self._check_works(executor, worker)
@@ -487,7 +487,7 @@ class ExecutorContract:
         audit = self._audit(executor, worker, stop=ENDLESS)
         executor.audit(worker, replace(audit, goals=(replace(audit.goals[-1], step=ENDLESS),)))
         executor.start(worker, chain("c", 3))
-        reports = until(executor, lambda heard: bool(audits_ended(heard)) and _has_ended(heard, "c"))
+        reports = until(executor, lambda received: bool(audits_ended(received)) and _has_ended(received, "c"))
         assert [end.outcome for end in audits_ended(reports)] == ["stopped"]
         assert outcome(reports, "c").outcome == "done"
 

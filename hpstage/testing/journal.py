@@ -184,7 +184,7 @@ def _append_batches(journal: Journal, writer: int) -> list[int]:
 
 
 def _check_batches(records: list[bytes], positions: list[list[int]]) -> None:
-    """Every batch is whole, once, where its writer was told, and each writer's batches are in order."""
+    """Every batch is whole, once, at the position returned to its writer, and each writer's batches are in order."""
     assert len(records) == len(positions) * sum(1 + batch % 4 for batch in range(_BATCHES))
     for writer, starts in enumerate(positions):
         assert starts == sorted(starts)

@@ -59,7 +59,7 @@ def alone(schedules: Mapping[str, Schedule], stop: int) -> Tape:
 
 
 class Failing(Tape):
-    """Raises in training, in evaluation or in set-up where a value says so."""
+    """Raises in training, in evaluation or in set-up where a value requests it."""
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         if hp.get("a") == 13:
@@ -104,7 +104,7 @@ class Gate:
         """Returns when somebody stands before it."""
         deadline = time.monotonic() + seconds
         while not self.reached.exists():
-            assert time.monotonic() < deadline, f"nobody came to the gate within {seconds} s"
+            assert time.monotonic() < deadline, f"nothing came to the gate within {seconds} s"
             time.sleep(0.005)
 
     def holds(self, step: int) -> bool:
@@ -115,8 +115,8 @@ class Gate:
 
 
 class Counter:
-    """Adds up ``x``. A text in its place raises: ``"boom"`` in training, or says where: ``"boom in setup"``, ``"boom in
-    evaluate"``; under ``"nan"`` the sum is none.
+    """Adds up ``x``. A text in its place raises: ``"boom"`` in training, or where it names: ``"boom in setup"``,
+    ``"boom in evaluate"``; under ``"nan"`` the sum is none.
 
     Args:
         gate: where it waits, if that is shut.

@@ -37,12 +37,12 @@ class TrainableContract:
 
     @pytest.fixture
     def make_trainable(self) -> Make:
-        """A function that makes what is passed to :func:`hpstage.optimize`, anew at each call."""
+        """A function that makes what is passed to :func:`hpstage.optimize`, a new one at each call."""
         raise NotImplementedError("override the fixture make_trainable")
 
     @pytest.fixture
     def values_at(self) -> Values:
-        """A function: the value of every hyper-parameter at a step."""
+        """A function: the value of every hyperparameter at a step."""
         raise NotImplementedError("override the fixture values_at")
 
     @pytest.fixture
@@ -155,7 +155,7 @@ def trained(trainable: Trainable, values_at: Values, start: int, stop: int) -> T
 
 
 def outcome(trainable: Trainable) -> list[object]:
-    """Everything that must agree: metrics, before and after the state is asked for, and the state's digest."""
+    """Everything that must agree: metrics, before and after the state is taken, and the state's digest."""
     metrics = _bits(trainable.evaluate())
     return [digest(trainable.state_dict()), metrics, _bits(trainable.evaluate())]
 
