@@ -13,7 +13,7 @@ from hpstage.execution.route import Course
 from hpstage.execution.saving import Saves
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ChainId
-from hpstage.plan.messages import Boundary, Chain, Stage
+from hpstage.plan.messages import Chain, Stage
 from hpstage.schedule import Scalar, varies
 from hpstage.training.logs import Recorder
 
@@ -138,8 +138,9 @@ class Flight:
         self.train_seconds = self.whole_seconds = self.alone_seconds = 0.0
         self.source, self.load_seconds = None, 0.0
 
-    def coming(self) -> Boundary | None:
-        """Return the boundary at the end of the next step. The chain creates one itself where one is due."""
+    def begin_step(self) -> None:
+        """Set a boundary at the end of the next step if the chain itself has to, and note whether the state there is
+        to be announced."""
         step, course, chain = self.step + 1, self.course, self.chain
         due = course.keeps(step)
         if chain.keep_seconds is not None:
@@ -151,7 +152,8 @@ class Flight:
                 course.boundaries[step] = course.own(step)
             elif chain.time_first and self.source is not None:
                 course.boundaries[step] = course.own(step, keep=False)
-        return course.boundaries.get(step)
+        boundary = course.boundaries.get(step)
+        self.announced = boundary is not None and (boundary.evaluate or boundary.keep)
 
     def has_kept(self) -> None:
         """Record that the state at the current step is kept."""

@@ -25,13 +25,24 @@ from hpstage.execution.first_steps import FirstSteps
 from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
 from hpstage.execution.logs import Logs
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
+from hpstage.execution.position import Position
 from hpstage.execution.recording import Recording, release_streams
 from hpstage.execution.rerun import Reruns
 from hpstage.execution.saving import Save, Saves, Writer
 from hpstage.execution.trying_out import metrics_untrained
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.execution.verifier import Verifier
-from hpstage.plan.facts import InputsRead, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
+from hpstage.plan.facts import (
+    ForkVerified,
+    InputsRead,
+    Metrics,
+    StateKey,
+    StateReached,
+    TrainingEnded,
+    UserFailure,
+    WorkerId,
+    to_metrics,
+)
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.text import writable
@@ -91,21 +102,19 @@ class ChainRunner:
         self._host = host
         self._checkpoints = PatientStore(checkpoints)
         self._live = live
-        self._find_live = find_live
+        self._position = Position(trainable, self._checkpoints, live, find_live)
         self._worker = worker
         self._clock = clock
         self._writer = writer
         self._inputs = inputs_of(trainable) if inputs is None else inputs
-        self._stands_at: StateKey | None = None  # the trainable's current state, if it has a key
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
         self._first_steps = FirstSteps(trainable, bundled=bundled)
         self._verifier = Verifier(trainable, self._train_step)
         self._reruns = (
-            None if untrained is None else Reruns(trainable, untrained, checkpoints, self._kept, worker, clock)
+            None if untrained is None else Reruns(trainable, untrained, checkpoints, self._position.load, worker, clock)
         )
-        self._end_is_verified = False
         self._logs = Logs(checkpoints)
 
     def run(self, chain: Chain, control: Control) -> Running:
@@ -130,9 +139,9 @@ class ChainRunner:
             GangLost: a worker of the gang is gone.
         """
         self._checkpoints.enter(lambda: False)
-        self._go_to(chain.source, chain.initial)
-        self._stands_at = None
-        self._stands_at = gang.follow(self._trainable, chain, address, rank)
+        self._position.go_to(chain.source, chain.initial)
+        self._position.key = None  # until then, also if it fails
+        self._position.key = gang.follow(self._trainable, chain, address, rank)
 
     def _run(self, chain: Chain, flight: Flight, control: Control) -> Running:
         try:
@@ -182,7 +191,11 @@ class ChainRunner:
     def _train(
         self, flight: Flight, control: Control
     ) -> Generator[ChainReport | Due | None, Took | None, Literal["done", "stopped"]]:
-        """Train from the chain's source; yield reports of boundaries, and return how the chain ended."""
+        """Train from the chain's source; yield reports of boundaries, and return how the chain ended.
+
+        At each step: report the boundary there, compare training with what retrained it, obey what the driver has
+        ordered meanwhile, and train the step.
+        """
         course = flight.course
         values = Values(flight.stage)
         self._turned(flight)
@@ -193,82 +206,39 @@ class ChainRunner:
             boundary = course.boundaries.pop(flight.step, None)
             metrics = None
             if boundary is not None:
-                self._settle()
-                flight.stop_clock()
-                reached, save = self._reach(flight, boundary)
-                metrics = reached.reached.metrics
-                yield from self._read(flight)
-                yield from flight.saves.give(reached, save)
-                flight.start_clock()
+                metrics = yield from self._pass(flight, boundary)
             at_end = boundary is not None and (flight.step == course.end or not (course.boundaries or control.called))
-            if self._reruns is not None:
-                if at_end:
-                    self._settle_saves(flight)
-                    self._reruns.begin(flight, metrics)
-                else:
-                    self._reruns.see(flight)
-            if self._verifier.is_due(flight, boundary, at_end=at_end):
-                # After the boundary, so that nothing is lost if the process dies here.
-                self._settle_saves(flight)
-                stood_at = self._stands_at
-                verified, moved = self._verifier.verify(flight, values, self._worker, self._clock, at_end=at_end)
-                if flight.verification is None:
-                    self._stands_at = None if moved else stood_at
-                if verified is not None:
-                    yield verified
-                    if verified.difference is not None:
-                        return "stopped"
-                flight.start_clock()
-            if self._reruns is not None and boundary is not None:
-                differs = self._reruns.ended(flight, at_end=at_end)
-                if differs is not None:
-                    yield differs
+            for found in self._compare(flight, values, boundary, metrics, at_end=at_end):
+                yield found
+                if found.difference is not None:
                     return "stopped"
-                flight.start_clock()
             if at_end:
                 return "done"
             if flight.saves.error is not None:
                 raise flight.saves.error
             if control.called:
-                for amendment in control.take():
-                    for ref in course.amend(amendment, flight.step):
-                        missed = BoundaryMissed(flight.chain.id, self._worker, ref.node, ref.step, flight.step)
-                        yield from flight.saves.give(missed)
-                stopped = control.stopped
-                if stopped == "kept" and flight.step > flight.kept:
-                    if self._announce is None or flight.announced:
-                        course.keep_at(flight.step)
-                        course.end = flight.step
-                        continue
-                    course.end = flight.step + 1
-                    course.keep_at(course.end)
-                elif stopped or not course.boundaries:
-                    self._settle()
-                    return "stopped" if stopped else "done"
-                if control.paused:
-                    control.paused = False
-                    flight.stop_clock()
-                    yield None
-                    flight.start_clock()
+                outcome = yield from self._obey(flight, control)
+                if outcome == "again":
                     continue
+                if outcome is not None:
+                    return outcome
             if flight.step == flight.stage.stop:
                 flight.turn()
                 values = Values(flight.stage)
                 self._turned(flight)
                 continue
-            coming = flight.coming()
-            flight.announced = coming is not None and (coming.evaluate or coming.keep)
+            flight.begin_step()
             values.move(flight.step)
             if self._bundled:
                 flight.stop_clock()
-                self._stands_at = None  # it is trained before the chain goes on, which may then be closed
+                self._position.key = None  # it is trained before the chain goes on, which may then be closed
                 took = yield Due(flight.step, values)
                 assert took is not None, "it was trained"
                 flight.train(took)
                 flight.start_clock()
-            ending = None
             flight.recorder.step = flight.step
             self._inputs.begin_step(first=flight.step == flight.chain.stages[0].start)
+            ending = None
             try:
                 with Recording(flight.recorder):
                     self._train_step(flight.step, values, flight.announced)
@@ -282,6 +252,77 @@ class ChainRunner:
             flight.step += 1
             self._first_steps.see(flight, values)
 
+    def _pass(self, flight: Flight, boundary: Boundary) -> Generator[ChainReport, None, Metrics | None]:
+        """Report a boundary, and return the metrics there."""
+        self._settle()
+        flight.stop_clock()
+        reached, save = self._reach(flight, boundary)
+        yield from self._read(flight)
+        yield from flight.saves.give(reached, save)
+        flight.start_clock()
+        return reached.reached.metrics
+
+    def _compare(
+        self,
+        flight: Flight,
+        values: Mapping[str, Scalar],
+        boundary: Boundary | None,
+        metrics: Metrics | None,
+        *,
+        at_end: bool,
+    ) -> Iterator[ForkVerified]:
+        """Begin, continue and end what trains steps again, and yield what it has found. After the boundary, so that
+        nothing is lost if the process dies here."""
+        reruns, verifier = self._reruns, self._verifier
+        if reruns is not None:
+            if at_end:
+                self._settle_saves(flight)
+                reruns.begin(flight, metrics)
+            else:
+                reruns.see(flight)
+        if verifier.is_due(flight, boundary, at_end=at_end):
+            self._settle_saves(flight)
+            stood_at = self._position.key
+            verified, moved = verifier.verify(flight, values, self._worker, self._clock, at_end=at_end)
+            if flight.verification is None:
+                self._position.key = None if moved else stood_at
+            if verified is not None:
+                yield verified
+            flight.start_clock()
+        if reruns is not None and boundary is not None:
+            differs = reruns.ended(flight, at_end=at_end)
+            if differs is not None:
+                yield differs
+            flight.start_clock()
+
+    def _obey(
+        self, flight: Flight, control: Control
+    ) -> Generator[ChainReport | None, None, Literal["done", "stopped", "again"] | None]:
+        """Carry out what was ordered since the last step. Return how the chain ends here, if it does; "again": look
+        once more at its boundaries and orders before the next step."""
+        course = flight.course
+        for amendment in control.take():
+            for ref in course.amend(amendment, flight.step):
+                missed = BoundaryMissed(flight.chain.id, self._worker, ref.node, ref.step, flight.step)
+                yield from flight.saves.give(missed)
+        stopped = control.stopped
+        if stopped == "kept" and flight.step > flight.kept:
+            at_once = self._announce is None or flight.announced
+            course.end = flight.step if at_once else flight.step + 1
+            course.keep_at(course.end)
+            if at_once:
+                return "again"
+        elif stopped or not course.boundaries:
+            self._settle()
+            return "stopped" if stopped else "done"
+        if control.paused:
+            control.paused = False
+            flight.stop_clock()
+            yield None
+            flight.start_clock()
+            return "again"
+        return None
+
     def _end(self, flight: Flight, error: Exception) -> Generator[ChainReport, None, None]:
         """Report that the user's code ended training in the current step, with the last state if there is a new one."""
         self._settle()
@@ -292,7 +333,7 @@ class ChainRunner:
         step, outcome = flight.step, outcome_of(error)
         assert outcome is not None
         begun, source = flight.kept, flight.parent
-        verify = flight.announced and flight.chain.verify_new and not (self._end_is_verified or flight.chain.gang)
+        verify = self._verifier.is_end_due(flight)
         if verify:
             self._settle_saves(flight)
         last, save = None, None
@@ -303,9 +344,10 @@ class ChainRunner:
             if step > flight.since:
                 last, save = self._reach(flight, flight.course.own(step, keep=False))
             self._logs.save_last(flight)
-        self._stands_at = None
+        self._position.key = None
         if verify:
-            self._verify_end(flight, source, begun, step)
+            self._position.go_to(source, flight.chain.initial)
+            self._verifier.verify_end(flight, begun, step)
         yield from self._read(flight)
         ending = TrainingEnded(
             chain=flight.chain.id,
@@ -319,34 +361,6 @@ class ChainRunner:
         )
         yield from flight.saves.give(ending if last is None else replace(last, ending=ending), save)
 
-    def _verify_end(self, flight: Flight, source: StateKey | None, begun: int, step: int) -> None:
-        """Train once more up to an end in ``step`` where a report was wanted, now without one: in a tree, reports are
-        wanted at other steps than in a trial alone.
-
-        Args:
-            source: the last kept state, at step ``begun``.
-
-        Raises:
-            StateError: training has not ended in this step.
-        """
-        self._go_to(source, flight.chain.initial)
-        at = begun
-        try:
-            for at in range(begun, step + 1):
-                values = Values(flight.course.stage_at(at + 1))
-                values.move(at)
-                self._train_step(at, values, report=False)
-        except Exception as error:
-            if at == step and outcome_of(error) is not None:
-                self._end_is_verified = True
-                return
-        flight.step = step  # the step that has failed, not one after it
-        raise StateError(
-            f"training has ended in step {step}, where a report was wanted, and does not where none is: the step would "
-            f"depend on when the algorithm asks for metrics. Decide by what every step computes, such as the loss, or "
-            f"measure in the same steps whatever run.wants_report says"
-        )
-
     def _read(self, flight: Flight) -> Iterator[InputsRead]:
         """Report what training has read that is in no key, before the results that depend on it."""
         if inputs := self._inputs.news():
@@ -355,13 +369,9 @@ class ChainRunner:
     def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
         if self._announce is not None:
             self._announce(report)
-        self._stands_at = None
+        self._position.key = None
         with self._inputs:
             self._trainable.train(step, values)
-
-    def _kept(self, key: StateKey) -> object:
-        state = self._find_live(key)
-        return self._checkpoints.load(key) if state is None else state
 
     def close(self) -> None:
         """Give up what was forked of this process. It trains nothing any more."""
@@ -375,38 +385,19 @@ class ChainRunner:
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
-        self._stands_at = None
+        self._position.key = None
         with self._inputs:
             return metrics_untrained(self._trainable, initial)
 
     def _enter(self, chain: Chain, flight: Flight) -> None:
         """Bring the trainable to the chain's source, and record how."""
         began = time.perf_counter()
-        if chain.numerics and (train_by := getattr(self._trainable, "train_by", None)) is not None:
-            self._stands_at = self._stands_at if train_by(chain.numerics) else None
+        train_by = getattr(self._trainable, "train_by", None)
+        if chain.numerics and train_by is not None and not train_by(chain.numerics):
+            self._position.key = None
         with Recording(flight.recorder if chain.source is None else None, logs=False), self._inputs:
-            flight.source = self._go_to(chain.source, chain.initial)
+            flight.source = self._position.go_to(chain.source, chain.initial)
         flight.load_seconds = time.perf_counter() - began
-
-    def _go_to(
-        self, source: StateKey | None, initial: Mapping[str, Scalar]
-    ) -> Literal["fresh", "continued", "live", "disk"]:
-        """Bring the trainable to a kept state or to the start of training; return how."""
-        if source is not None and self._stands_at == source:
-            return "continued"
-        self._stands_at = None
-        if source is None:
-            self._trainable.setup(initial)
-            return "fresh"
-        state = self._find_live(source)
-        found = state is not None
-        if state is None:
-            self._live.relieve()
-            state = self._checkpoints.load(source)
-        self._trainable.setup(initial)
-        self._trainable.load_state_dict(state)
-        self._stands_at = source
-        return "live" if found else "disk"
 
     def _settle(self) -> None:
         """Wait for work queued on a device, so that its time is attributed correctly."""
@@ -443,7 +434,7 @@ class ChainRunner:
                 failure = failure_of(error, __file__, flight.chain.initial)
         evaluated = time.perf_counter()
         if boundary.keep:
-            self._stands_at = boundary.key
+            self._position.key = boundary.key
             if boundary.key != flight.parent:
                 state = self._trainable.state_dict()
                 save = flight.saves.save(boundary.key, state, step=boundary.step, parent=flight.parent)
@@ -483,9 +474,9 @@ class ChainRunner:
         message: str = "",
     ) -> ChainEnded:
         if outcome in ("failed", "unreadable", "lost"):
-            self._stands_at = None
+            self._position.key = None
         flight.stop_clock()
-        gang.dismiss(self._trainable, flight.chain, self._stands_at)
+        gang.dismiss(self._trainable, flight.chain, self._position.key)
         return ChainEnded(
             chain=flight.chain.id,
             worker=self._worker,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from hpstage.errors import StateError
 from hpstage.execution.first_steps import STILL, is_still_by_intent
-from hpstage.execution.flight import Flight
+from hpstage.execution.flight import Flight, Values
+from hpstage.execution.outcomes import outcome_of
 from hpstage.execution.verification import ForkVerification, Step
 from hpstage.plan.facts import ForkVerified, WorkerId
 from hpstage.plan.messages import Boundary
@@ -31,6 +33,7 @@ class Verifier:
         self._train = train
         self._unverified: Callable[[], frozenset[str]] | None = getattr(trainable, "unverified", None)
         self._left = _VERIFICATIONS
+        self._end_is_verified = False
 
     def begin(self, flight: Flight, *, at_once: bool = False) -> ForkVerification:
         """Start verifying a fork of the running chain."""
@@ -106,3 +109,34 @@ class Verifier:
             remark=STILL if verification.still and not is_still_by_intent(values) else "",
         )
         return verified, moved
+
+    def is_end_due(self, flight: Flight) -> bool:
+        """Whether :meth:`verify_end` is to be called where the user's code has ended training in the current step."""
+        return flight.announced and flight.chain.verify_new and not (self._end_is_verified or flight.chain.gang)
+
+    def verify_end(self, flight: Flight, begun: int, step: int) -> None:
+        """Train once more up to an end in ``step`` where a report was wanted, now without one: in a tree, reports are
+        wanted at other steps than in a trial alone.
+
+        Args:
+            begun: the step of the last saved state, which the trainable is in.
+
+        Raises:
+            StateError: training has not ended in this step.
+        """
+        at = begun
+        try:
+            for at in range(begun, step + 1):
+                values = Values(flight.course.stage_at(at + 1))
+                values.move(at)
+                self._train(at, values, False)
+        except Exception as error:
+            if at == step and outcome_of(error) is not None:
+                self._end_is_verified = True
+                return
+        flight.step = step  # the step that has failed, not one after it
+        raise StateError(
+            f"training has ended in step {step}, where a report was wanted, and does not where none is: the step would "
+            f"depend on when the algorithm asks for metrics. Decide by what every step computes, such as the loss, or "
+            f"measure in the same steps whatever run.wants_report says"
+        )

@@ -1,0 +1,64 @@
+"""The saved state that a worker's trainable is in, and the ways to bring it to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from hpstage.checkpoints.live import LiveCache
+from hpstage.checkpoints.patient_store import PatientStore
+from hpstage.plan.facts import StateKey
+from hpstage.schedule import Scalar
+from hpstage.trainable import Trainable
+
+
+class Position:
+    """The saved state that a trainable is in.
+
+    Args:
+        checkpoints: the store of saved states.
+        live: states kept in memory.
+        find_live: returns one of them, also if it is still being fetched.
+    """
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        checkpoints: PatientStore,
+        live: LiveCache,
+        find_live: Callable[[StateKey], object | None],
+    ) -> None:
+        self._trainable = trainable
+        self._checkpoints = checkpoints
+        self._live = live
+        self._find_live = find_live
+        self.key: StateKey | None = None  # of the state; None once it is trained further, or set up anew
+
+    def go_to(
+        self, source: StateKey | None, initial: Mapping[str, Scalar]
+    ) -> Literal["fresh", "continued", "live", "disk"]:
+        """Bring the trainable to a saved state or to the start of training; return how.
+
+        Raises:
+            CheckpointError: the state cannot be loaded.
+        """
+        if source is not None and self.key == source:
+            return "continued"
+        self.key = None
+        if source is None:
+            self._trainable.setup(initial)
+            return "fresh"
+        state = self._find_live(source)
+        found = state is not None
+        if state is None:
+            self._live.relieve()
+            state = self._checkpoints.load(source)
+        self._trainable.setup(initial)
+        self._trainable.load_state_dict(state)
+        self.key = source
+        return "live" if found else "disk"
+
+    def load(self, key: StateKey) -> object:
+        """Return a saved state, from memory if it is there. Raises :class:`CheckpointError` if it cannot be loaded."""
+        state = self._find_live(key)
+        return self._checkpoints.load(key) if state is None else state
