@@ -15,6 +15,7 @@ import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakValueDictionary
 
 from hpstage.training.code import imports
 from hpstage.training.code.bytecode import Imported, cells_of, inner, references
@@ -249,12 +250,12 @@ def _modules(prefix: str) -> imports.Modules:
     return imports.Modules(prefix)
 
 
-_SLOTS: dict[tuple[int, str], Slot] = {}
+_SLOTS: WeakValueDictionary[tuple[int, str], Slot] = WeakValueDictionary()
 
 
 def _once(owner: object, slot: Slot) -> Slot:
     """Return the only slot of a name, regardless of what reaches it, so that its path does not depend on the code met
-    first. The slot keeps its owner alive, so that the owner's id stays unique."""
+    first. While anybody holds the slot, it keeps its owner alive, so that the owner's id stays unique."""
     return _SLOTS.setdefault((id(owner), slot.name), slot)
 
 

@@ -18,7 +18,7 @@ MISSING = object()
 class Slot:
     """A global name of a module."""
 
-    __slots__ = ("name", "namespace", "path")
+    __slots__ = ("__weakref__", "name", "namespace", "path")
 
     def __init__(self, path: str, namespace: dict[str, Any], name: str) -> None:
         self.path, self.namespace, self.name = path, namespace, name

@@ -9,11 +9,13 @@ import re
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+_REMEMBERED = 4096
 HEAP = 1 << 9
 """Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
 _HERE = Path(__file__).parents[2]  # the package
@@ -32,16 +34,9 @@ _LIBRARIES = tuple(
 
 
 def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Cache a function's results by type. (mypy does not consider types hashable, as ``functools.cache`` requires.)"""
-    known: dict[Any, _T] = {}
-
-    @functools.wraps(function)
-    def ask(kind: Any) -> _T:
-        try:
-            return known[kind]
-        except KeyError:
-            return known.setdefault(kind, function(kind))
-
+    """Cache a function's results for the types asked about last: results may keep the types alive. (mypy does not
+    consider types hashable, as ``functools.lru_cache`` requires.)"""
+    ask: Callable[[Any], _T] = functools.lru_cache(_REMEMBERED)(function)
     return ask
 
 
@@ -142,14 +137,16 @@ def is_users_code(value: object) -> bool:
     if isinstance(value, types.FunctionType):
         return of_user(module_of(value)) or _is_users_function(value)
     if isinstance(value, type):
-        known = _CLASSES.get(id(value))
-        if known is None or known[0] is not value:
-            known = _CLASSES[id(value)] = value, _is_users_class(value)
+        key = id(value)  # a metaclass may define equality
+        known = _CLASSES.get(key)
+        if known is None:
+            known = _CLASSES[key] = weakref.ref(value, lambda _: _CLASSES.pop(key, None)), _is_users_class(value)
         return known[1]
     return False
 
 
-_CLASSES: dict[int, tuple[type, bool]] = {}
+_CLASSES: dict[int, tuple[weakref.ref[type], bool]] = {}
+"""By the ids of classes that exist."""
 
 
 def _is_users_function(function: types.FunctionType) -> bool:
