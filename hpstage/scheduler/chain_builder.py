@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from hpstage.plan.facts import Span
-from hpstage.plan.messages import Boundary, Stage, Verify
+from hpstage.plan.messages import Boundary, Chain, Stage, Verify
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.regimes import Regimes, is_news
@@ -32,6 +32,7 @@ class ChainBuilder:
         checkpoint_seconds: the maximum work lost with a worker, in seconds of training.
         checkpoint_every: instead of that, the multiple of steps at which states are kept.
         verify: which forks are verified.
+        numerics: the step backend, where the trainable leaves the choice to the search.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class ChainBuilder:
         checkpoint_seconds: float,
         checkpoint_every: int | None,
         verify: Verify,
+        numerics: str,
     ) -> None:
         self._plan = plan
         self._tree = tree
         self._verify = verify
+        self._numerics = numerics
         self._verifying = Regimes()  # by running chains
         self.checkpoint_seconds = None if checkpoint_every is not None else checkpoint_seconds
         self.checkpoint_every = checkpoint_every
@@ -99,6 +102,27 @@ class ChainBuilder:
         """Return wanted steps on a span, up to the horizon, including the start if it is a kept state to evaluate."""
         inclusive = start > line.node.start, True
         return [wanted.step for wanted in line.wanted.between(start, stop, inclusive, _HORIZON)]
+
+    def begin(self, orders: Orders, *, time_first: bool) -> Chain:
+        """Return the message that starts a chain; its boundaries are recorded in its orders."""
+        chain, plan = orders.chain, self._plan
+        stages, boundaries = self.build(orders, chain.spans, begins=True)
+        source = plan.source_of(chain)
+        root = plan.nodes[chain.spans[0].node].ancestry()[0]
+        return Chain(
+            id=chain.id,
+            source=None if source is None else plan.key(source.node, source.step),
+            initial=root.hyperparameters(0),
+            stages=tuple(stages),
+            boundaries=tuple(boundaries),
+            verify_new=self._verify != "off" and not chain.gang,
+            numerics=self._numerics,
+            gang=chain.gang,
+            keep_every=self.checkpoint_every,
+            keep_seconds=self.checkpoint_seconds,
+            step_times=() if plan.step_times is None else plan.step_times.seconds,
+            time_first=time_first,
+        )
 
     def build(
         self, orders: Orders, spans: Sequence[Span], *, begins: bool = False

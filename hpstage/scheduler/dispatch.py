@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
-from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
+from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.expectation import source_of
@@ -30,15 +30,14 @@ Claim = ChainStarted | ChainProlonged
 
 
 class Dispatch:
-    """Starts chains and amends running ones.
+    """Starts chains and amends running ones: the ``tree``'s heads on idle ``workers``, as the ``builder`` lays them.
 
     Args:
-        driver: makes the ids of chains unique.
-        verify_new: whether chains verify a fork wherever training begins to change something new.
-        numerics: the step backend, where the trainable leaves the choice to the search.
+        preemption: knows how long it takes a worker to begin elsewhere.
         widths: how many workers may train a chain together.
         workers: the workers of the driver's executor.
         running: the orders of the driver's chains.
+        driver: makes the ids of chains unique.
     """
 
     def __init__(
@@ -47,29 +46,26 @@ class Dispatch:
         tree: StageTree,
         builder: ChainBuilder,
         preemption: Preemption,
-        driver: DriverId,
+        widths: Widths,
         workers: Workers,
         running: Mapping[ChainId, Orders],
-        verify_new: bool,
-        numerics: str,
-        widths: Widths,
+        driver: DriverId,
     ) -> None:
         self._plan = plan
         self._tree = tree
         self._builder = builder
         self._preemption = preemption
-        self._driver = driver
+        self._widths = widths
         self._workers = workers
         self._running = running
-        self._verify_new = verify_new
-        self._numerics = numerics
-        self._widths = widths
+        self._driver = driver
         self.started = 0  # number of this driver's chains
 
     @property
-    def _needs_times(self) -> bool:
-        """Whether anything but the order of chains depends on what a step takes."""
-        return self._builder.checkpoint_seconds is not None or self._widths.widest > 1
+    def _times_first(self) -> bool:
+        """Whether chains report their first step, since more than the order of chains depends on what one takes."""
+        needed = self._builder.checkpoint_seconds is not None or self._widths.widest > 1
+        return needed and not self._plan.totals.steps_trained
 
     # --- proposing: changes nothing -----------------------------------------------------------------------
 
@@ -176,7 +172,10 @@ class Dispatch:
         prolonged = {claim.chain: claim.spans for claim in claims if isinstance(claim, ChainProlonged)}
         started = [claim for claim in claims if isinstance(claim, ChainStarted)]
         # New chains already include the wanted steps on their path.
-        starts = [self._start(self._running[claim.chain], claim.spans) for claim in started]
+        starts = [
+            StartChain(claim.worker, self._builder.begin(self._running[claim.chain], time_first=self._times_first))
+            for claim in started
+        ]
         return [*starts, *self._amend(prolonged)]
 
     def _amend(self, prolonged: Mapping[ChainId, tuple[Span, ...]]) -> list[Instruction]:
@@ -208,26 +207,3 @@ class Dispatch:
             AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self._running[id].end_ref))
             for id, (stages, boundaries) in touched.items()
         ]
-
-    def _start(self, orders: Orders, spans: tuple[Span, ...]) -> StartChain:
-        stages, boundaries = self._builder.build(orders, spans, begins=True)
-        chain = orders.chain
-        source = self._plan.source_of(chain)
-        root = self._plan.nodes[spans[0].node].ancestry()[0]
-        return StartChain(
-            chain.worker,
-            Chain(
-                id=chain.id,
-                source=None if source is None else self._plan.key(source.node, source.step),
-                initial=root.hyperparameters(0),
-                stages=tuple(stages),
-                boundaries=tuple(boundaries),
-                verify_new=self._verify_new and not chain.gang,
-                numerics=self._numerics,
-                gang=chain.gang,
-                keep_every=self._builder.checkpoint_every,
-                keep_seconds=self._builder.checkpoint_seconds,
-                step_times=() if self._plan.step_times is None else self._plan.step_times.seconds,
-                time_first=self._needs_times and not self._plan.totals.steps_trained,
-            ),
-        )

@@ -143,6 +143,7 @@ class Scheduler:
             checkpoint_seconds=checkpoint_seconds,
             checkpoint_every=checkpoint_every,
             verify=verify,
+            numerics=numerics,
         )
         self._preemption = Preemption(plan, self._tree, self._builder)
         self._expectation = Expectation(plan, self._tree, self._running)
@@ -153,16 +154,7 @@ class Scheduler:
         self._widths = Widths(widest)
         self._gangs = Gangs(plan, self._tree, self._builder, self._preemption, self._widths)
         self._dispatch = Dispatch(
-            plan,
-            self._tree,
-            self._builder,
-            self._preemption,
-            driver,
-            self.workers,
-            self._running,
-            verify != "off",
-            numerics,
-            self._widths,
+            plan, self._tree, self._builder, self._preemption, self._widths, self.workers, self._running, driver
         )
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
