@@ -189,9 +189,9 @@ def fill(folder: Path, events: int) -> None:
 
 
 def part_open(kind: str, events: int, options: argparse.Namespace) -> dict[str, float]:
+    from hpstage.driver.places import open_existing
     from hpstage.plan.snapshot import snapshot_of
     from hpstage.store import SQLiteJournal
-    from hpstage.store.opening import open_existing
 
     folder = options.store / str(events)
     snapshot = folder / "plan.sqlite-snapshot"

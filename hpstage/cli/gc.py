@@ -18,12 +18,12 @@ from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.store import Usage
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
+from hpstage.driver.places import open_existing
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
 from hpstage.report.logs import all_log_keys
 from hpstage.store import Leases
-from hpstage.store.opening import open_existing
 from hpstage.text import table
 
 # Checkpoints that are removed between two looks whether a driver has come, and by how many threads.

@@ -169,9 +169,9 @@ def _seconds(option: str, text: str) -> float:
 
 def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:
     """Costs, and what was measured of the metric; by default that of the latest search, if it was measured."""
+    from hpstage.driver.places import open_existing
     from hpstage.rehearsal.costs import costs_of_plan
     from hpstage.rehearsal.stand_in_metrics import Precedent, measured_on
-    from hpstage.store.opening import open_existing
 
     with ExitStack() as closing:
         trained, _ = open_existing(store, checkpoints, closing=closing, read_only=True)

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
@@ -17,7 +18,6 @@ from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import CheckpointError, HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
-from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import DriverId, DriverJoined, StateKey, StepsTimed, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import Verify
@@ -29,35 +29,51 @@ from hpstage.store import Journal, Leases, Snapshots
 logger = logging.getLogger("hpstage")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a plan trains besides the schedules of its trials; the fields are those of ``plan.log.open_plan``."""
+
+    key: StateKey
+    described: Mapping[str, str]
+    loaded: Mapping[str, str]
+    origin: tuple[str, str]
+    sharing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How a driver trains it; the fields are those of :class:`~hpstage.scheduler.scheduler.Scheduler`."""
+
+    checkpoint_every: int | None
+    verify: Verify
+    audit: bool
+    numerics: str
+    lanes: int
+
+
 @contextmanager
 def join_plan(
     journal: Journal,
     checkpoints: CheckpointStore,
     executor: Executor,
-    ledger: Ledger,
+    workload: Workload,
+    conduct: Conduct,
     *,
-    workload: StateKey,
-    described: Mapping[str, str],
-    loaded: Mapping[str, str],
-    origin: tuple[str, str],
-    sharing: bool,
-    checkpoint_every: int | None,
-    verify: Verify,
-    audit: bool,
-    numerics: str,
-    lanes: int,
+    study: str,
+    identity: str,
     measure: Callable[[], StepTimes | None],
     eviction: Eviction,
     workers: Iterable[WorkerId] = (),
 ) -> Iterator[Driver]:
     """Join the plan of ``journal`` with a new driver, which leaves at the end of the context.
 
+    In order: fold the plan and compare what training reads besides, make the scheduler and the driver, join the other
+    drivers, and measure side-by-side training if the plan does not know it.
+
     Args:
         executor: opened, with ``checkpoints`` in use.
-        audit: whether idle workers audit, if the executor can.
-        numerics: the step backend, where the trainable leaves the choice to the search, else ``""``.
-        lanes: the most chains that a worker may train side by side.
-        measure: returns how long a step of several of them takes; called if the plan does not know it.
+        study, identity: name and identity of the study, which one process drives at a time.
+        measure: returns how long a step of several chains of one worker takes; called if the plan does not know it.
         eviction: the eviction of ``checkpoints``.
         workers: workers that an earlier driver has left idle.
 
@@ -68,7 +84,10 @@ def join_plan(
         StoreError: training reads something that changed since the plan's results were trained.
         HistoryChanged: the journal has lost records that this process has folded. It may also join again.
     """
-    plan = open_plan(journal, workload, described, loaded, origin=origin, sharing=sharing)
+    described = workload.described
+    plan = open_plan(
+        journal, workload.key, described, workload.loaded, origin=workload.origin, sharing=workload.sharing
+    )
     check_inputs(plan, executor)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None
@@ -77,12 +96,12 @@ def join_plan(
         plan,
         driver=me,
         pool=executor.pool,
-        checkpoint_every=checkpoint_every,
-        verify=verify,
-        numerics=numerics,
+        checkpoint_every=conduct.checkpoint_every,
+        verify=conduct.verify,
+        numerics=conduct.numerics,
         widest=executor.widest,
-        lanes=lanes,
-        audit=audit and executor.can_audit,
+        lanes=conduct.lanes,
+        audit=conduct.audit and executor.can_audit,
     )
     driver = Driver(
         plan,
@@ -92,7 +111,7 @@ def join_plan(
         leases=leases,
         eviction=eviction,
         exact=described.get("environment:deterministic") != "no",
-        strict=verify != "off",
+        strict=conduct.verify != "off",
         probe=StateProbe(checkpoints),
         workers=workers,
         snapshots=snapshots,
@@ -102,16 +121,13 @@ def join_plan(
             leaving.callback(snapshots.close)
         if leases is not None:
             leaving.callback(leases.close)
-            place = checkpoints.identity()
+            place, others = checkpoints.identity(), list(plan.drivers.values())
             _compare_with_last(plan, place, checkpoints)
-            joined = leases.enter(
-                ledger.name, ledger.identity(), executor.pool, place, others := list(plan.drivers.values())
-            )
-            driver.log.write([joined])
+            driver.log.write([leases.enter(study, identity, executor.pool, place, others)])
             driver.remove_dead_drivers()
             _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
-        if lanes > 1 and plan.step_times is None and (times := measure()) is not None:
-            driver.log.write([StepsTimed(times.up_to(lanes).seconds, executor.clock())])
+        if conduct.lanes > 1 and plan.step_times is None and (times := measure()) is not None:
+            driver.log.write([StepsTimed(times.up_to(conduct.lanes).seconds, executor.clock())])
         try:
             yield driver
         except (LeaseLost, HistoryChanged):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
-from hpstage.driver.membership import join_plan
+from hpstage.driver.membership import Conduct, Workload, join_plan
+from hpstage.driver.places import Places, check_places, open_places
 from hpstage.errors import UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
@@ -35,7 +36,6 @@ from hpstage.search.session import Session, evaluated, missing_metric
 from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
-from hpstage.store.opening import Places, check_places, open_places
 from hpstage.training.adapter import noisy_of
 from hpstage.training.code.unread import unread
 from hpstage.training.identity.described import described_by, is_open
@@ -173,11 +173,23 @@ def open_call(
         times: StepTimes | None = None
         if is_open(described):
             numerics, described, times = choose(described, workers, request, store, name)
-        lanes = workers.lanes if numerics in ("", STACKED) else 1
         # A non-deterministic environment means that the user allows equal steps to give different bits.
         exact = environment.described.get("deterministic") != "no"
-        workload = workload_key(described)
-        places = open_places(store, checkpoints, name=name, workload=workload, closing=closing)
+        workload = Workload(
+            key=workload_key(described),
+            described=described,
+            loaded=by_name(environment.loaded),
+            origin=origin_of(request.trainable),
+            sharing=request.sharing,
+        )
+        conduct = Conduct(
+            checkpoint_every=request.checkpoint_every,
+            verify=request.verify if exact else "off",
+            audit=request.audit == "idle" and exact,
+            numerics=numerics,
+            lanes=workers.lanes if numerics in ("", STACKED) else 1,
+        )
+        places = open_places(store, checkpoints, name=name, workload=workload.key, closing=closing)
         workers.use(places.checkpoints)
         page = closing.enter_context(workers.show(places.journal))
         fail_stale_trials(request.study)
@@ -208,17 +220,10 @@ def open_call(
                 places.journal,
                 places.checkpoints,
                 workers,
-                ledger,
-                workload=workload,
-                described=described,
-                loaded=by_name(environment.loaded),
-                origin=origin_of(request.trainable),
-                sharing=request.sharing,
-                checkpoint_every=request.checkpoint_every,
-                verify=request.verify if exact else "off",
-                audit=request.audit == "idle" and exact,
-                numerics=numerics,
-                lanes=lanes,
+                workload,
+                conduct,
+                study=ledger.name,
+                identity=ledger.identity(),
                 measure=lambda: step_times(workers, request) if times is None else times,
                 eviction=eviction,
                 workers=idle,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import optuna
 
+from hpstage.driver.places import header_in, made_with
 from hpstage.executor import Executor
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.optuna.stand_in import described_trials
@@ -20,7 +21,6 @@ from hpstage.schedule import Scalar
 from hpstage.search.expected import expected_share, lines_at_a_time, steps_in_all
 from hpstage.search.request import Request
 from hpstage.store import Journal
-from hpstage.store.opening import header_in, made_with
 from hpstage.training.identity.described import candidates as candidates_of
 from hpstage.training.randomness import generators_restored
 
@@ -51,7 +51,7 @@ def choose(
 
     Args:
         described: the workload, with all that can be chosen.
-        store, name: as for :func:`hpstage.store.opening.open_places`.
+        store, name: as for :func:`hpstage.driver.places.open_places`.
 
     Raises:
         TrainingError, UsageError: training fails at its first steps; the trainable's own errors are raised, too.

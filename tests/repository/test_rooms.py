@@ -13,7 +13,7 @@ ROOMS = (
     *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler", "accounting"),
     *("trainable", "executor", "algorithm", "algos"),
     *("training.code", "training.identity", "training.capture", "training", "torch", "execution"),
-    *("optuna", "driver", "report", "cluster", "checking", "search.results", "search", "rehearsal"),
+    *("driver", "optuna", "report", "cluster", "checking", "search.results", "search", "rehearsal"),
     *("testing", "hpstage", "workloads", "cli", "__main__"),
 )
 """From the bottom to the top: a file imports from its own room and from those before it."""
@@ -28,11 +28,6 @@ UPWARDS = {
     ("training.trainables", "torch.backends.lanes"): "heavy: torch",
     ("training.trainables", "torch.elastic.loop"): "heavy: torch",
     ("training.trainables", "torch.lightning.loop"): "heavy: lightning",
-    # What users name by one URL or folder is opened in one place.
-    ("store.opening", "plan.log"): "a store is known by its plan",
-    ("store.opening", "plan.facts"): "a store is known by its plan",
-    ("store.opening", "plan.plan"): "a store is known by its plan",
-    ("store.opening", "checkpoints"): "a store is a journal and checkpoints",
     # For optuna-dashboard.
     ("optuna.saved_plots", "report.book"): "a picture of the report's",
     ("optuna.saved_plots", "report.tree.for_plotly"): "a picture of the report's",

@@ -19,9 +19,9 @@ from hpstage.checkpoints import FolderCheckpoints, Manifest
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState, digest_of
+from hpstage.driver.places import open_existing
 from hpstage.errors import CheckpointCorrupt
 from hpstage.plan.facts import StateKey
-from hpstage.store.opening import open_existing
 from hpstage.testing.toys import Tape
 from tests.faults.spoiling import spoil
 

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hpstage.checkpoints import CheckpointStore
+from hpstage.driver.places import open_existing
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import PLACE, checked, optional
 from hpstage.plan.facts import TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.search.results.trial import TrainedTrial, trial_of
-from hpstage.store.opening import open_existing
 
 
 @dataclass(frozen=True, slots=True, repr=False)
