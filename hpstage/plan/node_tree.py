@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hpstage.plan.facts import NodeId, StateKey, TrialId
 from hpstage.plan.keys import History
@@ -46,6 +46,7 @@ class NodeTree:
         self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
         # By the values with which they begin, as for look-ups.
         self._roots: dict[tuple[str, ...], Roots] = {}  # by names
+        self._equal: dict[NodeId, list[Node]] = {}  # younger roots that a default has made equal to one
         self._siblings: dict[tuple[object, ...], Node] = {}  # nodes that have any, by (parent, step, values)
 
     def add(self, id: TrialId, schedules: Mapping[str, Schedule], steps: int) -> PlannedTrial:
@@ -59,8 +60,9 @@ class NodeTree:
         O(segments)."""
         schedules = self.filled(schedules)
         names = tuple(sorted(schedules))
+        along = [schedules[name] for name in names]
         node: Node | None = None
-        for step, stop, first, forms in pieces([schedules[name] for name in names], steps):
+        for step, stop, first, forms in pieces(along, steps):
             while step < stop:
                 if node is not None:
                     if forms is None and node.curves is None:
@@ -74,12 +76,29 @@ class NodeTree:
                     first = tuple([distinct(form.value(step)) for form in curves])
                 if node is None:
                     node = self._root(names, first, curves, trial)
+                    if equal := self._equal.get(node.id):
+                        node = max(node, *equal, key=lambda root: self._known(root, along, steps))
                 else:
                     node = self.child_of(node, step, first) or self._child(node, step, first, curves, trial)
                 if forms is None and node.curves is None:
                     break  # they agree to the end
         assert node is not None
         return node
+
+    def _known(self, root: Node, schedules: Sequence[Schedule], steps: int) -> int:
+        """Return up to which step training under these schedules is known or requested, from a root that begins so."""
+        node = root
+        for step, stop, first, forms in pieces(schedules, steps):
+            while step < stop:
+                agreed = _agreement(forms or constants(first), node.forms, step, stop)
+                if agreed == step:
+                    values = first if forms is None else tuple([distinct(form.value(step)) for form in forms])
+                    child = self.child_of(node, step, values)
+                    if child is None or node.reach < step:
+                        return min(node.reach, step)
+                    node = child
+                step = agreed
+        return min(node.reach, steps)
 
     def _root(
         self, names: tuple[str, ...], first: tuple[object, ...], forms: tuple[Form, ...] | None, maker: PlannedTrial
@@ -111,8 +130,10 @@ class NodeTree:
             root.begin(History.new(self.workload, names, salt=root.maker.id), names)
 
     def _enter(self, root: Node) -> None:
-        """Let trials that begin as a root find it, or another that begins with the same values and was there before."""
-        self.roots(root.names).setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
+        """Let trials that begin as a root find it, through another if one with the same values was there before."""
+        found = self.roots(root.names).setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
+        if found is not root:
+            self._equal.setdefault(found.id, []).append(root)
 
     # --- hyper-parameters that come later ---------------------------------------------------------------------
 
@@ -139,6 +160,7 @@ class NodeTree:
         for node in self.nodes:
             node.extend(self.roots(tuple(sorted({*node.names, *new}))).names, new)
         self._roots = {names: Roots(names, some.nothing) for names, some in self._roots.items()}
+        self._equal.clear()
         for root in roots:
             self._enter(root)
         self._siblings = {

@@ -79,7 +79,7 @@ def whole(plan: SearchPlan) -> object:
         (list(tree.milestones), tree.partings),
         sorted((node.id, key) for key, node in tree._siblings.items()),
         {names: {key: node.id for key, node in roots.items()} for names, roots in tree._roots.items() if roots},
-        (tree.defaults, tree.lacking),
+        (tree.defaults, tree.lacking, {id: [root.id for root in equal] for id, equal in tree._equal.items()}),
         [*plan.trials, *plan.kept, *plan.ended, *plan.searches, *plan.tallies, *plan.drivers, *plan.chains],
         [state.ref for state in plan.winners],
         [plan.key(state.node, state.step) for node in plan.nodes for state in node.states.values()],
@@ -170,7 +170,8 @@ KNOWN: dict[type, set[str]] = {
         "step_times",
     },
     node_tree.NodeTree: {
-        *("workload", "sharing", "nodes", "milestones", "partings", "defaults", "lacking", "_roots", "_siblings")
+        *("workload", "sharing", "nodes", "milestones", "partings", "defaults", "lacking"),
+        *("_roots", "_equal", "_siblings"),
     },
     node_tree.Roots: {"names", "nothing"},
     nodes.Node: {
