@@ -232,7 +232,7 @@ class Roster(Trials):
                 self.unclaimed.remove(made)
                 return made
         origin = dict(zip(_ORIGIN, (donor.number, fork.step), strict=True))
-        new = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(params, attrs))
+        new = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(params, attrs), params)
         own = new.described
         if own is None:
             return self._add(new, forked)
@@ -287,17 +287,27 @@ class Roster(Trials):
         """Return the user attributes that identify a trial whose creation was cut off."""
         return {"hpstage:search": self._started.study, PLAN: self._driver.plan.id, **more}
 
-    def _cut_off_with(self, attrs: Mapping[str, Any]) -> FrozenTrial | None:
+    def _cut_off_with(self, attrs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> FrozenTrial | None:
         for frozen in self._cut_off:
             noted = {name: v for name, v in frozen.user_attrs.items() if name.startswith("hpstage:") and v is not None}
-            if attrs == noted:
+            given = frozen.system_attrs.get("fixed_params", {})
+            if attrs == noted and (params is None or _as_stored(params) == _as_stored(given)):
                 return frozen
         return None
 
-    def _make(self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]) -> _Made:
+    def _make(
+        self,
+        attrs: Mapping[str, Any],
+        make: Callable[[Mapping[str, Any]], Trial],
+        params: Mapping[str, Any] | None = None,
+    ) -> _Made:
         """Return a trial of the study and what its space made of it: the one whose creation was cut off in an earlier
-        call if it can be recreated identically, else a new one."""
-        cut_off = self._cut_off_with(attrs)
+        call if it can be recreated identically, else a new one.
+
+        Args:
+            params: those that a fork is given.
+        """
+        cut_off = self._cut_off_with(attrs, params)
         if cut_off is not None:
             self._cut_off.remove(cut_off)
             try:
@@ -384,6 +394,11 @@ class Roster(Trials):
         if trial.finished:
             return trial.state == TrialState.PRUNED
         return self._ledger.should_prune(trial.storage_id)
+
+
+def _as_stored(params: Mapping[str, Any]) -> str:
+    """Return parameters as storages keep them, where NaN equals itself and a tuple is a list."""
+    return json.dumps(params, sort_keys=True, default=repr)
 
 
 def _written(params: Mapping[str, Any]) -> dict[str, bool | int | float | str | None]:

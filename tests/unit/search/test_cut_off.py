@@ -123,6 +123,18 @@ def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path)
         assert evolve(str(stop_at)) == expected
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fork_that_is_cut_off_becomes_no_other_of_the_same_donor(seed: int, tmp_path: Path) -> None:
+    algorithm = PopulationBasedTraining(interval=2, seed=seed)
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, "journal", "random", algorithm=algorithm, stop_at=14, n_trials=4)
+    result = search(tmp_path, "journal", "random", algorithm=algorithm, n_trials=5)  # which draws others
+    for proposed in result.plan.searches["x"].proposed:
+        if proposed.fork is not None and proposed.number is not None:
+            given = result.study.trials[proposed.number].system_attrs["fixed_params"]
+            assert {name: repr(value) for name, value in given.items()} == proposed.fork.params
+
+
 @pytest.mark.parametrize("algorithm", [FullTraining(window=2), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.one_in(2)
