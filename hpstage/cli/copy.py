@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -116,7 +117,21 @@ def _check(
             "a plan on a server is shared by processes and hosts: say with --to-checkpoints where all of them reach "
             "its checkpoints (a folder, or a URL such as s3://bucket/folder), or leave them with --no-checkpoints"
         )
-    return checkpoints or str(Path(store) / "checkpoints")
+    own = checkpoints or str(Path(store) / "checkpoints")
+    other = to_checkpoints or str(Path(destination) / "checkpoints")
+    if _is_one_place(own, other):
+        raise UsageError(
+            f"{shown(other)} is where the checkpoints of STORE are: two plans would use one place, and gc of either "
+            f"delete those of the other; give another --to-checkpoints, or leave them there with --no-checkpoints"
+        )
+    return own
+
+
+def _is_one_place(a: str, b: str) -> bool:
+    a, b = (place.removeprefix("file://").rstrip("/") for place in (a, b))
+    with suppress(OSError):  # one of them does not exist, or is a URL
+        return os.path.samefile(a, b)
+    return a == b
 
 
 @dataclass(slots=True)

@@ -307,6 +307,14 @@ REFUSED: dict[str, Callable[[Path, Path], tuple[list[object], str]]] = {
     "unknown scheme": lambda a, b: ([a, "s3://bucket/folder"], "no store of the kind s3://"),
     "a server without checkpoints": lambda a, b: ([a, "redis://localhost:1"], "say with --to-checkpoints where"),
     "a source on a server": lambda a, b: (["redis://localhost:1", b / "to"], "say with --checkpoints where"),
+    "its own checkpoints": lambda a, b: (
+        [a, "redis://localhost:1", "--to-checkpoints", a / ".." / a.name / "checkpoints"],
+        "is where the checkpoints of STORE are: two plans would use one place",
+    ),
+    "its own checkpoints by URL": lambda a, b: (
+        ["redis://localhost:1", b / "to", "--checkpoints", "s3://bucket/x", "--to-checkpoints", "s3://bucket/x/"],
+        "s3://bucket/x/ is where the checkpoints of STORE are",
+    ),
     "both": lambda a, b: ([a, b / "to", "--no-checkpoints", "--to-checkpoints", b], "exclude each other"),
     "no checkpoints there": lambda a, b: ([a, b / "to", "--checkpoints", b / "none"], "none of the .* is in .*none"),
     "empty": lambda a, b: ([a, ""], "DESTINATION is ''; give a folder or a URL"),
