@@ -304,7 +304,6 @@ def preflight(
         costs_given = {"evaluate_seconds": evaluate_seconds, "load_seconds": load_seconds, "save_seconds": save_seconds}
         _check_times({**costs_given, "deadline": deadline, "gpu_price": gpu_price, "disruptions": disruptions})
     steps = longest(space, steps)
-    listed = bool(points_of(space))
     if checkpoint_every is None and step_seconds is None:
         checkpoint_every = steps
     if checkpoint_every is not None or not callable(step_seconds):
@@ -323,9 +322,6 @@ def preflight(
     own = named_sampler(sampler, space, steps, seed, catch=catch) if isinstance(sampler, str) else sampler
     with quiet_optuna():
         chain = samplers(optuna.create_study(sampler=own))
-        if n_trials is None and not listed and not isinstance(chain[-1], _ENDING):
-            raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
-        exact = isinstance(algorithm, FullTraining) and (listed or (len(chain) == 1 and isinstance(own, BLIND)))
         search = Rehearsed(
             space=space,
             steps=steps,
@@ -338,45 +334,16 @@ def preflight(
             precedent=precedent,
             disruptions=disruptions,
         )
-
-        def rehearse(count: int, start_seconds: float | None = None) -> list[Rehearsal]:
-            done: list[Rehearsal] = []
-            for values in range(rehearsals):
-                done.append(search.on(count, values, start_seconds=start_seconds))
-                if disruptions is None and ((exact and not done[-1].observes) or not done[-1].drawn):
-                    break  # further rehearsals would be the same
-            return done
-
-        runs = [rehearse(count) for count in workers]
-        exact = exact and not any(run.observes for group in runs for run in group)
-        fixed = elastic = None
-        if deadline is not None:
-            known = dict(zip(workers, runs, strict=True))
-            fixed = cheapest(lambda count: known.get(count) or rehearse(count), deadline, max(workers))
-            first = max(workers) if fixed is None else fixed.workers
-            elastic = cheapest(lambda count: rehearse(count, start_seconds), deadline, first)
-    every = [run for group in runs for run in group]
-    saved = [run.savings for run in every]
+        rehearsed = _Rehearsals(search, chain, rehearsals)
+        runs = [rehearsed.on(count) for count in workers]
+        fixed, elastic = (None, None) if deadline is None else rehearsed.cheapest(runs, deadline, start_seconds)
     return Preflight(
+        **_figures([run for group in runs for run in group]),
         algorithm=repr(algorithm),
         sampler=" over ".join(type(one).__name__ for one in chain),
-        exact=exact,
+        exact=rehearsed.exact and not any(run.observes for group in runs for run in group),
         rehearsals=max(map(len, runs)),
-        measured=_spread(run.measured for run in every),
-        drawn=_spread(run.drawn for run in every),
         timed=step_seconds is not None,
-        trials=_spread(one.trials for one in saved),
-        steps_asked=_spread(one.steps_asked for one in saved),
-        steps_unique=_spread(one.steps_unique for one in saved),
-        steps_trained=_spread(one.steps_trained for one in saved),
-        merge_rate=_spread(one.merge_rate for one in saved),
-        cost_weighted_merge_rate=_spread(one.cost_weighted_merge_rate for one in saved),
-        worker_seconds_alone=_spread(one.worker_seconds_alone for one in saved),
-        worker_seconds=_spread(one.worker_seconds for one in saved),
-        saved_seconds=_spread(one.saved_seconds for one in saved),
-        fused_seconds=_spread(one.fused_seconds for one in saved),
-        checkpoints=_spread(one.kept for one in saved),
-        checkpoints_needed=_spread(run.needed for run in every),
         checkpoint_bytes=checkpoint_bytes,
         fleets=tuple(_fleet(group) for group in runs),
         gpu_price=gpu_price,
@@ -384,6 +351,67 @@ def preflight(
         fixed=fixed,
         elastic=elastic,
     )
+
+
+class _Rehearsals:
+    """Rehearses a search on fleets, as often as metrics or chance may change its figures.
+
+    Args:
+        chain: the sampler, and those that it asks.
+        most: of one fleet.
+
+    Raises:
+        UsageError: nothing ends the search.
+    """
+
+    def __init__(self, search: Rehearsed, chain: Sequence[optuna.samplers.BaseSampler], most: int) -> None:
+        listed = bool(points_of(search.space))
+        if search.n_trials is None and not listed and not isinstance(chain[-1], _ENDING):
+            raise UsageError(f"{type(search.sampler).__name__} has no end of its own; give n_trials")
+        self._search = search
+        self._most = most
+        blind = listed or (len(chain) == 1 and isinstance(search.sampler, BLIND))
+        self.exact = blind and isinstance(search.algorithm, FullTraining)
+        """Whether neither the sampler nor the algorithm decides by metrics; a schedule still may."""
+
+    def on(self, workers: int, start_seconds: float | None = None) -> list[Rehearsal]:
+        """Rehearse on a fixed fleet, or on an elastic one of at most so many workers, which takes ``start_seconds`` to
+        start one."""
+        done: list[Rehearsal] = []
+        for values in range(self._most):
+            done.append(self._search.on(workers, values, start_seconds=start_seconds))
+            same = (self.exact and not done[-1].observes) or not done[-1].drawn
+            if same and self._search.disruptions is None:
+                break
+        return done
+
+    def cheapest(
+        self, runs: Iterable[list[Rehearsal]], deadline: float, start_seconds: float
+    ) -> tuple[FleetCost | None, FleetCost | None]:
+        """Return the cheapest fixed and the cheapest elastic fleet that make the deadline, if any does.
+
+        Args:
+            runs: what was rehearsed on fixed fleets.
+        """
+        known = {group[0].workers: group for group in runs}
+        fixed = cheapest(lambda count: known.get(count) or self.on(count), deadline, max(known))
+        first = max(known) if fixed is None else fixed.workers
+        return fixed, cheapest(lambda count: self.on(count, start_seconds), deadline, first)
+
+
+def _figures(runs: Sequence[Rehearsal]) -> dict[str, Spread]:
+    """Return the figures that all rehearsals have, by their names in :class:`Preflight`."""
+    own = {"measured": [run.measured for run in runs], "drawn": [run.drawn for run in runs]}
+    own |= {"checkpoints": [run.savings.kept for run in runs], "checkpoints_needed": [run.needed for run in runs]}
+    summed = {name: [getattr(run.savings, name) for run in runs] for name in _SUMMED}
+    return {name: _spread(values) for name, values in (own | summed).items()}
+
+
+_SUMMED = (
+    *("trials", "steps_asked", "steps_unique", "steps_trained", "merge_rate", "cost_weighted_merge_rate"),
+    *("worker_seconds_alone", "worker_seconds", "saved_seconds", "fused_seconds"),
+)
+"""Figures of a search's savings."""
 
 
 def _fleet(runs: Sequence[Rehearsal]) -> Fleet:
