@@ -56,8 +56,9 @@ from hpstage.plan.messages import (
 )
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.answers import Answer
 from hpstage.scheduler.remaining import RemainingWork
-from hpstage.scheduler.scheduler import Answer, Scheduler
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.journal import NO_FENCES, Journal
 
 logger = logging.getLogger("hpstage")

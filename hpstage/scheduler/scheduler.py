@@ -12,8 +12,7 @@ on trees).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from hpstage.plan.facts import (
@@ -39,7 +38,6 @@ from hpstage.plan.facts import (
     TrialAdded,
     TrialEnded,
     TrialId,
-    UserFailure,
     WorkerId,
     to_numbers,
 )
@@ -58,9 +56,9 @@ from hpstage.plan.messages import (
     WorkerJoined,
     WorkerLeft,
 )
-from hpstage.plan.nodes import State
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.answers import Answer, Answers
 from hpstage.scheduler.audit_draw import AuditDraw
 from hpstage.scheduler.audits import Audits
 from hpstage.scheduler.chain_builder import ChainBuilder
@@ -80,20 +78,6 @@ from hpstage.scheduler.workers import Workers
 
 # The id of a plan's only driver.
 _ALONE = DriverId("")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The outcome of a target: its metrics, or the failure that prevents reaching it.
-
-    ``ending``: what ended training before the target. The metrics are those of its last state, none if it was pruned.
-    """
-
-    trial: TrialId
-    step: int
-    metrics: dict[str, float] | None
-    failure: UserFailure | None = None
-    ending: TrainingEnded | None = None
 
 
 class Scheduler:
@@ -137,6 +121,7 @@ class Scheduler:
         self.workers = Workers(lanes)
         self.workers.step_times = plan.step_times
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
+        self._answers = Answers(plan, self._tree, driver)
         self._builder = ChainBuilder(
             plan,
             self._tree,
@@ -177,14 +162,7 @@ class Scheduler:
 
     def known(self, trial: TrialId, step: int) -> Answer | None:
         """Return the answer to a target, if already known."""
-        ending = self._plan.ending_on(trial, step)
-        if ending is not None:
-            return self._ended(trial, step, ending)
-        state = self._plan.known(trial, step)
-        if state is not None and state.metrics is not None:
-            return Answer(trial, step, state.metrics)
-        failure = self._plan.failure_on(trial, step)
-        return None if failure is None else Answer(trial, step, None, failure)
+        return self._answers.known(trial, step)
 
     def is_over(self, report: Report) -> bool:
         """Whether the report is from a chain or an audit that is no longer running, and must be ignored."""
@@ -277,11 +255,11 @@ class Scheduler:
             case StateReached():
                 return self._reached(fact)
             case StageFailed():
-                return self._fail(fact)
+                return self._answers.fail(fact)
             case TrainingEnded():
-                return self._end(fact)
+                return self._answers.end(fact)
             case TargetAsked():
-                return self._ask(fact)
+                return self._answers.request(fact)
             case TrialAdded():
                 self._plan.apply(fact)
                 self._tree.keep(self._plan.trials[fact.trial])
@@ -313,14 +291,6 @@ class Scheduler:
                 self._plan.apply(fact)
         return []
 
-    def _ask(self, fact: TargetAsked) -> list[Answer]:
-        self._plan.apply(fact)
-        if fact in self._plan.open_targets:
-            self._tree.want(self._plan.trials[fact.trial].node_at(fact.step), fact.step)
-            return []
-        known = self.known(fact.trial, fact.step) if fact.driver == self.driver else None
-        return [] if known is None else [known]
-
     def _reached(self, fact: StateReached) -> list[Answer]:
         node = self._plan.nodes[fact.node]
         state = node.ensure_state(fact.step)
@@ -338,7 +308,7 @@ class Scheduler:
             self._advance(self._running[fact.chain], fact)
         answers: list[Answer] = []
         if fact.metrics is not None:
-            answers = self._answer(state, waiting, to_numbers(fact.metrics), None)
+            answers = self._answers.reach(state, waiting, to_numbers(fact.metrics), None)
         self._tree.evaluated(self._plan.totals.average_evaluate_seconds)
         self._tree.measured(node)
         return answers
@@ -353,46 +323,6 @@ class Scheduler:
             self.workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
         while orders.marks and orders.marks[0] <= fact.step:
             orders.marks.pop(0)
-
-    def _answer(
-        self,
-        state: State,
-        waiting: Mapping[TrialId, DriverId],
-        metrics: dict[str, float] | None,
-        failure: UserFailure | None,
-    ) -> list[Answer]:
-        """Return the answers for this driver's trials among those that waited for the state."""
-        self._tree.unwant(state.node, state.step)
-        mine = (trial for trial, driver in waiting.items() if driver == self.driver)
-        return [Answer(trial, state.step, metrics, failure) for trial in mine]
-
-    def _waiting_beyond(self, fact: StageFailed | TrainingEnded) -> list[tuple[State, dict[TrialId, DriverId]]]:
-        """Return the states that are out of reach now and that trials wait for, each with these."""
-        beyond = ((state, self._plan.open_targets.waiting(state)) for state in self._plan.beyond(fact))
-        return [(state, waiting) for state, waiting in beyond if waiting]
-
-    def _fail(self, fact: StageFailed) -> list[Answer]:
-        """Fold a failure of the user's code. If it was in training, every state beyond is out of reach."""
-        out_of_reach = self._waiting_beyond(fact)
-        self._plan.apply(fact)
-        return [
-            answer for state, waiting in out_of_reach for answer in self._answer(state, waiting, None, fact.failure)
-        ]
-
-    def _end(self, fact: TrainingEnded) -> list[Answer]:
-        """Fold an end of training: every state beyond is out of reach."""
-        out_of_reach = self._waiting_beyond(fact)
-        self._plan.apply(fact)
-        answers: list[Answer] = []
-        for state, waiting in out_of_reach:
-            self._tree.unwant(state.node, state.step)
-            answers += [self._ended(id, state.step, fact) for id, driver in waiting.items() if driver == self.driver]
-        return answers
-
-    def _ended(self, trial: TrialId, step: int, ending: TrainingEnded) -> Answer:
-        complete = ending.outcome == "complete"
-        state = self._plan.known(trial, ending.last) if complete else None
-        return Answer(trial, step, None if state is None else state.metrics, ending=ending)
 
     def _start(self, fact: ChainStarted) -> None:
         self._plan.apply(fact)

@@ -17,7 +17,7 @@ from hpstage.plan.nodes import PlannedTrial
 from hpstage.schedule import Plateau, Scalar, Schedule
 from hpstage.schedule.plateau import Descent, Mode
 from hpstage.schedule.space import Described, with_defaults
-from hpstage.scheduler.scheduler import Answer
+from hpstage.scheduler.answers import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from hpstage.errors import TrainingError, UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialId, UserFailure
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.scheduler import Answer
+from hpstage.scheduler.answers import Answer
 from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Decisions
 from hpstage.search.forecast import Forecast

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import count
 
-from hpstage.scheduler.scheduler import Answer
+from hpstage.scheduler.answers import Answer
 
 Target = tuple[int, int]
 """The index of a trial, and a step."""

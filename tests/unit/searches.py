@@ -12,7 +12,8 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import StageFailed, StateKey, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import WorkerJoined, WorkerLeft
-from hpstage.scheduler.scheduler import Answer, Scheduler
+from hpstage.scheduler.answers import Answer
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
 
 WORKLOAD = StateKey("w" * 32)

@@ -9,7 +9,7 @@ import pytest
 from hpstage.algorithm import Algorithm, Ask, Search, Setting, Trials
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, OptunaPruner
 from hpstage.plan.facts import TrialId
-from hpstage.scheduler.scheduler import Answer
+from hpstage.scheduler.answers import Answer
 from hpstage.search.history import History
 from hpstage.search.targets import Targets
 

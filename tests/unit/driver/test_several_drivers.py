@@ -30,7 +30,8 @@ from hpstage.plan.facts import (
     WorkerId,
 )
 from hpstage.plan.log import open_plan
-from hpstage.scheduler.scheduler import Answer, Scheduler
+from hpstage.scheduler.answers import Answer
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, histories, schedules
 

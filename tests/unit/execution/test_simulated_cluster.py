@@ -15,7 +15,7 @@ from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.facts import DriverId, DriverJoined, StateKey, TrialAdded, TrialId
 from hpstage.plan.messages import WorkerJoined
-from hpstage.scheduler.scheduler import Answer
+from hpstage.scheduler.answers import Answer
 from hpstage.store import MemoryJournal
 from tests.unit.searches import Search, histories, searches, trial
 

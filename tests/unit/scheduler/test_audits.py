@@ -15,8 +15,8 @@ from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.messages import Audit, AuditId, Chain, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import restored, snapshot_of
+from hpstage.scheduler.answers import Answer
 from hpstage.scheduler.audit_draw import UNSEEN, AuditDraw, Drawn
-from hpstage.scheduler.scheduler import Answer
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, Search, trial
 

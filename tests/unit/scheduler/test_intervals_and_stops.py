@@ -26,7 +26,8 @@ from hpstage.plan.facts import StateKey, StateReached, TrialAdded, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import BoundaryReached, Report
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.scheduler import Answer, Scheduler
+from hpstage.scheduler.answers import Answer
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 from tests.unit.searches import WORKLOAD, Search, histories, trial

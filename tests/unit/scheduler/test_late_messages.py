@@ -14,7 +14,7 @@ from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.facts import ChainId, TrialAdded, WorkerId
 from hpstage.plan.messages import Amendment, BoundaryReached, Chain, Report
-from hpstage.scheduler.scheduler import Answer
+from hpstage.scheduler.answers import Answer
 from tests.unit.searches import Search, histories, schedules, trial
 
 Delay = Callable[[], float]

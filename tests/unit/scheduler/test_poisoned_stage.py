@@ -10,7 +10,8 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.executor import Executor
 from hpstage.plan.facts import DriverId, StateKey, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
-from hpstage.scheduler.scheduler import Answer, Scheduler
+from hpstage.scheduler.answers import Answer
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD
 

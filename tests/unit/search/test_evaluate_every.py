@@ -17,7 +17,7 @@ from hpstage.algos import ASHA, FullTraining, MedianStopping, PopulationBasedTra
 from hpstage.errors import UsageError
 from hpstage.plan.facts import TrialId, UserFailure
 from hpstage.plan.messages import Report
-from hpstage.scheduler.scheduler import Answer
+from hpstage.scheduler.answers import Answer
 from hpstage.search.targets import Targets
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
