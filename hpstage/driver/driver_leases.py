@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from hpstage.checkpoints.processes import host_identity, is_alive, start_of
 from hpstage.errors import StoreError, UsageError
+from hpstage.plan.checks import VERSION
 from hpstage.plan.facts import DriverId, DriverJoined
 from hpstage.store.leases import Leases
 
@@ -60,7 +61,7 @@ class DriverLeases:
         self._renewing = threading.Thread(target=self._renew, name="hpstage-leases", daemon=True)
         self._renewing.start()
         pid = os.getpid()
-        return DriverJoined(self._driver, pool, self._host, pid, time.time(), checkpoints, start_of(pid))
+        return DriverJoined(self._driver, pool, self._host, pid, time.time(), checkpoints, start_of(pid), VERSION)
 
     @property
     def fences(self) -> dict[str, int]:

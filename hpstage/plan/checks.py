@@ -30,6 +30,8 @@ from hpstage.schedule.scalars import same
 
 FORMAT = 3
 """Version of the journal's event format. Plans in any other format are refused."""
+VERSION = "0.3.0"
+"""Version of hpstage, by which a plan knows who has written to it."""
 
 
 def check(plan: SearchPlan, fact: Fact) -> None:

@@ -43,14 +43,18 @@ def to_numbers(metrics: Metrics) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-class StateRef(msgspec.Struct, frozen=True, order=True):
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Part of a journal's record. A field that this version does not know may change what the others mean."""
+
+
+class StateRef(Record, frozen=True, order=True):
     """A state: ``node``'s line trained up to, but not including, step ``step``."""
 
     node: NodeId
     step: int
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(Record, frozen=True):
     """Steps ``[start, stop)`` of a node, which produce its states ``(start, stop]``."""
 
     node: NodeId
@@ -58,7 +62,7 @@ class Span(msgspec.Struct, frozen=True):
     stop: int
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+class Kept(Record, frozen=True, omit_defaults=True):
     """A state published in the checkpoint store. ``digest`` covers its content (tensors and structure)."""
 
     key: StateKey
@@ -68,7 +72,7 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     """Marks of its leaves, to identify those that differ when the state is retrained."""
 
 
-class UserFailure(msgspec.Struct, frozen=True):
+class UserFailure(Record, frozen=True):
     """An exception in the user's code: its one-line summary, full traceback and class names.
 
     ``kinds`` holds the qualified names of the exception's class and its bases, so that ``catch`` can be honoured
@@ -86,7 +90,7 @@ StateLoss = Literal["evicted", "unreadable"]
 AuditOutcome = Literal["equal", "differs", "stopped", "failed"]
 
 
-class PlanCreated(msgspec.Struct, frozen=True, tag=True):
+class PlanCreated(Record, frozen=True, tag=True):
     """The first event of a journal: its format, its workload, and the ``id`` that distinguishes plans of the same
     workload. ``loaded``: digests of the workload's code by name, used to report which code was edited. ``origin``: the
     trainable as a command line names it (``search.py:Digits``, ``package.module:Digits``), in ``folder`` of the host
@@ -101,7 +105,7 @@ class PlanCreated(msgspec.Struct, frozen=True, tag=True):
     folder: str = ""
 
 
-class TrialAdded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class TrialAdded(Record, frozen=True, tag=True, omit_defaults=True):
     """A trial of ``steps`` steps. After the steps ``keep_at``, states are kept on its way if it is trained past them:
     trials are to be forked there that are not known yet.
 
@@ -115,7 +119,7 @@ class TrialAdded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     plateaus: dict[str, Plateau] = {}
 
 
-class TargetAsked(msgspec.Struct, frozen=True, tag=True):
+class TargetAsked(Record, frozen=True, tag=True):
     """``driver`` wants ``trial`` trained to ``step`` and evaluated, regardless of by whom."""
 
     trial: TrialId
@@ -123,7 +127,7 @@ class TargetAsked(msgspec.Struct, frozen=True, tag=True):
     driver: DriverId = DriverId("")
 
 
-class StateReached(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
     """A chain has trained steps ``[start, step)`` of ``node``: the metrics and checkpoint of the state at ``step``.
 
     ``train_seconds`` counts from ``start``: the chain's previous boundary, or the start of its stage. ``source``, set
@@ -179,7 +183,7 @@ class StateReached(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         return at - self.train_seconds / self.workers - self.load_seconds / share
 
 
-class StateLost(msgspec.Struct, frozen=True, tag=True):
+class StateLost(Record, frozen=True, tag=True):
     """The checkpoint of a kept state is gone: evicted to make room, or found missing or damaged on loading."""
 
     node: NodeId
@@ -188,7 +192,7 @@ class StateLost(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
-class StateDiffers(msgspec.Struct, frozen=True, tag=True):
+class StateDiffers(Record, frozen=True, tag=True):
     """A kept state was trained again with a different result: some part of training is not exact.
 
     ``where``: the first leaf that differs, if it can be determined; ``ways``: how each of the two was produced, in
@@ -203,7 +207,7 @@ class StateDiffers(msgspec.Struct, frozen=True, tag=True):
     ways: tuple[str, str]
 
 
-class ForkVerified(msgspec.Struct, frozen=True, tag=True):
+class ForkVerified(Record, frozen=True, tag=True):
     """The ``steps`` steps after ``step``, the last of them on ``node``, were trained both straight through and from the
     state at ``step``.
 
@@ -222,7 +226,7 @@ class ForkVerified(msgspec.Struct, frozen=True, tag=True):
     remark: str = ""
 
 
-class Audited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class Audited(Record, frozen=True, tag=True, omit_defaults=True):
     """An audit trained again, in a fresh process, from the state at ``start`` (0: from nothing) to the state at
     ``step`` of ``node``.
 
@@ -246,7 +250,7 @@ class Audited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     message: str = ""
 
 
-class InputsRead(msgspec.Struct, frozen=True, tag=True):
+class InputsRead(Record, frozen=True, tag=True):
     """Training has read files, folders or environment variables that are not part of the workload's key.
 
     ``inputs``: digests of their contents by name (see :mod:`hpstage.training.identity.inputs`). Used both as a report
@@ -259,7 +263,7 @@ class InputsRead(msgspec.Struct, frozen=True, tag=True):
     inputs: dict[str, str]
 
 
-class StageFailed(msgspec.Struct, frozen=True, tag=True):
+class StageFailed(Record, frozen=True, tag=True):
     """The user's code raised while training at ``step`` or while evaluating the state at ``step``."""
 
     node: NodeId
@@ -268,7 +272,7 @@ class StageFailed(msgspec.Struct, frozen=True, tag=True):
     failure: UserFailure
 
 
-class TrainingEnded(msgspec.Struct, frozen=True, tag=True):
+class TrainingEnded(Record, frozen=True, tag=True):
     """The user's code ended training on ``node`` in step ``step``: every trial that has this step ends with the state
     at :attr:`last`, whatever was asked of it, now or later.
 
@@ -291,7 +295,7 @@ class TrainingEnded(msgspec.Struct, frozen=True, tag=True):
         return self.step + (self.outcome == "complete")
 
 
-class ChainLost(msgspec.Struct, frozen=True, tag=True):
+class ChainLost(Record, frozen=True, tag=True):
     """Training after a chain's last boundary was discarded. ``outcome`` and ``message``: how the chain ended
     (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`). ``seconds`` are those of all its ``workers``."""
 
@@ -317,10 +321,10 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
         return self.outcome in ("died", "lost")
 
 
-class DriverJoined(msgspec.Struct, frozen=True, tag=True):
+class DriverJoined(Record, frozen=True, tag=True):
     """A driver starts working on the plan. Workers with the same ``pool`` and id are the same worker; ``checkpoints``
     is the location of its checkpoints; ``start`` distinguishes its process from later ones with the same id, such as
-    the first process of a restarted container."""
+    the first process of a restarted container; ``version`` is its hpstage's."""
 
     driver: DriverId
     pool: str
@@ -329,9 +333,10 @@ class DriverJoined(msgspec.Struct, frozen=True, tag=True):
     at: float
     checkpoints: str = ""
     start: str = ""
+    version: str = ""
 
 
-class DriverLeft(msgspec.Struct, frozen=True, tag=True):
+class DriverLeft(Record, frozen=True, tag=True):
     """A driver is gone: its chains have ended, and its targets are no longer waited for."""
 
     driver: DriverId
@@ -339,7 +344,7 @@ class DriverLeft(msgspec.Struct, frozen=True, tag=True):
     reason: Literal["ended", "gone"]
 
 
-class WorkersChanged(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class WorkersChanged(Record, frozen=True, tag=True, omit_defaults=True):
     """Workers of ``pool`` have joined or left a driver: they are paid for meanwhile, whether they train or not."""
 
     driver: DriverId
@@ -349,7 +354,7 @@ class WorkersChanged(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     left: tuple[WorkerId, ...] = ()
 
 
-class ChainStarted(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class ChainStarted(Record, frozen=True, tag=True, omit_defaults=True):
     """A driver's right to train these spans until the chain is closed or the driver is gone. It is written before
     the chain is started, on the condition that the driver has read all earlier records. ``gang``: further workers that
     train its steps together with ``worker``, which leads them."""
@@ -362,21 +367,21 @@ class ChainStarted(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     gang: tuple[WorkerId, ...] = ()
 
 
-class ChainProlonged(msgspec.Struct, frozen=True, tag=True):
+class ChainProlonged(Record, frozen=True, tag=True):
     """The chain continues with these spans."""
 
     chain: ChainId
     spans: tuple[Span, ...]
 
 
-class ChainClosed(msgspec.Struct, frozen=True, tag=True):
+class ChainClosed(Record, frozen=True, tag=True):
     """The chain has ended; the steps it did not reach may be trained by another."""
 
     chain: ChainId
     at: float
 
 
-class SearchStarted(msgspec.Struct, frozen=True, tag=True):
+class SearchStarted(Record, frozen=True, tag=True):
     """A call of ``optimize`` began to propose trials. ``study``: its name, or a longer one where another study of that
     name (with another ``identity``) uses the plan. The search ends with its :class:`SearchEnded`; until then a call
     with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
@@ -406,7 +411,7 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
         return self.study == other.study and not self.differs(other)
 
 
-class RandomState(msgspec.Struct, frozen=True):
+class RandomState(Record, frozen=True):
     """A NumPy ``RandomState``; ``key`` (base64) is omitted where it equals that of the previously recorded state."""
 
     pos: int
@@ -415,7 +420,7 @@ class RandomState(msgspec.Struct, frozen=True):
     key: str | None
 
 
-class ForkedFrom(msgspec.Struct, frozen=True):
+class ForkedFrom(Record, frozen=True):
     """A trial equals ``donor`` up to ``step`` and the space's trial under ``params`` from there on. Parameters are
     stored as their ``repr``: JSON has no infinities, and NaN is not equal to itself."""
 
@@ -424,7 +429,7 @@ class ForkedFrom(msgspec.Struct, frozen=True):
     params: dict[str, str]
 
 
-class TrialProposed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class TrialProposed(Record, frozen=True, tag=True, omit_defaults=True):
     """The study's trial ``number`` belongs to the current search; ``sampler`` holds the sampler's state after it was
     proposed (or, if ``number`` is None, before the first): of other parts than a ``RandomState``, as JSON.
 
@@ -444,7 +449,7 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     rejected: UserFailure | None = None
 
 
-class TrialEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class TrialEnded(Record, frozen=True, tag=True, omit_defaults=True):
     """The study has finished a trial: nothing more is asked of it. This affects only which states are kept and what is
     shown.
 
@@ -460,12 +465,12 @@ class TrialEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     feasible: bool = True
 
 
-class SearchEnded(msgspec.Struct, frozen=True, tag=True):
+class SearchEnded(Record, frozen=True, tag=True):
     study: str
     at: float
 
 
-class StepsTimed(msgspec.Struct, frozen=True, tag=True):
+class StepsTimed(Record, frozen=True, tag=True):
     """How long a step of several chains side by side takes a worker, measured before any was trained: pairs of their
     number and seconds, as for :class:`hpstage.plan.step_times.StepTimes`. The first such fact of a plan counts."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import MappingProxyType
 from typing import overload
 
 import msgspec
 
 from hpstage.errors import HpstageError, InternalError, StoreError, UsageError
-from hpstage.plan.checks import FORMAT, check, other_format
+from hpstage.plan.checks import FORMAT, VERSION, check, other_format
 from hpstage.plan.facts import Fact, PlanCreated, StateKey, StateReached, TargetAsked, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
@@ -104,10 +105,40 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
     """
     records, behind = journal.read_on(plan.cursor, limit)
     first = plan.cursor.position
-    for position, fact in enumerate(_facts(records, first), first):
-        fold_checked(plan, fact, position, fold)
+    with _newer_named(journal):
+        for position, fact in enumerate(_facts(records, first), first):
+            fold_checked(plan, fact, position, fold)
     plan.cursor = behind
     return len(records)
+
+
+class _Joined(msgspec.Struct, tag="DriverJoined"):
+    version: str = ""
+
+
+_decode_joined = msgspec.json.Decoder(_Joined).decode
+
+
+@contextmanager
+def _newer_named(journal: Journal) -> Iterator[None]:
+    """Say so where a newer hpstage has worked on a journal whose records this one does not understand."""
+    try:
+        yield
+    except StoreError as error:
+        newest = VERSION
+        for record in journal.read():
+            with suppress(msgspec.MsgspecError):  # most are of other kinds
+                newest = max(newest, _decode_joined(record).version, key=_numbers)
+        if newest == VERSION:
+            raise
+        raise StoreError(
+            f"this store was written by a newer hpstage (version {newest}; this is {VERSION}): upgrade "
+            f"hpstage, or choose another store ({error})"
+        ) from error
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def fold_checked(plan: SearchPlan, fact: Fact, position: int, fold: Callable[[Fact], object]) -> None:
@@ -239,7 +270,8 @@ class Facts(Sequence[Fact]):
 
 def read_facts(journal: Journal) -> Iterator[Fact]:
     """Yield the facts of a journal in order. Raises :class:`StoreError` at a record that is not a fact."""
-    return _facts(journal.read(), 0)
+    with _newer_named(journal):
+        yield from _facts(journal.read(), 0)
 
 
 def _facts(records: Sequence[bytes], start: int) -> Iterator[Fact]:

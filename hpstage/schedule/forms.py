@@ -22,7 +22,7 @@ from hpstage.schedule.scalars import MAX_STEPS, Scalar, canonical, finite, same
 _MOST_STAIRS = 256
 
 
-class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant"):
+class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant", forbid_unknown_fields=True):
     """The same value at every step."""
 
     scalar: Scalar
@@ -54,7 +54,7 @@ class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant"):
         return hash(self.scalar)
 
 
-class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
+class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the varying forms. ``origin`` is the step, from the trial's start, from which ``t`` counts."""
 
     origin: int = 0

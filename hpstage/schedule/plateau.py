@@ -21,7 +21,7 @@ from hpstage.schedule.segments import Schedule, Segment
 Mode = Literal["min", "max"]
 
 
-class Plateau(msgspec.Struct, frozen=True, omit_defaults=True):
+class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """ReduceLROnPlateau for one hyper-parameter; made by :func:`plateau`, perhaps after other schedules."""
 
     value: float

@@ -22,14 +22,14 @@ class Undecided(Protocol[_T]):
     def after(self, before: Schedule) -> _T: ...
 
 
-class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """``length`` steps of one form; ``None``: forever."""
 
     form: Form
     length: int | None = None
 
 
-class Schedule(msgspec.Struct, frozen=True, gc=False):
+class Schedule(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One hyper-parameter as a function of the step 0, 1, 2, ...
 
     Created with the constructors of ``hpstage.schedule``. Construction normalizes it: no empty segments, no equal

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy
+import optuna
 import pytest
 
+import hpstage
 from hpstage.errors import StoreError
-from hpstage.plan.facts import SearchStarted, StateKey
-from hpstage.plan.log import Log, open_existing_plan, open_plan
+from hpstage.plan.checks import VERSION
+from hpstage.plan.facts import DriverId, DriverJoined, SearchStarted, StateKey
+from hpstage.plan.log import Log, encode, open_existing_plan, open_plan, read_facts
 from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Tape
 
 STARTED = SearchStarted("study", "FullTraining()", ("loss",), 4, 3, "RandomSampler", 0.0)
 
@@ -37,3 +43,41 @@ def test_a_record_that_could_not_be_read_again_is_not_written(change: dict[str, 
     assert journal.read() == before
     assert log.commit([STARTED])
     assert open_existing_plan(journal).searches.keys() == {"study"}
+
+
+class Later(msgspec.Struct, frozen=True, tag="SomethingLater"):
+    value: int = 3
+
+
+NEWER = [
+    [encode(Later())],
+    [msgspec.json.encode({**msgspec.to_builtins(STARTED), "colour": "red"})],
+    [msgspec.json.encode({"type": "TargetAsked", "trial": "study/0", "step": 4})],  # of a trial that is not there
+]
+
+
+@pytest.mark.parametrize("records", NEWER, ids=["record", "field", "meaning"])
+@pytest.mark.parametrize("version", ["99.10.2", hpstage.__version__, ""])
+def test_a_store_that_a_newer_version_has_written_is_named_as_such(records: list[bytes], version: str) -> None:
+    journal = MemoryJournal()
+    open_plan(journal, StateKey("w" * 32), {})
+    joined = (DriverJoined(DriverId(str(n)), "", "here", n, 0.0, version=old) for n, old in enumerate(("9.9", "0.1")))
+    journal.append([encode(one) for one in joined] if version.startswith("99") else [])
+    journal.append([encode(DriverJoined(DriverId("d"), "", "here", 1, 0.0, version=version)), *records])
+    newer = r"written by a newer hpstage \(version 99.10.2; this is .*\): upgrade"
+    with pytest.raises(StoreError, match=newer if version.startswith("99") else r"record 2 of the journal"):
+        open_existing_plan(journal)
+
+
+def test_the_version_is_recorded() -> None:
+    journal = MemoryJournal()
+    study = optuna.create_study()
+    options: dict[str, Any] = {"executor": hpstage.InlineExecutor(), "store": journal}
+    hpstage.optimize(study, Tape(), lambda trial: {"a": 1}, metric="score", steps=2, n_trials=1, **options)
+    (joined,) = [fact for fact in read_facts(journal) if isinstance(fact, DriverJoined)]
+    assert joined.version == hpstage.__version__
+
+
+def test_there_is_one_version() -> None:
+    stated = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert stated["project"]["version"] == hpstage.__version__ == VERSION
