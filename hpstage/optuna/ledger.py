@@ -36,6 +36,11 @@ _GROWN = {"hpstage:donor", "hpstage:extends"}
 _NO_ATTRS: Mapping[str, Any] = {}
 
 
+def _mark(attrs: Mapping[str, Any]) -> str:
+    """Return the system attribute of a queued trial that the search with these attributes takes: its number."""
+    return "hpstage:taken:" + "/".join(map(str, attrs.values()))
+
+
 class _Noting:
     """A storage wrapper that writes down which user attributes are set, and explains why a parameter is refused."""
 
@@ -130,17 +135,33 @@ class Ledger:
     def propose(self, attrs: Mapping[str, Any]) -> Trial:
         """Return a new trial whose parameters the sampler suggests, or the next one in the queue.
 
-        Like ``study.ask()``, except that the trial has its attributes before it is running: if this process dies here,
-        the next one recognizes the trial by them. What a queued trial brings along of another's story is dropped.
+        Like ``study.ask()``, except that the trial has its attributes before it is running, or a queued one a mark of
+        this search: if this process dies here, the next one recognizes the trial by them.
         """
         private.forget_trials(self.study)
+        mark = _mark(attrs)
         for queued in self._queue():
             queued_id = private.id_of(queued)
-            self.drop(queued_id, [name for name in queued.user_attrs if name.startswith("hpstage:")])
-            self.note(queued_id, attrs)
+            self._storage.set_trial_system_attr(queued_id, mark, queued.number)
             if self._storage.set_trial_state_values(queued_id, TrialState.RUNNING):
+                self.own(queued_id, attrs)
                 return Trial(self.study, queued_id)
+            with suppress(UpdateFinishedTrialError):  # another process has it
+                self._storage.set_trial_system_attr(queued_id, mark, None)
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
+
+    def own(self, storage_id: int, attrs: Mapping[str, Any]) -> FrozenTrial:
+        """Give attributes to a queued trial that this process has set running, and to no other. Return it. What it
+        brings along of another's story is dropped."""
+        brought = self.trial(storage_id).user_attrs
+        self.drop(storage_id, [name for name in brought if name.startswith("hpstage:")])
+        self.note(storage_id, attrs)
+        return self.trial(storage_id)
+
+    def is_taken_by(self, trial: FrozenTrial, attrs: Mapping[str, Any]) -> bool:
+        """Whether a running trial was taken from the queue by the search with these attributes, if it has them or
+        not."""
+        return attrs.items() <= trial.user_attrs.items() or trial.system_attrs.get(_mark(attrs)) == trial.number
 
     def _withdrawn_first(self) -> list[FrozenTrial]:
         """Return the first trial, if any, that waited when this call began. Optuna's storage in memory, asked by state,

@@ -120,8 +120,10 @@ class Roster(Trials):
             self._ledger.enqueue(points, suggested.distributions, lambda one: one.user_attrs.get(PLAN) == plan)
         known = {trial.number for trial in self.trials}
         for frozen in self._ledger.trials():
-            ours = frozen.user_attrs.get(PLAN) == self._driver.plan.id and frozen.state == TrialState.RUNNING
+            ours = frozen.state == TrialState.RUNNING and self._ledger.is_taken_by(frozen, self._attrs())
             if ours and frozen.number not in known and self._id(frozen.number) not in self._driver.plan.trials:
+                if frozen.user_attrs.get(PLAN) != self._driver.plan.id:  # cut off before it had its attributes
+                    frozen = self._ledger.own(id_of(frozen), self._attrs())
                 if frozen.intermediate_values:
                     self._ledger.withdraw(frozen)
                 else:
