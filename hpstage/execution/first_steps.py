@@ -22,6 +22,8 @@ _LEAST, _MOST = 4, 32
 """Steps after which it is judged, and steps in which learning rates are looked at: a warm-up may begin at 0."""
 _UNSTEPPED = 128
 """Steps without a step of an optimizer after which that is no accumulation of gradients."""
+_SAMPLE = 4096
+"""Numbers of each weight that are compared one by one."""
 _CHAINS = 4
 """Trials whose weights are looked at, which takes a look at each of them."""
 
@@ -30,8 +32,8 @@ RATES = (
     "scheduler (a number of steps that is infinite or -1?) and at the optimizer's values"
 )
 STEPPED = (
-    "no weight has changed from the first step on, though the optimizer takes steps. Look at its learning rate, and "
-    "whether the loss reaches the weights that it has"
+    "no weight has changed from the first step on, though the optimizer takes steps. Look at its learning rate, "
+    "whether the loss reaches the weights that it has, and whether they are clipped"
 )
 UNSTEPPED = (
     "no weight has changed from the first step on: no optimizer has taken a step. Call optimizer.step(), for the "
@@ -72,6 +74,8 @@ class FirstSteps:
             if self._left:
                 self._left -= 1
                 self._weights = _Weights(self._optimizers())
+        elif flight.step == 2 and self._weights is not None and self._weights.differ(_Weights(self._optimizers())):
+            self._weights = None  # they may come back to what they were
         if is_still_by_intent(hp):
             self._flight = None
         elif self._flight is flight and self._rates_are_zero and self._see_rates():
@@ -120,7 +124,7 @@ class FirstSteps:
             text = RATES
         elif self._weights is not None and self._weights.sums:
             now = _Weights(self._optimizers())
-            if now.sums == self._weights.sums:
+            if not self._weights.differ(now):
                 if now.versions == self._weights.versions and step < _UNSTEPPED:
                     return
                 text = UNSTEPPED if now.versions == self._weights.versions else STEPPED
@@ -139,7 +143,8 @@ def is_still_by_intent(hp: Mapping[str, Scalar]) -> bool:
 
 
 class _Weights:
-    """What can be compared of the weights that optimizers train: how often each was written to, and sums over bits."""
+    """What can be compared of the weights that optimizers train: how often each was written to, sums over bits, and a
+    sample of each, since weights that change places have the same sum."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         torch: Any = sys.modules.get("torch")  # not loaded where there is no optimizer
@@ -152,7 +157,14 @@ class _Weights:
         ]
         self.versions = [weight._version for weight in trained]
         sums = [_bits(torch, weight).sum(dtype=torch.int64) for weight in trained]
+        self.samples = [_bits(torch, weight).flatten()[:_SAMPLE].clone() for weight in trained]
         self.sums = [int(value) for value in sums]  # only now, so that a device is waited for once
+
+    def differ(self, other: _Weights) -> bool:
+        """Whether any weight has changed, whether or not it was written to."""
+        if self.sums != other.sums:
+            return True
+        return not all(bool((a == b).all()) for a, b in zip(self.samples, other.samples, strict=True))
 
 
 def _bits(torch: Any, weight: Any) -> Any:

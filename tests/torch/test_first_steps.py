@@ -76,6 +76,33 @@ class WithoutRate(torch.optim.Optimizer):
                 weight -= 0.01 * weight.grad.sign()
 
 
+class Swaps(WithoutRate):
+    """Weights change places, as those at the ends of a range may."""
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight.copy_(weight.roll(1, -1))
+
+
+class Alternates(WithoutRate):
+    """Weights jump over the best ones, and back again."""
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight.neg_()
+
+
+class By(Following):
+    def __init__(self, kind: type[WithoutRate]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return self.kind(model.parameters())
+
+
 class Unrated(Following):
     def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         return WithoutRate(model.parameters())
@@ -226,6 +253,8 @@ def test_a_trial_that_learns_nothing_is_warned_of_once(
         (Evaluating, 12, {}),
         (lambda: Fit(lambda step: 0.0), 2, {}),
         (Unrated, 12, {}),
+        (lambda: By(Swaps), 12, {}),
+        (lambda: By(Alternates), 13, {}),
         (Following, 12, {"lr": s.piecewise({0: 0.0, 10: 0.1})}),
         (Following, 12, {"lr": 0}),
         (lambda: InNumPy(keeps=True), 12, {}),
@@ -233,7 +262,7 @@ def test_a_trial_that_learns_nothing_is_warned_of_once(
     ],
     ids=[
         *("usual", "warm-up from 0", "late", "accumulation", "long accumulation", "half frozen", "evaluation only"),
-        *("two steps", "no rate", "frozen at first", "frozen", "numpy", "numpy, frozen"),
+        *("two steps", "no rate", "swapped", "alternating", "frozen at first", "frozen", "numpy", "numpy, frozen"),
     ],
 )
 def test_a_trial_that_learns_later_or_is_not_to_learn_is_not_warned_of(
