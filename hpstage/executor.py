@@ -110,8 +110,8 @@ class Executor(ABC):
         ``"NAME untried"`` are the seconds of those steps.
 
         Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; where workers
-        have several lanes, also those of K chains side by side, under ``"K at a time"``. ``None`` if nothing could be
-        measured.
+        have several lanes, also those of K chains side by side, under ``"K at a time"``, or ``"NAME, K at a time"`` if
+        the backend can be chosen. ``None`` if nothing could be measured.
         """
         return None
 

@@ -71,15 +71,21 @@ ALONE = StepTimes(((1, 1.0),))
 _NAMED = "at a time"
 
 
-def named(times: StepTimes) -> dict[str, float]:
-    """Return what :meth:`hpstage.executor.Executor.measure` returns of them: ``{"1 at a time": 0.004, ...}``."""
-    return {f"{width} {_NAMED}": seconds for width, seconds in times.seconds}
+def named(times: StepTimes, backend: str = "") -> dict[str, float]:
+    """Return what :meth:`hpstage.executor.Executor.measure` returns of them, as in ``{"1 at a time": 0.004, ...}``, or
+    ``{"stacked, 1 at a time": 0.004, ...}`` by a step backend."""
+    by = f"{backend}, " if backend else ""
+    return {f"{by}{width} {_NAMED}": seconds for width, seconds in times.seconds}
 
 
-def among(found: Mapping[str, float]) -> StepTimes | None:
-    """Return those that were measured, if any."""
-    pairs = [(int(name.removesuffix(_NAMED)), taken) for name, taken in found.items() if name.endswith(_NAMED)]
-    return StepTimes(tuple(sorted(pairs))) if pairs else None
+def among(found: Mapping[str, float]) -> dict[str, StepTimes]:
+    """Return those that were measured, by step backend; by ``""`` where there is no choice."""
+    pairs: dict[str, list[tuple[int, float]]] = {}
+    for name, taken in found.items():
+        if name.endswith(_NAMED):
+            backend, _, width = name.removesuffix(_NAMED).rpartition(", ")
+            pairs.setdefault(backend, []).append((int(width), taken))
+    return {backend: StepTimes(tuple(sorted(measured))) for backend, measured in pairs.items()}
 
 
 def widths(most: int) -> Iterable[int]:

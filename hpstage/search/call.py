@@ -28,7 +28,7 @@ from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
 from hpstage.search.earlier import continued
-from hpstage.search.numerics import STACKED, choose, step_times
+from hpstage.search.numerics import choose, lanes_by, step_times
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -187,7 +187,7 @@ def open_call(
             verify=request.verify if exact else "off",
             audit=request.audit == "idle" and exact,
             numerics=numerics,
-            lanes=workers.lanes if numerics in ("", STACKED) else 1,
+            lanes=lanes_by(numerics, workers),
         )
         places = open_places(store, checkpoints, name=name, workload=workload.key, closing=closing)
         workers.use(places.checkpoints)

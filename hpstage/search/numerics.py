@@ -26,8 +26,6 @@ from hpstage.training.randomness import generators_restored
 
 logger = logging.getLogger("hpstage")
 
-STACKED = "stacked"
-"""The backend that trains several chains of a worker as one."""
 _GAIN = 0.95
 """Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
 _BEGINS = " begins"
@@ -59,7 +57,7 @@ def choose(
     candidates = candidates_of(described)
     workloads = {backend: workload_key(fixed) for backend, fixed in candidates.items()}
     chosen = made_with(store, name, workloads) or _of_another(store, name, candidates, workloads)
-    times = None
+    times: dict[str, StepTimes] = {}
     if chosen is None:
         logger.warning(
             "numerics = 'auto': a worker tries out every step backend, once for a plan; this may take minutes"
@@ -68,13 +66,30 @@ def choose(
         steps = _steps_of_a_worker(lines, executor, request)
         found = dict(executor.measure(_initial(request), steps) or {})
         times = among(found)
-        if times is not None and STACKED in candidates:
-            found |= _stacked(times.up_to(executor.lanes), lines, executor)
+        for backend in sorted(times.keys() & candidates.keys()):
+            found |= _beside_others(backend, times[backend].up_to(executor.lanes), lines, executor)
         chosen = fastest(found, steps)
         _say(chosen, found, steps)
         # Another process may have measured meanwhile.
         chosen = made_with(store, name, workloads) or chosen
-    return chosen, candidates[chosen], times
+    return chosen, candidates[chosen], times.get(chosen)
+
+
+def lanes_by(numerics: str, executor: Executor) -> int:
+    """Return the most chains that a worker trains side by side.
+
+    Args:
+        numerics: the step backend that the search has chosen; ``""``: the trainable's own choice.
+
+    Raises:
+        UsageError: the backend is of a plugin that is not installed here.
+    """
+    if numerics:
+        from hpstage.torch.backends.lookup import backend_named  # heavy: torch
+
+        if not backend_named(numerics).several:
+            return 1
+    return executor.lanes
 
 
 def _of_another(
@@ -100,20 +115,22 @@ def _steps_of_a_worker(lines: list[tuple[int, int]] | None, executor: Executor, 
     return min(roughly, steps_in_all(request, lines) / max(1, executor.present))
 
 
-def _stacked(times: StepTimes, lines: list[tuple[int, int]] | None, executor: Executor) -> dict[str, float]:
+def _beside_others(
+    backend: str, times: StepTimes, lines: list[tuple[int, int]] | None, executor: Executor
+) -> dict[str, float]:
     """Return the seconds of a worker for a chain's step if it is trained beside as many others as are expected to be
     ready; nothing if that is not known."""
     if lines is None or executor.present is None:
-        logger.warning("numerics = 'stacked' is not considered: how many trials are trained at a time is not known")
+        logger.warning("numerics = %r is not considered: how many trials are trained at a time is not known", backend)
         return {}
     share = expected_share(times, lines, max(1, executor.present))
-    return {STACKED: times.of(1) * share}
+    return {backend: times.of(1) * share}
 
 
 def step_times(executor: Executor, request: Request) -> StepTimes | None:
     """Measure how long a step of several chains side by side takes a worker; ``None`` if it cannot be measured."""
     found = executor.measure(_initial(request), float("inf")) or {}
-    times = among(found)
+    times = next(iter(among(found).values()), None)
     if times is not None:
         told = ", ".join(f"{width}: {1000 * seconds:.3g} ms" for width, seconds in times.seconds)
         logger.info("a step of so many siblings as one takes: %s; at most %d are trained as one", told, times.best)

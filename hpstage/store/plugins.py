@@ -9,26 +9,37 @@ from typing import Any, Literal, TypeVar
 from hpstage.errors import UsageError
 
 Group = Literal[
-    "hpstage.algorithms", "hpstage.executors", "hpstage.stores", "hpstage.checkpoints", "hpstage.step_backends"
+    "hpstage.algorithms",
+    "hpstage.executors",
+    "hpstage.stores",
+    "hpstage.checkpoints",
+    "hpstage.step_backends",
+    "hpstage.trainables",
 ]
-"""Groups of entry points. An entry point's name is what the command line calls an algorithm or executor, and the scheme
-of a store's or checkpoint location's URL.
+"""Groups of entry points. An entry point's name is what the command line calls an algorithm or executor, the scheme of
+a store's or checkpoint location's URL, or a class whose objects can be trained, as in ``package.module.Class``.
 
 ``hpstage.algorithms``, ``hpstage.executors``, ``hpstage.step_backends``: subclasses of the port. ``hpstage.stores``:
 functions such as :func:`hpstage.store.redis_plans.open_redis`. ``hpstage.checkpoints``: functions such as
-:func:`hpstage.checkpoints.opening.open_folder`; other schemes are fsspec's.
+:func:`hpstage.checkpoints.opening.open_folder`; other schemes are fsspec's. ``hpstage.trainables``: functions that
+return the :class:`~hpstage.training.adapter.Adapter` of an object.
 """
 
 _T = TypeVar("_T")
 
 
+def registered(group: Group) -> list[str]:
+    """Return the names in a group, sorted; nothing is loaded."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
 def names(group: Group) -> list[str]:
-    """Return the names in a group, sorted; nothing is loaded.
+    """Return the names in a group of which hpstage has some itself, sorted; nothing is loaded.
 
     Raises:
         UsageError: hpstage's own are missing.
     """
-    found = sorted({point.name for point in entry_points(group=group)})
+    found = registered(group)
     if not found:
         raise UsageError(f"the entry points {group} of hpstage itself are missing: install it again")
     return found

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hpstage.testing.journal import JournalContract
     from hpstage.testing.leases import LeasesContract
     from hpstage.testing.snapshots import SnapshotsContract
+    from hpstage.testing.step_backend import StepBackendContract
     from hpstage.testing.store import StoreContract
     from hpstage.testing.trainable import TrainableContract
 
@@ -26,6 +27,7 @@ __all__ = [
     "JournalContract",
     "LeasesContract",
     "SnapshotsContract",
+    "StepBackendContract",
     "StoreContract",
     "TrainableContract",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "JournalContract": "hpstage.testing.journal",
     "LeasesContract": "hpstage.testing.leases",
     "SnapshotsContract": "hpstage.testing.snapshots",
+    "StepBackendContract": "hpstage.testing.step_backend",
     "StoreContract": "hpstage.testing.store",
     "TrainableContract": "hpstage.testing.trainable",
 }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
-from hpstage.store.plugins import names
+from hpstage.store import plugins
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, is_subjects, optimizers_in, stateless_of
 from hpstage.training.capture.unwatched import world_of
@@ -24,31 +25,17 @@ def as_trainable(obj: object) -> Trainable:
     """Return the Trainable that trains ``obj``, with ``obj`` as its ``subject``. An :class:`Adapter` is returned as is.
 
     ``obj`` is a :class:`~hpstage.torch.TorchTrainable`, a :class:`~hpstage.torch.lightning.LightningTrainable`, an
-    object with the five methods of :class:`Trainable`, or a function of one argument
-    (:mod:`hpstage.training.function`). Raises :class:`UsageError` for anything else.
+    object of a class that a plugin adapts (entry points ``hpstage.trainables``), an object with the five methods of
+    :class:`Trainable`, or a function of one argument (:mod:`hpstage.training.function`). Raises :class:`UsageError` for
+    anything else.
     """
     if isinstance(obj, type):
         raise UsageError(f"{obj.__name__} is a class: pass an instance of it, {obj.__name__}(...)")
     if isinstance(obj, Adapter):
         return obj  # type: ignore[return-value]
-    torch_trainable = sys.modules.get("hpstage.torch.trainable")
-    if torch_trainable is not None and isinstance(obj, torch_trainable.TorchTrainable):
-        if obj.virtual_nodes != 1:
-            from hpstage.torch.elastic.loop import ElasticLoop
-
-            return ElasticLoop(obj)
-        if obj.numerics in ("stacked", "auto"):
-            from hpstage.torch.backends.lanes import StackedLoop
-
-            return StackedLoop(obj)
-        from hpstage.torch.loop import TorchLoop
-
-        return TorchLoop(obj)
-    of_lightning = sys.modules.get("hpstage.torch.lightning.trainable")
-    if of_lightning is not None and isinstance(obj, of_lightning.LightningTrainable):
-        from hpstage.torch.lightning.loop import LightningLoop
-
-        return LightningLoop(obj)
+    adapt = _adapter_of(type(obj))
+    if adapt is not None:
+        return adapt(obj)  # type: ignore[return-value]
     _check_settings(obj)
     missing = [name for name in METHODS if not callable(getattr(obj, name, None))]
     if not missing:
@@ -67,10 +54,35 @@ def as_trainable(obj: object) -> Trainable:
     return FunctionTrainable(obj)
 
 
+def _adapter_of(kind: type) -> Callable[[object], Adapter] | None:
+    """Return the function that adapts objects of a class: that of the first of its bases, itself included, which has
+    one. What is not imported yet is no base: an adapter is loaded where its objects are."""
+    for base in kind.__mro__:
+        name = f"{base.__module__}.{base.__qualname__}"
+        if name in _OWN:
+            module, _, function = _OWN[name].partition(":")
+            return cast("Callable[[object], Adapter]", getattr(importlib.import_module(module), function))
+        if name in _registered():
+            return plugins.opener("hpstage.trainables", name, Adapter)
+    return None
+
+
+_OWN = {
+    "hpstage.torch.lightning.trainable.LightningTrainable": "hpstage.torch.lightning.loop:LightningLoop",
+    "hpstage.torch.trainable.TorchTrainable": "hpstage.torch.adapters:loop_of",
+}
+"""What adapts hpstage's own classes, as an entry point names it."""
+
+
+@functools.cache  # a look through all installed distributions
+def _registered() -> frozenset[str]:
+    return frozenset(plugins.registered("hpstage.trainables"))
+
+
 def _check_settings(obj: object) -> None:
     """Refuse settings of a TorchTrainable on what is none: its own loop would never see them."""
     numerics, nodes = getattr(obj, "numerics", "eager"), getattr(obj, "virtual_nodes", 1)
-    if numerics in ("auto", *set(names("hpstage.step_backends")) - {"eager"}):
+    if numerics in ("auto", *set(plugins.names("hpstage.step_backends")) - {"eager"}):
         setting = f"numerics = {numerics!r}"
     elif type(nodes) is int and nodes != 1:
         setting = f"virtual_nodes = {nodes}"

@@ -22,6 +22,11 @@ ROOT = Path(__file__).parents[2]
 SEARCH = """
 from hpstage import schedule as s
 from hpstage.testing.toys import Tape
+from small_plugin import Box, Shelf
+
+
+class Crate(Box):
+    pass
 
 
 def space(trial):
@@ -36,6 +41,23 @@ from hpstage.algos import FullTraining
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.execution.inline import InlineExecutor
 from hpstage.store import SQLiteJournal
+from hpstage.testing.toys import Tape
+from hpstage.training.trainables import Keyed
+
+
+class Box:
+    '''Of another library: it has none of the methods of a trainable.'''
+
+    def __init__(self):
+        self.tape = Tape()
+
+
+class Shelf:
+    pass
+
+
+def adapt(box):
+    return Keyed(box.tape)
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,9 @@ empty = small_plugin:open_nothing
 [hpstage.checkpoints]
 empty = small_plugin:open_nothing
 drawer = small_plugin:open_checkpoints
+[hpstage.trainables]
+small_plugin.Box = small_plugin:adapt
+small_plugin.Shelf = small_plugin:open_nothing
 """
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -141,6 +166,19 @@ def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_
     status = hpstage("status", "drawer://plan")
     assert status.returncode == 0, status.stderr
     assert "18 trained" in status.stdout
+
+
+def test_what_a_plugin_adapts_is_trained_and_so_are_its_subclasses(hpstage: Run) -> None:
+    for name in ("Box", "Crate"):
+        done = hpstage("run", f"search.py:{name}", *SPACE, *OF_A_RUN, "--executor", "Quiet()", "--store", name)
+        assert done.returncode == 0, done.stderr
+        assert "Best trial" in done.stdout
+
+
+def test_an_adapter_that_returns_none_is_named(hpstage: Run) -> None:
+    done = hpstage("run", "search.py:Shelf", *SPACE, *OF_A_RUN, "--executor", "Quiet()")
+    assert done.returncode == 1
+    assert "(hpstage.trainables, small_plugin:open_nothing) returned a NoneType, not a hpstage." in done.stderr
 
 
 def test_a_plan_is_made_with_an_algorithm_of_a_plugin(hpstage: Run) -> None:
@@ -249,7 +287,7 @@ def test_our_own_algorithms_are_plugins_like_others() -> None:
     assert {name: found.get(name) for name in ours} == ours
 
 
-@pytest.mark.parametrize("group", get_args(plugins.Group))
+@pytest.mark.parametrize("group", sorted({*get_args(plugins.Group)} - {"hpstage.trainables"}))  # where we have none
 def test_every_plugin_of_ours_can_be_loaded(group: plugins.Group) -> None:
     ours = [point for point in entry_points(group=group) if point.value.startswith("hpstage.")]
     assert ours

@@ -24,10 +24,6 @@ UPWARDS = {
     ("training.adapter", "torch.environment"): "heavy: torch",
     ("training.run", "torch.follow"): "heavy: torch",
     ("training.function", "torch.loading.in_functions"): "heavy: torch",
-    ("training.trainables", "torch.loop"): "heavy: torch",
-    ("training.trainables", "torch.backends.lanes"): "heavy: torch",
-    ("training.trainables", "torch.elastic.loop"): "heavy: torch",
-    ("training.trainables", "torch.lightning.loop"): "heavy: lightning",
     # For optuna-dashboard.
     ("optuna.saved_plots", "report.book"): "a picture of the report's",
     ("optuna.saved_plots", "report.tree.for_plotly"): "a picture of the report's",

@@ -43,7 +43,9 @@ class StepBackend(ABC):
     """Seconds that it is known to take at least before it has trained its first steps."""
 
     several: ClassVar[bool] = False
-    """Whether it trains several models at a time, so that the seconds of one model's step do not say what it gains."""
+    """Whether it trains several models at a time, so that a worker has slots for as many chains, and the seconds of one
+    model's step do not say what it gains. Such a backend is a subclass of
+    :class:`hpstage.torch.backends.stacked_backend.StackedBackend`."""
 
     draws_otherwise: ClassVar[bool] = False
     """Whether its random numbers are others than those of ``update()``, from the same generators."""

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,7 @@ from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.effects import put_back
-from hpstage.torch.backends.lookup import AUTO
+from hpstage.torch.backends.lookup import AUTO, backend_named, usable
 from hpstage.torch.backends.measuring import SHARE
 from hpstage.torch.backends.measuring_stacks import StackMeasurement
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
@@ -48,7 +49,8 @@ def _changed(record: Record) -> str:
 
 
 class StackedLoop(TorchLoop):
-    """Trains one chain of a TorchTrainable, in its lane beside others of the same process (``numerics = "stacked"``).
+    """Trains one chain of a TorchTrainable, in its lane beside others of the same process, by a step backend that
+    trains several models at a time (``numerics = "stacked"``, or a plugin's).
 
     Where a search has chosen another backend (``numerics="auto"``), it trains by that, one chain at a time.
 
@@ -84,7 +86,7 @@ class StackedLoop(TorchLoop):
 
     @property
     def _stacks(self) -> bool:
-        return self._numerics == "stacked"
+        return self._steps_by().several
 
     def members(self) -> Sequence[Trainable]:
         stack = self.stack
@@ -101,24 +103,32 @@ class StackedLoop(TorchLoop):
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         """Return the seconds of a step by each backend that can be chosen, and of several siblings that are stacked."""
-        chosen = self._numerics
-        found = super().measure_backends(initial, steps) if chosen == AUTO else {}
+        if self._numerics != AUTO:
+            return self._measure_stacks(self._numerics, initial)
+        found = super().measure_backends(initial, steps)
         expected = steps * found.get("eager", math.inf)
-        if self.lanes > 1 and SHARE * expected < StackedBackend.begins:
-            self.close()
-            return {**found, "stacked untried": expected}
+        for name in usable(self.device):
+            if (backend := backend_named(name)).several:
+                untried = self.lanes > 1 and SHARE * expected < backend.begins
+                found |= {f"{name} untried": expected} if untried else self._measure_stacks(name, initial)
+        self.close()
+        return found
+
+    def _measure_stacks(self, name: str, initial: Mapping[str, Scalar]) -> dict[str, float]:
+        """Return the seconds of a step of several siblings by one backend; nothing if it cannot be measured."""
+        chosen, found = self._numerics, dict[str, float]()
         lanes = [lane for lane in self.members() if isinstance(lane, StackedLoop)]
         try:
             if len(lanes) > 1:
                 for lane in lanes:
-                    lane.train_by("stacked")
+                    lane.train_by(name)
                     lane.setup(initial)
                 measurement = StackMeasurement(self, lanes, initial)
-                found |= named(measurement.times())
-                found["stacked begins"] = measurement.begins
+                found |= named(measurement.times(), name)
+                found[f"{name} begins"] = measurement.begins
         except Exception as error:
             # If it is the user's, training will say so.
-            logger.warning("numerics = 'stacked' could not be measured: %s: %s", type(error).__name__, error)
+            logger.warning("numerics = %r could not be measured: %s: %s", name, type(error).__name__, error)
         finally:
             self.close()
             for lane in lanes:
@@ -220,9 +230,9 @@ class StackedLoop(TorchLoop):
             own = record.path.partition(".")[0] in ("self", "dataset") or OF_CODE.match(record.path)
             if own and record.kind not in (CACHE, MODULES) and record.changed():
                 raise UsageError(
-                    f"{what} of {type(self._user).__name__} changes {_changed(record)}, and under numerics = 'stacked' "
-                    f"several models of this object are trained at a time: keep it in the model, or use "
-                    f"numerics = 'eager'"
+                    f"{what} of {type(self._user).__name__} changes {_changed(record)}, and under numerics = "
+                    f"{self._numerics!r} several models of this object are trained at a time: keep it in the model, or "
+                    f"use numerics = 'eager'"
                 )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
@@ -399,7 +409,7 @@ class Stack:
         if isinstance(error, NeedsPython):
             self._tell(error)
             return lane.train_as_it_is(batch)
-        return refusal(self._subject, error) if isinstance(error, NotStackable) else error
+        return refusal(self._subject, lane._numerics, error) if isinstance(error, NotStackable) else error
 
     def _enter(self, lane: StackedLoop, bundles: list[Bundle]) -> NotStackable | None:
         """Let a lane join a bundle, or begin one; return why it can be in none."""
@@ -468,7 +478,7 @@ class Stack:
         if meaning.is_due(lane._hp, batch):
             lane._ready()
             generator_of(lane.device).set_state(lane.stream)
-            meaning.compare(lane, lane._stacking(), lane._hp, batch, lambda given: self._alone(lane, given), "stacked")
+            meaning.compare(lane, lane._stacking(), lane._hp, batch, partial(self._alone, lane), lane._numerics)
 
     def _alone(self, lane: StackedLoop, batch: Any) -> Any:
         """Train a lane's model on a batch, in a bundle of its own: with the bits that it has in any other."""

@@ -15,7 +15,6 @@ _places: dict[str, int] = {}  # of names in the tensors
 _traced: list[str] = []  # names that have been met since the list was emptied
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _place(name: str) -> int:
     """Return the place of a name. It is called where code is compiled, not where it runs."""
     if checked_name(name) not in _places and len(_places) == _MOST:
@@ -37,6 +36,7 @@ class LoggedInTensors:
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(_MOST, dtype=torch.float64, device=device)
         self._counts = torch.zeros(_MOST, dtype=torch.float64, device=device)
+        torch._dynamo.assume_constant_result(_place)  # type: ignore[no-untyped-call]  # seconds to import
         for tensor in (self._sums, self._counts):
             torch._dynamo.mark_static_address(tensor)  # else there is no CUDA graph
 

@@ -39,7 +39,12 @@ def backend_named(name: object) -> type[StepBackend]:
 def _loaded(name: str) -> type[StepBackend]:
     if name not in names():
         raise _no_backend(name)
-    return plugins.subclass(_GROUP, name, StepBackend)  # type: ignore[type-abstract]
+    found: type[StepBackend] = plugins.subclass(_GROUP, name, StepBackend)  # type: ignore[type-abstract]
+    if found.several:
+        from hpstage.torch.backends.stacked_backend import StackedBackend
+
+        plugins.subclass(_GROUP, name, StackedBackend)  # what trains its members
+    return found
 
 
 def _no_backend(name: object) -> UsageError:

@@ -47,8 +47,9 @@ class StackedBackend(StepBackend):
         return self.subject.update(model, optimizer, batch)
 
 
-def refusal(subject: object, error: NotStackable) -> UsageError:
+def refusal(subject: object, numerics: str, error: NotStackable) -> UsageError:
     """Return the error for a trainable of which no step can be trained in this numerics class."""
     return UsageError(
-        f"numerics = 'stacked' cannot train {type(subject).__name__}: {error}. Give numerics = 'eager', or 'compiled'"
+        f"numerics = {numerics!r} cannot train {type(subject).__name__}: {error}. Give numerics = 'eager', or "
+        f"'compiled'"
     )

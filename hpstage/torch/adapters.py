@@ -1,0 +1,24 @@
+"""Which loop trains a TorchTrainable."""
+
+from __future__ import annotations
+
+from hpstage.torch.backends.lookup import AUTO, backend_named
+from hpstage.torch.loop import TorchLoop
+from hpstage.torch.trainable import TorchTrainable
+
+
+def loop_of(subject: TorchTrainable) -> TorchLoop:
+    """Return the loop that trains an object: for virtual nodes, for several siblings at a time, or for one.
+
+    Raises:
+        UsageError: there is no step backend of the name ``numerics``, or the attributes contradict each other.
+    """
+    if subject.virtual_nodes != 1:
+        from hpstage.torch.elastic.loop import ElasticLoop
+
+        return ElasticLoop(subject)
+    if subject.numerics == AUTO or backend_named(subject.numerics).several:
+        from hpstage.torch.backends.lanes import StackedLoop
+
+        return StackedLoop(subject)
+    return TorchLoop(subject)
