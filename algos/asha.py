@@ -31,23 +31,23 @@ class ASHA(Algorithm):
     with a complete one (the paper's searches do not end).
 
     ``variant="stopping"`` decides once, as Optuna's and Ray's pruners do: a trial among the best
-    ``max(1, len(rung) // reduction_factor)`` of those told at its rung so far, itself included, continues; otherwise it
-    is pruned at once. Use it with samplers that learn, which see a trial only once it has ended.
+    ``max(1, len(rung) // reduction_factor)`` of those reported at its rung so far, itself included, continues;
+    otherwise it is pruned at once. Use it with samplers that learn, which see a trial only once it has ended.
 
     *Tree-aware* (the default): trials that share their state at a rung, having trained on the same values up to it,
-    are one *candidate* there, whose value is the one told first. A rung ranks and counts candidates instead of trials.
-    All paused trials of a candidate among the best may be promoted, one after the other as the window allows; so may
-    trials that reach the rung later, if their candidate is among the best then. The paper's rule treats trials as
-    independent draws; in a discrete space many begin alike and tie: copies of one good state fill the best places of
-    a rung, and copies of a bad one enlarge a rung and so admit worse trials. So more or fewer trials may continue than
-    in the paper. If all trials are different, the two rules coincide. ``tree_aware=False`` gives the paper's algorithm
-    in any space.
+    are one *candidate* there, whose value is the one reported first. A rung ranks and counts candidates instead of
+    trials. All paused trials of a candidate among the best may be promoted, one after the other as the window allows;
+    so may trials that reach the rung later, if their candidate is among the best then. The paper's rule treats trials
+    as independent draws; in a discrete space many begin the same and tie: copies of one good state fill the best places
+    of a rung, and copies of a bad one enlarge a rung and so admit worse trials. So more or fewer trials may continue
+    than in the paper. If all trials are different, the two rules coincide. ``tree_aware=False`` gives the paper's
+    algorithm in any space.
 
-    Equal values are ranked in the order of the trials (for candidates, of the trials told first). A trial that fails
-    keeps its places in the rungs that it reached.
+    Equal values are ranked in the order of the trials (for candidates, of the trials reported first). A trial that
+    fails keeps its places in the rungs that it reached.
 
-    Asynchronous: results are told as they arrive. Which trials continue, hence what a learning sampler proposes and how
-    long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
+    Asynchronous: results are reported as they arrive. Which trials continue, hence what a learning sampler proposes and
+    how long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
     The value of a given trial at a given step never differs.
 
     Args:
@@ -92,7 +92,7 @@ class ASHA(Algorithm):
         )
 
 
-# A candidate's place in a rung: its value, with sign such that less is better, and the first trial told.
+# A candidate's place in a rung: its value, with sign such that less is better, and the first trial reported.
 _Place = tuple[float, int]
 
 
@@ -159,7 +159,7 @@ class PromotionSearch(Search):
     def added(self, index: int) -> list[Action]:
         return [self._ask(index, self._brackets[self._bracket_of(index)][0])]
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
         self._open -= 1
         if step == self._end:
             self._completed = True
@@ -238,7 +238,7 @@ class _StoppingSearch(Search):
         self._open += 1
         return [Ask(index, self._first)]
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
         if step not in self._rungs:
             self._open -= 1
             return [Finish(index, "complete")]

@@ -59,7 +59,7 @@ class EarlyStoppingSearch(Search):
         self._later.append(index)
         return self._begin()
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
         level = self._levels[index]
         continues = self.should_continue(index, level, value)
         if step == self._steps[-1]:
@@ -79,8 +79,8 @@ class EarlyStoppingSearch(Search):
     def _begin(self) -> list[Action]:
         """Ask for proposed trials, as the window allows.
 
-        A resumed search proposes all its trials at once: those beyond the window wait, so that results are told in the
-        same order as in the interrupted search.
+        A resumed search proposes all its trials at once: those beyond the window wait, so that results are reported in
+        the same order as in the interrupted search.
         """
         actions: list[Action] = []
         while self._later and len(self._levels) < self._window:

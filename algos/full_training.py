@@ -14,7 +14,7 @@ from hpstage.errors.arguments import optional, whole
 class FullTraining(Algorithm):
     """Trains every trial to the last step.
 
-    Synchronous: a trial is proposed when the one ``window`` places before it has been told, whichever worker is faster,
+    Synchronous: a trial is proposed when the one ``window`` places before it has reported, whichever worker is faster,
     so that one seed gives the same trials in every run.
 
     Args:
@@ -52,7 +52,7 @@ class _FullTrainingSearch(Search):
         self._open += 1
         return [Ask(index, self._steps)]
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
         self._open -= 1
         return [Finish(index, "complete")]
 

@@ -41,7 +41,7 @@ class Hyperband(Algorithm):
     bracket, until ``n_trials`` are proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short
     or missing.
 
-    ``variant="synchronous"`` is the journal's. A rung is decided when all its trials have been told, so that one seed
+    ``variant="synchronous"`` is the journal's. A rung is decided when all its trials have reported, so that one seed
     gives the same search on any cluster. With a sampler that learns, or without ``n_trials``, a cycle begins when the
     previous one is over, and with more than 8 workers already when too few targets are left to keep them busy: what
     such a sampler proposes then depends on their number, unless ``window`` is given. Otherwise all cycles run side by
@@ -56,8 +56,8 @@ class Hyperband(Algorithm):
     these; if in none, a new trial is proposed (the paper's workers look for promotions in one bracket at a time).
     Paused trials are pruned once no further promotion is possible; if no trial has reached the last step by then, the
     best trial of the highest rung of all brackets is promoted first. A sampler that learns sees a trial only once it
-    has ended. Results are told as they arrive: which trials continue, hence what a learning sampler proposes and how
-    long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
+    has ended. Results are reported as they arrive: which trials continue, hence what a learning sampler proposes and
+    how long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
     The bracket of the i-th trial, and the value of a given trial at a given step, never differ.
 
     *Tree-aware* (the default): trials of a bracket that share their state at a rung are one candidate there, as
@@ -180,7 +180,7 @@ class _HyperbandSearch(Search):
         self._halvings: dict[tuple[int, int], HalvingSearch] = {}
         self._added: list[int] = []
         self._places: dict[int, tuple[int, int]] = {}  # for trials of open cycles; later trials wait for theirs
-        self._asked: set[int] = set()  # trials with an open target
+        self._requested: set[int] = set()  # trials with an open target
         self._closed = False
 
     def room(self) -> int:
@@ -188,23 +188,23 @@ class _HyperbandSearch(Search):
 
     def added(self, index: int) -> list[Action]:
         self._added.append(index)
-        return self._go_on(self._begin())
+        return self._advance(self._begin())
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
-        self._asked.discard(index)
-        return self._go_on(self._halving(index).told(index, step, value))
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
+        self._requested.discard(index)
+        return self._advance(self._halving(index).reported(index, step, value))
 
     def failed(self, index: int) -> list[Action]:
-        self._asked.discard(index)
-        return self._go_on(self._halving(index).failed(index))
+        self._requested.discard(index)
+        return self._advance(self._halving(index).failed(index))
 
     def closed(self) -> list[Action]:
         self._closed = True
-        return self._go_on(self._close())
+        return self._advance(self._close())
 
     def resized(self, workers: int) -> list[Action]:
         self._ahead.follow(workers)
-        return self._go_on([])
+        return self._advance([])
 
     def _close(self) -> list[Action]:
         """Close the halvings, whose brackets will receive no more trials."""
@@ -222,8 +222,8 @@ class _HyperbandSearch(Search):
     def _begin(self) -> list[Action]:
         """Ask for proposed and admitted trials.
 
-        A resumed search proposes all its trials at once: those of a later cycle wait, so that results are told in the
-        same order as in the interrupted search.
+        A resumed search proposes all its trials at once: those of a later cycle wait, so that results are reported in
+        the same order as in the interrupted search.
         """
         actions: list[Action] = []
         while len(self._places) < min(len(self._added), self._admitted):
@@ -232,14 +232,14 @@ class _HyperbandSearch(Search):
             actions += self._halving(index).added(index)
         return actions
 
-    def _go_on(self, actions: list[Action]) -> list[Action]:
+    def _advance(self, actions: list[Action]) -> list[Action]:
         """Open further cycles while too few targets are left of the trials of open ones."""
-        self._asked.update(action.index for action in actions if isinstance(action, Ask))
-        while len(self._places) == self._admitted and len(self._asked) < self._ahead.targets:
+        self._requested.update(action.index for action in actions if isinstance(action, Ask))
+        while len(self._places) == self._admitted and len(self._requested) < self._ahead.targets:
             self._admitted += self._deal.cycle
             begun = self._begin()
             if self._closed:
                 begun += self._close()
-            self._asked.update(action.index for action in begun if isinstance(action, Ask))
+            self._requested.update(action.index for action in begun if isinstance(action, Ask))
             actions = actions + begun
         return actions

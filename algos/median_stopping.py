@@ -22,12 +22,12 @@ class MedianStopping(EarlyStoppingAlgorithm):
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2. Trials are evaluated
     after ``grace`` steps, every ``interval`` steps from there on, and at the end. A trial's running average is the
     mean of its values up to a step. As in Ray's MedianStoppingRule, and unlike Vizier and Optuna's MedianPruner, which
-    compare with fully trained trials, the *others* are all trials told at that step before, regardless of their
+    compare with fully trained trials, the *others* are all trials reported at that step before, regardless of their
     outcome.
 
     *Tree-aware* (the default): trials that share their state at a step, having trained on the same values up to it,
     are one of the *others* there, and are not compared with each other. The paper's rule treats trials as independent
-    draws; in a discrete space many begin alike, and a state shared by many trials would count many times in the
+    draws; in a discrete space many begin the same, and a state shared by many trials would count many times in the
     median, and be compared with itself. If all trials are different, the two rules coincide. ``tree_aware=False``
     gives the paper's rule in any space.
 
@@ -35,7 +35,7 @@ class MedianStopping(EarlyStoppingAlgorithm):
     two. The mean of infinite values of both signs is the bad one: a trial that once diverged has the worst running
     average. The values of trials that fail later still count.
 
-    Synchronous: results are told in the order in which they were asked for, so that each trial is compared with the
+    Synchronous: results are reported in the order in which they were requested, so that each trial is compared with the
     same others on any cluster where as many are open at a time, and one seed gives the same search. The price is that a
     slow trial delays the decisions about the others in the window.
 
@@ -71,7 +71,7 @@ class MedianStopping(EarlyStoppingAlgorithm):
 
 @dataclass(slots=True)
 class _Curve:
-    """The values told of an open trial, with sign such that less is better."""
+    """The values reported of an open trial, with sign such that less is better."""
 
     count: int = 0
     total: float = 0.0
@@ -86,7 +86,7 @@ class _Curve:
 
 
 class _Level:
-    """The running averages of the states told at one step."""
+    """The running averages of the states reported at one step."""
 
     def __init__(self, step: int, trials: Trials) -> None:
         self._step = step

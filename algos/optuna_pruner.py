@@ -27,11 +27,11 @@ class OptunaPruner(EarlyStoppingAlgorithm):
     trained for less than 10 steps. Since only every ``interval``-th step is evaluated, the pruner's
     ``interval_steps`` is not needed.
 
-    Synchronous: results are told in the order in which they were asked for, so that the pruner sees the same results on
-    any cluster, and one seed gives the same search. The price is that a slow trial delays the decisions about the
-    others in the window. A decision that an interrupted call had not reached is made by the call that resumes it, when
-    the pruner may know more: trials may then be stopped that would have continued, unless ``window`` is 1. Optuna's
-    HyperbandPruner assigns trials to brackets by the study's name: it needs a ``study_name`` for reproducible
+    Synchronous: results are reported in the order in which they were requested, so that the pruner sees the same
+    results on any cluster, and one seed gives the same search. The price is that a slow trial delays the decisions
+    about the others in the window. A decision that an interrupted call had not reached is made by the call that resumes
+    it, when the pruner may know more: trials may then be stopped that would have continued, unless ``window`` is 1.
+    Optuna's HyperbandPruner assigns trials to brackets by the study's name: it needs a ``study_name`` for reproducible
     decisions.
 
     Args:

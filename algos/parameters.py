@@ -15,7 +15,7 @@ _LEAST = 16
 
 _EACH, _EACH_ELASTIC = 4, 1
 """Further ones for each further worker. Open trials share stages, and those of a synchronous search wait until the ones
-before them are told: with 3, makespans of searches that share much often exceed their bound by 10 %."""
+before them are reported: with 3, makespans of searches that share much often exceed their bound by 10 %."""
 
 MOST = 4096
 """The largest default."""

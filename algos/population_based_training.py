@@ -22,12 +22,12 @@ _REDRAWS = 10
 
 @dataclass(frozen=True)
 class PopulationBasedTraining(Algorithm):
-    """Trains a population side by side; every few steps the worst continue the best with perturbed hyper-parameters.
+    """Trains a population side by side; every few steps the worst continue the best with perturbed hyperparameters.
 
     Jaderberg et al., "Population Based Training of Neural Networks", arXiv 1711.09846, Algorithm 1, with the
     *exploit* and *explore* of section 4.1.1: truncation selection, perturbing and resampling.
 
-    ``n_trials`` trials are the population. Every ``interval`` steps, when all have been told, the worst ``quantile`` of
+    ``n_trials`` trials are the population. Every ``interval`` steps, when all have reported, the worst ``quantile`` of
     them are pruned. Each is replaced by a new trial, in addition to ``n_trials``: a fork of a *donor* drawn from the
     best ``quantile``, which equals the donor up to that step and has explored parameters from there on. So a member is
     an ordinary trial whose schedules contain the whole history of its line, and the best one can be retrained, with
@@ -44,7 +44,7 @@ class PopulationBasedTraining(Algorithm):
     (``raise optuna.TrialPruned``), they are explored again, up to ten times; then the donor's are kept.
 
     Synchronous, as in Ray Tune with ``synch=True``: in the paper each member, when ready, is compared with the last
-    reports of the others. Here a round is decided when all its members have been told, so that one seed gives the
+    reports of the others. Here a round is decided when all its members have reported, so that one seed gives the
     same search on any cluster, at the price that a round takes as long as its slowest member. Random draws depend
     only on the seed, the round and the member's place.
 
@@ -113,7 +113,7 @@ class _PopulationSearch(Search):
         self._members: list[int] = []
         self._waiting: set[int] = set()
         self._vacant: deque[int] = deque()  # places of the requested forks, in order
-        self._values: dict[int, float] = {}  # told in this round
+        self._values: dict[int, float] = {}  # reported in this round
         self._closed = False
 
     def room(self) -> int:
@@ -127,7 +127,7 @@ class _PopulationSearch(Search):
         self._members[self._vacant.popleft()] = index
         return [self._ask(index)]
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
         self._waiting.remove(index)
         self._values[index] = value
         return self._decide()
@@ -147,28 +147,28 @@ class _PopulationSearch(Search):
     def _decide(self) -> list[Action]:
         if self._waiting or self.room() > 0 or not self._values:
             return []
-        told, self._values = self._values, {}
+        reported, self._values = self._values, {}
         if self._round == len(self._steps) - 1:
-            return [Finish(index, "complete") for index in sorted(told)]
-        best, worst = self._select(told)
+            return [Finish(index, "complete") for index in sorted(reported)]
+        best, worst = self._select(reported)
         decided, self._round = self._round, self._round + 1
         actions: list[Action] = []
         for place, index in enumerate(self._members):
-            if index in told and index not in worst:
+            if index in reported and index not in worst:
                 actions.append(self._ask(index))
                 continue
-            if index in told:
+            if index in reported:
                 actions.append(Finish(index, "pruned"))
             actions.append(self._fork(best, decided, place))
             self._vacant.append(place)
         return actions
 
-    def _select(self, told: dict[int, float]) -> tuple[list[int], set[int]]:
-        """Select by truncation: return the donors, and the told members to be replaced."""
+    def _select(self, reported: dict[int, float]) -> tuple[list[int], set[int]]:
+        """Select by truncation: return the donors, and the reported members to be replaced."""
         size = len(self._members)
         # The quantile in decimal: as a product of floats, 7 % of 100 is more than 7.
         count = min(math.ceil(Fraction(str(self._algorithm.quantile)) * size), size // 2)
-        ranked = sorted(told, key=lambda index: (self._sign * told[index], index))
+        ranked = sorted(reported, key=lambda index: (self._sign * reported[index], index))
         failed = size - len(ranked)
         return ranked[:count], set(ranked[len(ranked) - max(0, count - failed) :])
 

@@ -18,14 +18,14 @@ class SuccessiveHalving(Algorithm):
     and so on, until the best are trained to the last step.
 
     Rungs lie at ``min_steps * reduction_factor**k`` below the last step, and at the last step. Synchronous: a rung
-    is decided when all its trials have been told, so that one seed gives the same search on any cluster. Equal
+    is decided when all its trials have reported, so that one seed gives the same search on any cluster. Equal
     values are ranked in the order of the trials. Trials that fail leave their rung; the number of promotions is
     computed from the trials proposed, and is at least one.
 
     *Tree-aware* (the default): trials that share their state at a rung, having trained on the same values up to it,
     are one *candidate* there. Candidates are ranked and counted instead of trials, and a candidate is promoted with all
     of its trials, which do not differ yet. The paper's rule treats trials as independent draws; in a discrete space
-    many begin alike and tie, and the places of a rung fill with copies of one state, chosen only by their numbers.
+    many begin the same and tie, and the places of a rung fill with copies of one state, chosen only by their numbers.
     So more trials may continue than in the paper, which costs little where they share their training, and a later
     rung counts the candidates into which the promoted ones have parted; places left empty by failures on one rung
     are counted on the next. If all trials are different, the two rules coincide. ``tree_aware=False`` gives the
@@ -74,7 +74,7 @@ class HalvingSearch(Search):
         self._trials = trials
         self._sign = -1.0 if maximize else 1.0
         self._rung = 0
-        self._asked: list[int] = []  # trials at this rung, including failed ones
+        self._requested: list[int] = []  # trials at this rung, including failed ones
         self._vacant = 0  # places at this rung that no trial was left to fill
         self._waiting: set[int] = set()
         self._values: dict[int, float] = {}
@@ -88,7 +88,7 @@ class HalvingSearch(Search):
         self._added += 1
         return [self._ask(index)]
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
         self._waiting.remove(index)
         self._values[index] = value
         return self._decide()
@@ -102,31 +102,31 @@ class HalvingSearch(Search):
         return self._decide()
 
     def _ask(self, index: int) -> Ask:
-        self._asked.append(index)
+        self._requested.append(index)
         self._waiting.add(index)
         return Ask(index, self._rungs[self._rung])
 
     def _decide(self) -> list[Action]:
         if self._waiting or self.room() > 0 or not self._values:
             return []
-        told = sorted(self._values)
+        reported = sorted(self._values)
         if self._rung == len(self._rungs) - 1:
             self._values = {}
-            return [Finish(index, "complete") for index in told]
+            return [Finish(index, "complete") for index in reported]
         promoted = self._promoted()
-        self._values, self._asked = {}, []
+        self._values, self._requested = {}, []
         self._rung += 1
-        pruned: list[Action] = [Finish(index, "pruned") for index in told if index not in promoted]
-        return pruned + [self._ask(index) for index in told if index in promoted]
+        pruned: list[Action] = [Finish(index, "pruned") for index in reported if index not in promoted]
+        return pruned + [self._ask(index) for index in reported if index in promoted]
 
     def _promoted(self) -> set[int]:
         """Return the trials of the best candidates."""
         candidates: dict[Hashable, list[int]] = {}
-        for index in sorted(self._asked):
+        for index in sorted(self._requested):
             candidates.setdefault(self._trials.prefix(index, self._rungs[self._rung]), []).append(index)
         # With as many candidates as trials, n // factor**k of n trials reach rung k, regardless of failures.
         places = max(1, (len(candidates) + self._vacant) // self._factor)
-        alive = [told for one in candidates.values() if (told := [index for index in one if index in self._values])]
+        alive = [of for one in candidates.values() if (of := [index for index in one if index in self._values])]
         alive.sort(key=lambda one: (self._sign * self._values[one[0]], one[0]))
         self._vacant = max(0, places - len(alive))
         return {index for one in alive[:places] for index in one}

@@ -1,4 +1,4 @@
-"""hpstage: hyper-parameter search that never trains the same thing twice.
+"""hpstage: hyperparameter search that never trains the same thing twice.
 
 Importing it is light: the parts that need torch, dask or optuna load when they are first used.
 """

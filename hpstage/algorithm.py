@@ -2,13 +2,14 @@
 
 An algorithm is a frozen description (``SuccessiveHalving(min_steps=15)``); ``start`` creates a :class:`Search`, the
 state machine of one run. A search is pure: it sees trials as indices, numbered in the order in which they were
-proposed, asks for *targets* (train trial ``i`` to step ``n`` and evaluate it), is told values, forks trials and
-finishes them. A trial is paused by not asking for it. The state of a search depends only on the values told and its
+proposed, requests *targets* (train trial ``i`` to step ``n`` and evaluate it), receives their values, forks trials and
+finishes them. A trial without a request is paused. The state of a search depends only on the reported values and its
 look-ups, so that an interrupted search is resumed by replay: targets trained before are answered at once.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -47,7 +48,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Finish trial ``index``; its result is the last value told.
+    """Finish trial ``index``; its result is the last value reported.
 
     ``complete``: it was trained to its last step; ``pruned``: the algorithm stopped it earlier.
     """
@@ -97,7 +98,7 @@ class Trials:
 
 
 class Search(ABC):
-    """One run of an algorithm. Values of a synchronous algorithm are reported in the order in which it asked, or
+    """One run of an algorithm. Values of a synchronous algorithm are reported in the order of its requests, or
     :attr:`Algorithm.by_length`.
 
     Unless trials fail, at least one must be finished as ``complete``: ``study.best_trial`` ignores pruned ones.
@@ -111,18 +112,24 @@ class Search(ABC):
     def added(self, index: int) -> list[Action]:
         """Handle a trial proposed by the sampler. Indices increase, and forks take indices too."""
 
+    def __init_subclass__(cls) -> None:
+        if "told" in vars(cls):  # its name until 0.3
+            warnings.warn(f"{cls.__name__}.told is deprecated; call it reported", DeprecationWarning, stacklevel=2)
+            cls.reported = cls.told  # type: ignore[attr-defined, method-assign]
+        super().__init_subclass__()
+
     def forked(self, index: int, fork: Fork) -> list[Action]:
         """Handle the trial created for ``fork``."""
-        raise NotImplementedError(f"{type(self).__name__} was given a fork that it cannot have asked for")
+        raise NotImplementedError(f"{type(self).__name__} received a fork that it has not requested")
 
     @abstractmethod
-    def told(self, index: int, step: int, value: float) -> list[Action]:
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
         """Handle the value of a target (of the first objective, if there are several). May be infinite; NaN
         only if :attr:`Algorithm.takes_nan`."""
 
     @abstractmethod
     def failed(self, index: int) -> list[Action]:
-        """Handle the failure of a trial. It is already finished, and its targets will not be told."""
+        """Handle the failure of a trial. It is already finished, and its targets will not be reported."""
 
     def closed(self) -> list[Action]:
         """Handle the end of proposals (the space is exhausted, or time is up)."""
@@ -133,7 +140,7 @@ class Search(ABC):
         return []
 
     def idle(self, workers: int) -> list[Action]:
-        """Handle that so many workers have nothing to do, although all that was asked for is given out. Called of
+        """Handle that so many workers have nothing to do, although all requested targets are assigned. Called of
         asynchronous searches only, between results."""
         return []
 
@@ -164,7 +171,7 @@ class Algorithm(ABC):
     @property
     def by_length(self) -> bool:
         """Whether the results of a synchronous algorithm are reported in the order in which they would arrive if all
-        steps took equally long and there were a worker for each target, instead of in that of asking: for one with
+        steps took equally long and there were a worker for each target, instead of in that of requests: for one with
         parts whose targets lie far apart, which would wait for each other."""
         return False
 

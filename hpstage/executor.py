@@ -59,7 +59,7 @@ class Executor(ABC):
     describe the environment, and fails with a clear error before anything is trained: :class:`UsageError` for a
     trainable that cannot be sent, :class:`ClusterError` for a cluster without workers or devices, or whose workers
     differ in environment. ``start`` hands one chain to one idle worker, as ``wait`` has reported it, and returns at
-    once: if it has been replaced meanwhile, the chain is lost with the worker that was reported. At most one chain per
+    once: if it has been replaced since then, the chain is lost with the worker that was reported. At most one chain per
     worker is in flight. Every started chain ends in exactly one ``ChainEnded`` (or, if its worker left, only in
     ``WorkerLeft``). Reports of a chain arrive in order. ``amend`` and ``stop`` are best effort: they may
     come too late, which the reports show. Only the driver's thread calls these methods.
@@ -110,7 +110,7 @@ class Executor(ABC):
         ``"NAME untried"`` are the seconds of those steps.
 
         Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; where workers
-        have several lanes, also those of K chains side by side, under ``"K at a time"``, or ``"NAME, K at a time"`` if
+        have several slots, also those of K chains side by side, under ``"K at a time"``, or ``"NAME, K at a time"`` if
         the backend can be chosen. ``None`` if nothing could be measured.
         """
         return None
@@ -132,7 +132,7 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        """Begin a chain on a worker that has a free lane; :meth:`wait` reports what becomes of it."""
+        """Begin a chain on a worker that has a free slot; :meth:`wait` reports what becomes of it."""
 
     @abstractmethod
     def amend(self, amendment: Amendment) -> None:

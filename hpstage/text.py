@@ -75,12 +75,12 @@ def worker_hours(seconds: float) -> str:
 
 
 def paid_hours(paid: float, used: float) -> str:
-    """``0.0250 h, 96 % used``: worker-hours present, and the part of them in which something was done. Where more was
+    """``0.0250 h, 96 % busy``: worker-hours present, and the part of them in which something was done. Where more was
     done, other searches' workers have done the rest."""
     if not paid:
         return worker_hours(paid)
     share = round(100 * used / paid)
-    return f"{worker_hours(paid)}, {f'{share} % used' if share <= 100 else 'and others in addition'}"
+    return f"{worker_hours(paid)}, {f'{share} % busy' if share <= 100 else 'and others in addition'}"
 
 
 def size(bytes: float) -> str:
@@ -93,7 +93,7 @@ def size(bytes: float) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> str:
-    """One line for each name and its value; values that are wider than ``width`` columns allow go on below."""
+    """One line for each name and its value; values that are wider than ``width`` columns allow continue below."""
     names = max(len(name) for name, _ in rows)
     lines = []
     for name, value in rows:

@@ -19,12 +19,12 @@ class Trainable(Protocol):
     Training must be exact: after ``setup(hp)`` and ``load_state_dict(s)``, ``train(step, hp)`` must change the
     state as it would have in the process that produced ``s``. Data order and randomness must be functions of
     (seed, step) or part of the state. hpstage re-keys Python's, NumPy's and torch's global generators before each
-    step from ``hp["seed"]`` (0 if there is none) and the step. ``hp`` maps every hyper-parameter to its value at
+    step from ``hp["seed"]`` (0 if there is none) and the step. ``hp`` maps every hyperparameter to its value at
     that step (whole numbers are ``int``, others ``float``, ``str``, ``bool`` or ``None``).
 
     Optional methods are called if defined: ``synchronize()`` before time is measured, ``announce(report)`` before
     each step with whether the state after it will be evaluated or kept, ``foresee(names)`` before each stretch of
-    training with the hyper-parameters that change in it, ``close()`` at the end, ``portrait()`` (paths
+    training with the hyperparameters that change in it, ``close()`` at the end, ``portrait()`` (paths
     and short strings of everything that training has changed, by which two runs are compared), ``describe_data()`` (a
     short string) and ``describe_environment()`` (a dict of short strings) for anything else that affects bits.
     """
@@ -68,7 +68,7 @@ class Bundling(Protocol):
         """Train a step of several members: by index, its number and the values at it. Return as how many each was
         trained as one, itself included.
 
-        Each of them is then told to ``train`` that step, which is when it raises what its step has raised.
+        Then ``train`` is called of each for that step, and raises what its step has raised.
         """
 
 
@@ -77,7 +77,7 @@ class Elastic(Protocol):
     """A Trainable whose steps several processes can train together, a gang, with the bits that one process has.
 
     Each step is cut into virtual nodes, of which every process trains an equal share. One process leads: it alone is
-    told what to do, and the others do the same. Gangs are formed and dissolved between any two steps.
+    given orders, and the others do the same. Gangs are formed and dissolved between any two steps.
     """
 
     virtual_nodes: int
@@ -98,7 +98,7 @@ class Elastic(Protocol):
         on ``train`` trains with them.
 
         Raises:
-            GangApart: they did not come in time, or cannot be reached. This process goes on alone.
+            GangApart: they did not come in time, or cannot be reached. This process continues without them.
         """
 
     @abstractmethod
@@ -113,8 +113,8 @@ class Elastic(Protocol):
 
     @abstractmethod
     def dismiss(self, word: str) -> None:
-        """End the gang, if there is one, and tell the others ``word``: by what name the state that all of them are in
-        is known, or ``""``. From now on ``train`` trains alone."""
+        """End the gang, if there is one, and send the others ``word``: by what name the state that all of them are in
+        is known, or ``""``. From now on ``train`` trains without them."""
 
     @abstractmethod
     def shared_seconds(self) -> float:

@@ -4,7 +4,7 @@
                                               [--workers 1000] [--turns 5000] [--events 100000 1000000]
                                               [--trials 10000 30000] [--store FOLDER] [--json FILE]
 
-A trial has 3 hyper-parameters and 5 segments of 10 steps, in each of which all three have other values. *Shared* trials
+A trial has 3 hyperparameters and 5 segments of 10 steps, in each of which all three have other values. *Shared* trials
 are leaves of a full tree (each part from others at every milestone), in random order; *distinct* ones have nothing in
 common. Each row is measured in a process of its own, in seconds of processor time; ratios are of the last row
 of a kind to its first. ``squares_ms`` is what the sum of a million squares takes in the same process (the less of

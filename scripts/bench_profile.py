@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench_profile.py [--json FILE] [--trials 10000] [--stages 60]
 
 search    milliseconds of processor time a trial, by part, of a random study in memory with full training: three
-          hyper-parameters, 100 steps, 40 simulated workers, which train nothing. A part has what it calls of others
+          hyperparameters, 100 steps, 40 simulated workers, which train nothing. A part has what it calls of others
           taken off, so that the parts add up
 between   milliseconds from a report of a worker to the first step of the stage that it trains next, medians on a
           local worker with an empty state: until the driver has the report, until it has decided and written that to

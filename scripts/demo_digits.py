@@ -273,13 +273,13 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
     over = ours["makespan"] / bound if bound else None
     asked, trained = ours["steps_asked"], ours["steps_trained"]
     less = f"{ours['merge_rate']:.2f} x less training: " if trained else ""  # nothing, if an earlier call trained all
-    print(f"\n{less}{trained:,} steps where {asked:,} were asked for.")
+    print(f"\n{less}{trained:,} steps where {asked:,} were requested.")
     best = f"Best trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}"
     print(f"{folded(best, columns())}\n")
     print(ours["table"])
     if bound:
-        print(f"{'lower bound':<20}  {bound:.1f} s (makespan / bound = {over:.3f})")
-    print(f"{'report':<20}  {ours['report']}")
+        print(f"{'lower bound':<22}  {bound:.1f} s (makespan / bound = {over:.3f})")
+    print(f"{'report':<22}  {ours['report']}")
     figures = {name: value for name, value in ours.items() if name not in ("states", "table", "wall")}
     figures |= {"wall_seconds": ours["wall"], "wall_seconds_alone": None, "metrics_equal": None}
     figures["makespan_over_bound"] = over

@@ -77,7 +77,7 @@ def space(trial: optuna.Trial) -> dict[str, s.Schedule | float]:
 
 
 class _Learning(SimulatedExecutor):
-    """Workers on a virtual clock whose accuracy depends on the step and the hyper-parameters, as if they trained; some
+    """Workers on a virtual clock whose accuracy depends on the step and the hyperparameters, as if they trained; some
     states cannot be evaluated, and two of the workers die."""
 
     def __init__(self, workers: int) -> None:

@@ -77,7 +77,7 @@ def place_of(view: PlanView, chain: OpenChain, now: float) -> Place | None:
 
 
 def values_text(node: Node, step: int) -> str:
-    """Return the hyper-parameters at training step ``step`` as text; those changed by the node come first."""
+    """Return the hyperparameters at training step ``step`` as text; those changed by the node come first."""
     values = node.hyperparameters(step)
     before = {} if node.parent is None or not node.start else node.parent.hyperparameters(node.start - 1)
     names = sorted(values, key=lambda name: (name in before and before[name] == values[name], name))

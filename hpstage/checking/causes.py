@@ -23,7 +23,7 @@ _UNLESS = "; if training does not depend on it, name it in `stateless`"
 _PICKLE = "bytes b'\\x80", 'bytes b"\\x80'
 _DRAWS = (
     "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
-    "seed a generator of your own from hp['seed']; pass what else is needed as a hyper-parameter or an attribute"
+    "seed a generator of your own from hp['seed']; pass what else is needed as a hyperparameter or an attribute"
 )
 
 

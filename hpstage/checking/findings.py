@@ -93,7 +93,7 @@ class CheckReport:
 
     Attributes:
         subject: the trainable's name.
-        values: values of the trial's hyper-parameters at step 0.
+        values: values of the trial's hyperparameters at step 0.
         steps: number of steps trained straight through.
         forks: steps at which forks were made.
         compared: number of objects compared after each step.

@@ -17,7 +17,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One way of training a trial.
 
     Attributes:
-        values: value of every hyper-parameter at each step, up to the last step trained.
+        values: value of every hyperparameter at each step, up to the last step trained.
         fork: the step at which the run begins.
         source: where the state at that step comes from. A fresh run is set up and trained from step 0.
         reported: steps after which a report is wanted, as where a state is kept or evaluated.

@@ -18,7 +18,7 @@ _BEYOND = 3
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """The trial to check, and another one: values of every hyper-parameter at each step."""
+    """The trial to check, and another one: values of every hyperparameter at each step."""
 
     subject: list[dict[str, Scalar]]
     other: list[dict[str, Scalar]]
@@ -42,7 +42,7 @@ def draw(
     Args:
         steps: number of steps to train; ``None``: 8, or a few more if the schedules' first joint is near. Fewer if the
             trials are shorter.
-        defaults: values of hyper-parameters that trials lack.
+        defaults: values of hyperparameters that trials lack.
         catch: exceptions by which the space rejects a trial: another is drawn.
 
     Raises:

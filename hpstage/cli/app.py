@@ -38,8 +38,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"hpstage {version('hpstage')}")
         raise typer.Exit
 
@@ -47,10 +47,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def hpstage(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Hyper-parameter search that never trains the same thing twice."""
+    """Hyperparameter search that never trains the same thing twice."""
 
 
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
@@ -76,32 +76,32 @@ _ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
 _MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-def _told(error: Exception) -> str:
-    """Return what is said of an error that hpstage has not foreseen."""
+def _message(error: Exception) -> str:
+    """Return the message of an error that hpstage has not foreseen."""
     if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename[:50] in " ".join(sys.argv):
         return f"hpstage: {error.filename}: {error.strerror}; give another\n"
     return folded_traceback(error)
 
 
 def main() -> None:
-    """Run a command. What hpstage refuses is told in one line on stderr, with exit status 1.
+    """Run a command. What hpstage refuses is one line on stderr, with exit status 1.
 
-    Nothing that is told on stderr holds a secret of a URL of the command line.
+    Nothing on stderr holds a secret of a URL of the command line.
     """
     # As words of their own, and behind --option=.
     urls = [word for argument in sys.argv[1:] for word in (argument, argument.partition("=")[2]) if ":" in word]
     try:
         sys.exit(app(standalone_mode=False))
     except HpstageError as error:
-        told, status = "hpstage: " + _ARGUMENT.sub(r"--\1", f"{error}\n"), 1
+        message, status = "hpstage: " + _ARGUMENT.sub(r"--\1", f"{error}\n"), 1
     except typer.Abort:
-        told, status = "Aborted!\n", 1
+        message, status = "Aborted!\n", 1
     except Exception as error:
         if isinstance(error, _MISUSED):
             page = io.StringIO()
             error.show(file=page)  # type: ignore[attr-defined]
-            told, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
+            message, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
         else:
-            told, status = _told(error), 1
-    typer.echo(clean_lines(redacted(told, *urls)), err=True, nl=False)
+            message, status = _message(error), 1
+    typer.echo(clean_lines(redacted(message, *urls)), err=True, nl=False)
     sys.exit(status)

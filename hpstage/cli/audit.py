@@ -1,4 +1,4 @@
-"""``hpstage audit``: a trial trained again, alone, and compared with what a store or a certificate knows of it."""
+"""``hpstage audit``: a trial trained again without sharing, and compared with a store or a certificate."""
 
 from __future__ import annotations
 
@@ -34,33 +34,31 @@ def audit(
         list[str],
         typer.Argument(
             metavar="STORE [TRAINABLE]",
-            help="The plan: a folder, or redis://host:6379?prefix=NAME; and what was trained: MODULE:NAME, or "
-            "path/to/script.py:NAME, if it is not in this folder. Of a certificate, the trainable alone.",
+            help="The plan: a folder, or redis://host:6379?prefix=NAME; and its trainable: MODULE:NAME, or "
+            "path/to/script.py:NAME, if it is not in this folder. With a certificate, only the trainable.",
         ),
     ],
     trial: Annotated[
         str | None,
-        typer.Option(help="Which: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
+        typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
     ] = None,
     study: Annotated[str | None, typer.Option(help="The study that the number is of, if there are several.")] = None,
     certificate: Annotated[
         Path | None,
-        typer.Option(
-            help="A file to write if all is equal: what another machine needs to repeat it. Without a store: repeat it."
-        ),
+        typer.Option(help="Write a certificate, with which another machine can repeat it. Without a store: repeat it."),
     ] = None,
     checkpoints: Annotated[
         str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the findings to this file.")] = None,
 ) -> None:
-    """Train a trial again, alone, from nothing, in a fresh process, and compare its weights and metrics.
+    """Train a trial again from scratch, in a fresh process, and compare its weights and metrics.
 
-    It depends on no list of what training may change: nothing is captured on the way. Where no state of the trial is
-    kept any more, it is compared by the digests of its states.
+    Nothing is captured on the way, so that it finds what capture misses. Where no checkpoint of the trial is left, it
+    is compared by the digests of its states.
 
-    A certificate holds the identity of code and data, the schedules, the environment, and the digests of all states
-    that were kept. On another machine, hpstage audit --certificate FILE MODULE:NAME repeats the training.
+    A certificate holds the identity of code and data, the schedules, the environment, and the digests of all saved
+    states. On another machine, hpstage audit --certificate FILE MODULE:NAME repeats the training.
 
     Exit status: 0 if all is equal, 1 if something differs, 2 if it could not be audited.
 

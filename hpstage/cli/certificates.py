@@ -1,4 +1,4 @@
-"""``hpstage certificates``: by what scheduler, workers and drivers of a cluster know each other."""
+"""``hpstage certificates``: the TLS certificate and key of a cluster."""
 
 from __future__ import annotations
 

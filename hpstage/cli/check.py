@@ -1,4 +1,4 @@
-"""``hpstage check``: whether a trainable is exact, before anything is searched with it."""
+"""``hpstage check``: whether a trainable is exact, before a search uses it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hpstage.text import clean, folded
 
 def check(
     trainable: Annotated[
-        str, typer.Argument(help="What is checked: MODULE:NAME, or path/to/script.py:NAME; of a class, an instance.")
+        str, typer.Argument(help="The trainable: MODULE:NAME, or path/to/script.py:NAME; a class is instantiated.")
     ],
     space: Annotated[str, typer.Argument(help="The search space: a function, named in the same way.")],
     steps: Annotated[
         int | None,
         typer.Option(help="Steps of a trial.  [default: 8, or up to 19 where a schedule changes its form]"),
     ] = None,
-    forks: Annotated[int, typer.Option(help="At how many random steps forks are made.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the trial that is drawn from the space, and of the forks.")] = 0,
+    forks: Annotated[int, typer.Option(help="Number of random steps at which to fork.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed for drawing the trial and the forks.")] = 0,
     numerics: Annotated[
         str | None, typer.Option(help="Step backend of a TorchTrainable: eager, compiled, stacked, graphed.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the findings to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Check that training is exact: forked anywhere, a trial gives the bits of the trial trained alone.
+    """Check that training is exact: forked anywhere, a trial has the same bits as without sharing.
 
     A random trial of the space is trained straight through for a few steps, and again: in other processes, given other
     numbers of threads, from states in memory and on disk, after another trial, evaluated after each step. After every
@@ -44,7 +44,7 @@ def check(
     With another step backend than eager, it shows how its first steps compare with eager ones: they agree but for
     rounding, or they are refused by name.
 
-    It takes some ten times as many steps as --steps, and five processes, of which three are started anew.
+    It trains some ten times --steps, in five processes.
 
     Exit status: 0 if it is exact, 1 if something differs, is refused or fails, 2 if it could not be checked.
 

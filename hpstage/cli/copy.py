@@ -109,13 +109,13 @@ def _check(
         return None
     if checkpoints is None and from_server:
         raise UsageError(
-            "say with --checkpoints where the checkpoints of STORE are (a folder, or a URL), or leave them there with "
-            "--no-checkpoints"
+            "--checkpoints is missing: give where the checkpoints of STORE are (a folder, or a URL), or leave them "
+            "there with --no-checkpoints"
         )
     if to_checkpoints is None and to_server:
         raise UsageError(
-            "a plan on a server is shared by processes and hosts: say with --to-checkpoints where all of them reach "
-            "its checkpoints (a folder, or a URL such as s3://bucket/folder), or leave them with --no-checkpoints"
+            "--to-checkpoints is missing: give a location that all hosts of the server's searches reach (a folder, or "
+            "a URL such as s3://bucket/folder), or leave the checkpoints with --no-checkpoints"
         )
     own = checkpoints or str(Path(store) / "checkpoints")
     other = to_checkpoints or str(Path(destination) / "checkpoints")
@@ -162,11 +162,11 @@ class _States:
         if self.plan.kept and not self.keys:
             raise UsageError(
                 f"none of the {count_of(len(self.plan.kept), 'checkpoint')} of this plan is in {shown(self.place)}; "
-                f"say with --checkpoints where they are, or leave them there with --no-checkpoints"
+                f"give their location with --checkpoints, or leave them there with --no-checkpoints"
             )
 
     def copy_to(self, place: str) -> None:
-        """Copy what is not there yet, and read what is there."""
+        """Copy the missing states, and read those at the destination."""
         assert self.source is not None
         target = open_checkpoints(place, self.plan.workload)
         target.check()

@@ -15,12 +15,12 @@ from hpstage.text import clean, table
 
 
 def deploy(
-    name: Annotated[str | None, typer.Argument(help="The file to print.", show_default="list those there are")] = None,
+    name: Annotated[str | None, typer.Argument(help="The file to print.", show_default="list all files")] = None,
 ) -> None:
     """Print a file that runs hpstage on a cluster, for you to fit to yours: Compose, Kubernetes, Slurm, Grafana.
 
-    The head of each file says how it is used. The Dockerfile builds the image that Compose and Kubernetes run, from the
-    folder with hpstage's source. The container image of a search is based on it.
+    The first lines of each file say how to use it. The Dockerfile builds the image that Compose and Kubernetes run,
+    from the folder with hpstage's source. The container image of a search is based on it.
 
     Examples:
 
@@ -40,7 +40,7 @@ def deploy(
 def _title(text: str) -> str:
     """Return the first sentence of a file: of its comments, or its description."""
     if text.startswith("{"):
-        told: str = json.loads(text)["description"]
+        title: str = json.loads(text)["description"]
     else:
-        told = next(line for line in text.splitlines() if line.startswith("# ")).removeprefix("# ")
-    return told.rstrip(".")
+        title = next(line for line in text.splitlines() if line.startswith("# ")).removeprefix("# ")
+    return title.rstrip(".")

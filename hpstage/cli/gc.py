@@ -37,18 +37,18 @@ def gc(
         str | None, typer.Option(help="Where its checkpoints are, if not in the folder: a folder or a URL.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Bytes that may stay, such as '20 GB'; 0: only what is still needed.")
+        str | None, typer.Option(help="Most bytes to keep, such as '20 GB'; 0: only what is still needed.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would go, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and change nothing.")
+    ] = False,
 ) -> None:
     """Remove checkpoints that nothing needs.
 
-    Those that no record of the plan names, what writers that died have left, and with --budget as many others as it
-    takes: those whose training anew costs the fewest seconds per byte. What is still needed stays. Searches may run
-    meanwhile.
+    Those that no record of the plan names, leftovers of writers that died, and with --budget as many others as it
+    takes, the cheapest to train again first. What is still needed stays. Searches may run at the same time.
 
-    A place for checkpoints that two plans of one workload share is no place for this command: what the other plan
-    names looks unnamed.
+    Do not run gc on a checkpoint folder that two plans share: it deletes the other plan's checkpoints.
     """
     size = None if budget is None else BYTES.of("--budget", budget)
     with ExitStack() as closing:
@@ -117,7 +117,7 @@ class Collection:
                 self.needed.add(self._sizes.get(state.key, state.bytes))
 
     def _remove_dead_drivers(self) -> None:
-        """Strike off drivers that died, as the next driver would."""
+        """Declare drivers dead that died, as the next driver would."""
         plan, journal = self.log.plan, self.log.journal
         if not isinstance(journal, Leases):
             return
@@ -177,7 +177,7 @@ class Collection:
             return self.foreign
         except CheckpointCorrupt:
             return self.damaged
-        except CheckpointMissing:  # removed meanwhile
+        except CheckpointMissing:  # removed since then
             return None
         except CheckpointError as error:
             typer.echo(f"hpstage: {error}", err=True)

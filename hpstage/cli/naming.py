@@ -56,8 +56,8 @@ def trainable_named(reference: str, module: ModuleType | None = None) -> object:
     return subject()
 
 
-def _kind(thing: object) -> str:
-    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
+def _kind(found: object) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
 
 
 def named(reference: str, what: str, module: ModuleType | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""``hpstage plan``: what a search would train, take and keep, before anything is trained."""
+"""``hpstage plan``: the estimated cost of a search, before running it."""
 
 from __future__ import annotations
 
@@ -26,63 +26,59 @@ if TYPE_CHECKING:
 
 def plan(
     space: Annotated[str, typer.Argument(help="The search space: MODULE:NAME, or path/to/script.py:NAME.")],
-    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep knows them.")] = None,
-    n_trials: Annotated[int | None, typer.Option(help="How many trials; a grid has an end of its own.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep sets them.")] = None,
+    n_trials: Annotated[int | None, typer.Option(help="Number of trials; a grid ends by itself.")] = None,
     sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "random",
-    seed: Annotated[int, typer.Option(help="The sampler's.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     algorithm: Annotated[
         str, typer.Option(help="One of hpstage.algos, or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
     ] = "FullTraining()",
-    gpus: Annotated[str, typer.Option(help="Numbers of workers to try.")] = "1,2,4,8",
-    step_seconds: Annotated[float | None, typer.Option(help="Seconds per step; else times are in steps.")] = None,
+    gpus: Annotated[str, typer.Option(help="Numbers of workers to compare.")] = "1,2,4,8",
+    step_seconds: Annotated[
+        float | None, typer.Option(help="Seconds per step; without it, times are in steps.")
+    ] = None,
     evaluate_seconds: Annotated[float | None, typer.Option(help="Seconds per evaluation.")] = None,
-    load_seconds: Annotated[float | None, typer.Option(help="Seconds until a checkpoint is loaded.")] = None,
-    save_seconds: Annotated[float | None, typer.Option(help="Seconds until a checkpoint is written.")] = None,
-    checkpoint_bytes: Annotated[str | None, typer.Option(help="What a checkpoint takes, such as '200 MB'.")] = None,
+    load_seconds: Annotated[float | None, typer.Option(help="Seconds to load a checkpoint.")] = None,
+    save_seconds: Annotated[float | None, typer.Option(help="Seconds to write a checkpoint.")] = None,
+    checkpoint_bytes: Annotated[str | None, typer.Option(help="Size of a checkpoint, such as '200 MB'.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="As for optimize().")] = None,
     virtual_nodes: Annotated[
         int | None, typer.Option(min=1, help="The most workers that train a trial together, as in TorchTrainable.")
     ] = None,
-    store: Annotated[
-        str | None, typer.Option(help="A plan that was trained before, to take all these from: a folder or a URL.")
-    ] = None,
-    checkpoints: Annotated[str | None, typer.Option(help="Of --store, if not in its folder.")] = None,
+    store: Annotated[str | None, typer.Option(help="A trained plan whose figures to use: a folder or a URL.")] = None,
+    checkpoints: Annotated[str | None, typer.Option(help="Checkpoints of --store, if not in its folder.")] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="By which the algorithm decides, of --store.  [default: that of its latest search]"),
+        typer.Option(help="Metric in --store to optimize.  [default: that of its latest search]"),
     ] = None,
     trainable: Annotated[
-        str | None, typer.Option(help="What to take them from by a few steps in this process: MODULE:NAME.")
+        str | None, typer.Option(help="Measure a few steps of this trainable here: MODULE:NAME.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(help="Find the cheapest fleets that make it, fixed and elastic: 90min, 8h, 2d.")
+        str | None, typer.Option(help="Find the cheapest fixed and elastic fleets that meet it: 90min, 8h, 2d.")
     ] = None,
-    gpu_price: Annotated[float | None, typer.Option(help="Of a GPU for an hour.")] = None,
-    start_seconds: Annotated[float, typer.Option(help="What starting a worker of an elastic fleet takes.")] = 60.0,
-    lifetime: Annotated[
-        str | None, typer.Option(help="How long a preemptible GPU is there on average until it is taken away: 4h.")
-    ] = None,
-    notice: Annotated[str, typer.Option(help="How long before that it is told: 2min.")] = "0",
-    slow: Annotated[float, typer.Option(help="The share of GPUs that are three times as slow.")] = 0.0,
-    rehearsals: Annotated[int, typer.Option(help="Sets of random metrics, if the search decides by metrics.")] = 9,
+    gpu_price: Annotated[float | None, typer.Option(help="Price per GPU-hour.")] = None,
+    start_seconds: Annotated[float, typer.Option(help="Seconds to start a worker of an elastic fleet.")] = 60.0,
+    lifetime: Annotated[str | None, typer.Option(help="Mean lifetime of a preemptible GPU: 4h.")] = None,
+    notice: Annotated[str, typer.Option(help="Notice before it is taken away: 2min.")] = "0",
+    slow: Annotated[float, typer.Option(help="Share of GPUs that are three times as slow.")] = 0.0,
+    rehearsals: Annotated[int, typer.Option(help="Number of sets of random metrics, if metrics decide.")] = 9,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Say what a search would train and take.
+    """Estimate the cost of a search before running it.
 
-    Trials, steps with and without sharing, GPU-hours, the makespan on so many GPUs, checkpoints. Nothing is trained,
-    but a few steps with --trainable.
+    It prints trials, steps with and without sharing, GPU-hours, the makespan on so many GPUs, and checkpoints. Nothing
+    is trained, except a few steps with --trainable.
 
-    Given figures go before those of --store or --trainable. Metrics that were measured on --store are taken from there,
-    and are random else: so on the store of a search, the plan of another algorithm is what that would have taken. The
-    module that holds the space is imported; of the
-    algorithm, plain values are read and nothing is run.
+    Options override figures of --store or --trainable. Metrics are those measured on --store, and random where there
+    are none: on the store of a search, the plan of another algorithm is exact. The module of the space is imported.
     """
     from hpstage.checkpoints.eviction import BYTES
     from hpstage.rehearsal.preflight import preflight
     from hpstage.rehearsal.samplers import named_sampler, values_met
 
     if store is not None and trainable is not None:
-        raise UsageError("--store and --trainable both tell what steps take; give one of them")
+        raise UsageError("--store and --trainable exclude each other; give one of them")
     described = algorithm_named(algorithm)
     fleets = _numbers(gpus)
     size = None if checkpoint_bytes is None else BYTES.of("--checkpoint-bytes", checkpoint_bytes)
@@ -94,7 +90,7 @@ def plan(
     if store is not None:
         known, precedent = _of_store(store, checkpoints, metric)
     elif metric is not None:
-        raise UsageError("--metric names one that was measured on a --store; give that, too")
+        raise UsageError("--metric needs --store; give the store where it was measured")
     if trainable is not None:
         from hpstage.rehearsal.costs import measured
 
@@ -149,13 +145,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _disruptions(lifetime: str | None, notice: str, slow: float, start_seconds: float) -> Disruptions | None:
     from hpstage.execution.simulated_cluster import Disruptions
 
-    told = _seconds("--notice", notice)
-    if lifetime is None and told:
-        raise UsageError("--notice is of preemptible GPUs; say with --lifetime how long they are there")
+    warned = _seconds("--notice", notice)
+    if lifetime is None and warned:
+        raise UsageError("--notice is of preemptible GPUs; give their --lifetime")
     if lifetime is None and not slow:
         return None
     there = math.inf if lifetime is None else _seconds("--lifetime", lifetime)
-    return Disruptions(slow=slow, lifetime_seconds=there, notice_seconds=told, replace_seconds=start_seconds)
+    return Disruptions(slow=slow, lifetime_seconds=there, notice_seconds=warned, replace_seconds=start_seconds)
 
 
 def _seconds(option: str, text: str) -> float:
@@ -180,11 +176,11 @@ def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[
         name = metric
         if metric is None and latest is not None and latest.metric[0] in measured_on(trained):
             name = latest.metric[0]
-        told = [
+        given = [
             direction
             for started in searches
             for other, direction in zip(started.metric, started.directions, strict=False)
             if other == name
         ]
-        precedent = None if name is None else Precedent(trained, name, maximize=told[-1:] == ["maximize"])
+        precedent = None if name is None else Precedent(trained, name, maximize=given[-1:] == ["maximize"])
         return costs_of_plan(trained), precedent

@@ -16,14 +16,14 @@ _FOLDER = Path("hpstage-report")
 
 def report(
     store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
-    folder: Annotated[Path, typer.Argument(help="Where the report goes; made if needed.")] = _FOLDER,
+    folder: Annotated[Path, typer.Argument(help="Folder of the report; created if needed.")] = _FOLDER,
     study: Annotated[str | None, typer.Option(help="Report this study only; else all of the plan.")] = None,
-    tables: Annotated[bool, typer.Option("--tables", help="Write the rows behind it, too, as CSV files.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Write its tables, too, as CSV files.")] = False,
 ) -> None:
-    """Write the report of a plan: a page with its pictures, and with --tables the rows behind them.
+    """Write the report of a plan: a page with its pictures, and with --tables its CSV files.
 
-    It reads the store alone, from any host that reaches it, and changes nothing: searches may run meanwhile, and the
-    report is of what they have done so far. Files of an earlier report are replaced. It prints where the page is.
+    It reads the store alone, from any host that reaches it, and changes nothing: searches may run at the same time, and
+    the report is of what they have done so far. Files of an earlier report are replaced. It prints where the page is.
 
     Examples:
 

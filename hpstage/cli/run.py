@@ -29,65 +29,65 @@ if TYPE_CHECKING:
 def run(
     trainable: Annotated[
         str,
-        typer.Argument(help="What is trained: MODULE:NAME, or path/to/script.py:NAME; of a class, an instance."),
+        typer.Argument(help="The trainable: MODULE:NAME, or path/to/script.py:NAME; a class is instantiated."),
     ],
     space: Annotated[str, typer.Argument(help="The search space: a function, named in the same way.")],
     metric: Annotated[
-        list[str], typer.Option(help="Which of the numbers of evaluate() counts; once for each objective.")
+        list[str], typer.Option(help="Name of the metric of evaluate() to optimize; once for each objective.")
     ],
-    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep knows them.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep sets them.")] = None,
     direction: Annotated[
         list[str] | None, typer.Option(help="minimize or maximize, once for each metric; needed for a new study.")
     ] = None,
-    n_trials: Annotated[int | None, typer.Option(help="How many trials; by default until --timeout or Ctrl-C.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds after which no stage is started any more.")] = None,
+    n_trials: Annotated[
+        int | None, typer.Option(help="Number of trials; by default until --timeout or Ctrl-C.")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which no further stage is started.")] = None,
     algorithm: Annotated[
         str, typer.Option(help="One of hpstage.algos, or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
     ] = "FullTraining()",
     sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "tpe",
-    seed: Annotated[int, typer.Option(help="The sampler's.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     study_name: Annotated[str | None, typer.Option(help="By default the trainable's name.")] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="The study's: a file, redis:// or a database's URL; by default optuna.log beside the plan."),
+        typer.Option(
+            help="Storage of the study: a file, redis:// or a database URL; by default optuna.log next to the plan."
+        ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="The plan's: a folder or redis://; by default the workload's own in .hpstage."),
+        typer.Option(help="Store of the plan: a folder or redis://; by default one per workload in .hpstage."),
     ] = None,
     checkpoints: Annotated[
-        str | None, typer.Option(help="A folder or URL that all workers reach; by default in the folder of --store.")
+        str | None, typer.Option(help="Checkpoints: a folder or URL that all workers reach; by default in --store.")
     ] = None,
     checkpoint_budget: Annotated[
-        str | None, typer.Option(help="What all checkpoints may take, such as '20 GB'.")
+        str | None, typer.Option(help="Most bytes of all checkpoints, such as '20 GB'.")
     ] = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="Evaluate each trial after each multiple of so many steps, too.")
+    evaluate_every: Annotated[int | None, typer.Option(help="Evaluate each trial every so many steps, too.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")] = None,
+    audit: Annotated[str, typer.Option(help="What to train again and compare: idle, winner or off.")] = "idle",
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler: tcp://head:8786; by default a local cluster.")
     ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Keep each state whose step is a multiple of this.")
-    ] = None,
-    audit: Annotated[
-        str, typer.Option(help="What is trained again to see whether it is the same: idle, winner or off.")
-    ] = "idle",
-    scheduler: Annotated[str | None, typer.Option(help="Dask's: tcp://head:8786; by default a local cluster.")] = None,
     n_workers: Annotated[
-        int | None, typer.Option(help="Of the local cluster; by default one per GPU, else per core.")
+        int | None, typer.Option(help="Workers of the local cluster; by default one per GPU, else per core.")
     ] = None,
     executor: Annotated[
         str | None,
-        typer.Option(help="In place of Dask's, with its arguments: 'InlineExecutor()' trains in this process."),
+        typer.Option(help="Another executor with its arguments: 'InlineExecutor()' trains in this process."),
     ] = None,
     extend: Annotated[
-        bool, typer.Option("--extend", help="Go on with the last search: more steps, more trials, another algorithm.")
+        bool, typer.Option("--extend", help="Continue the last search: more steps, more trials, another algorithm.")
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report into this folder.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Search, and print the best trial and what sharing saved.
+    """Run a search, and print the best trial and the savings.
 
-    Ctrl-C stops it and keeps all progress, a second one at once; the same command continues from there. Once a
-    search has ended, the same command adds as many trials again.
+    Interrupt it with Ctrl-C at any time; run the same command again to resume. A second Ctrl-C stops at once. After the
+    end of a search, the same command adds as many trials again.
 
     Scripts are sent to the workers as they are; modules that they import must be there.
 
@@ -125,7 +125,7 @@ def run(
         if all(trial.state.is_finished() for trial in there):
             typer.echo(
                 f"hpstage: the study has {count_of(before, 'trial')}, and this adds more, unless its last search was "
-                f"interrupted (--extend goes on with that search)",
+                f"interrupted (--extend continues that search)",
                 err=True,
             )
         in_order = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler, optuna.samplers.QMCSampler
@@ -155,17 +155,17 @@ def run(
             )
         except KeyboardInterrupt:
             typer.echo(
-                f"hpstage: interrupted; all progress is kept: the same command continues it (study {where})", err=True
+                f"hpstage: interrupted; all progress is saved: the same command resumes it (study {where})", err=True
             )
             raise typer.Exit(130) from None
     echo(folded(as_text(result, metric), columns()))
     after = len(result.study.get_trials(deepcopy=False))
     more = f", which has {after:,} trials now" if after != result.savings.trials else ""
-    echo(f"{'study':<20}  {where}{more}")
+    echo(f"{'study':<22}  {where}{more}")
     if place_of := result.store or store:
-        echo(f"{'store':<20}  {clean(shown(str(place_of)))}")
+        echo(f"{'store':<22}  {clean(shown(str(place_of)))}")
     if report is not None:
-        echo(f"{'report':<20}  {clean(result.write_report(report))}")
+        echo(f"{'report':<22}  {clean(result.write_report(report))}")
     if not _best(result):
         raise typer.Exit(1)
 
@@ -178,13 +178,13 @@ def _executor(named: str | None, scheduler: str | None, n_workers: int | None, c
 
     if named is not None:
         if scheduler is not None or n_workers is not None:
-            raise UsageError("--executor has arguments of its own; --scheduler and --n-workers are those of Dask's")
+            raise UsageError("--executor excludes --scheduler and --n-workers, which are of Dask; leave them out")
         return executor_named(named)
     optional(WORKERS).of("--n-workers", n_workers)
     if scheduler is None:
         return DaskExecutor(n_workers=n_workers)
     if n_workers is not None:
-        raise UsageError("--n-workers sizes the local cluster; that of --scheduler has the workers that it has")
+        raise UsageError("--n-workers sizes the local cluster; leave it out with --scheduler")
     try:
         return DaskExecutor(closing.enter_context(Client(scheduler, set_as_default=False)))
     except (OSError, ValueError) as error:

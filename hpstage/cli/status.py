@@ -242,10 +242,10 @@ def as_text(found: Status, width: int | None = None) -> str:
     plan = found.plan
     rows = [
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
-        ("steps", f"{plan.steps_asked:,} asked, {plan.steps_unique:,} distinct, {plan.steps_trained:,} trained"),
+        ("steps", f"{plan.steps_asked:,} requested, {plan.steps_unique:,} unique, {plan.steps_trained:,} trained"),
         ("merge rate, all studies" if len(found.studies) > 1 else "merge rate", rate(plan.merge_rate)),
-        ("worker-hours used", worker_hours(plan.seconds_used)),
-        ("worker-hours paid", paid_hours(plan.seconds_paid, plan.seconds_used)),
+        ("busy worker-hours", worker_hours(plan.seconds_used)),
+        ("allocated worker-hours", paid_hours(plan.seconds_paid, plan.seconds_used)),
         ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
@@ -260,7 +260,8 @@ def as_text(found: Status, width: int | None = None) -> str:
         rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
     lines = [aligned(rows, width=width)]
     if found.studies:
-        head: tuple[str, ...] = ("study", "state", "trials", "best", "steps asked", "merge rate", "h used", "h saved")
+        head: tuple[str, ...]
+        head = ("study", "state", "trials", "best", "steps requested", "merge rate", "h busy", "h saved")
         cells = [
             (
                 clean(study.study),

@@ -20,7 +20,7 @@ _DIRECTIONS = ("minimize", "maximize")
 
 
 def default_storage(store: str | None) -> str:
-    """A journal file beside the store, so that a search is continued by the same command."""
+    """A journal file next to the store, so that the same command resumes a search."""
     folder = Path(DEFAULT_ROOT) if store is None or "://" in store else Path(store)
     return str(folder / _FILE)
 
@@ -47,8 +47,7 @@ def open_study(
     if name not in {study.study_name for study in opened.get_all_studies()}:
         if not directions:
             raise UsageError(
-                f"there is no study {name!r} in {shown(storage)} yet; say with --direction whether a new one is to "
-                f"minimize or maximize"
+                f"there is no study {name!r} in {shown(storage)} yet; create it with --direction minimize or maximize"
             )
         return optuna.create_study(
             study_name=name,

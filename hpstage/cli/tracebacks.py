@@ -12,10 +12,10 @@ _HEAD = "Traceback (most recent call last):"
 def folded_traceback(error: BaseException) -> str:
     """Return the text of an error. Where it comes from the user's code, its frames begin with the first of the user's;
     where it does not, it has all of them."""
-    told = traceback.TracebackException.from_exception(error)
+    shown = traceback.TracebackException.from_exception(error)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     before = next((at for at, frame in enumerate(frames) if is_users(frame.f_globals.get("__name__", ""))), 0)
-    told.stack = traceback.StackSummary.from_list(told.stack[before:])
-    chained, head, own = "".join(told.format()).rpartition(_HEAD)
+    shown.stack = traceback.StackSummary.from_list(shown.stack[before:])
+    chained, first, own = "".join(shown.format()).rpartition(_HEAD)
     folded = f"\n  ({before} frames of hpstage and of libraries are not shown)" if before else ""
-    return f"{chained}{head}{folded}{own}"
+    return f"{chained}{first}{folded}{own}"

@@ -35,19 +35,17 @@ _STYLES: dict[State, str] = {
 
 def tree(
     store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
-    depth: Annotated[int | None, typer.Option(min=1, help="Levels of the tree that are shown; 1: the roots.")] = None,
-    study: Annotated[str | None, typer.Option(help="Only what this study's trials pass.")] = None,
-    lines: Annotated[int, typer.Option(min=1, help="Nodes that are shown at most, those nearest the root first.")] = (
-        _LINES
-    ),
+    depth: Annotated[int | None, typer.Option(min=1, help="Most levels to show; 1: the roots.")] = None,
+    study: Annotated[str | None, typer.Option(help="Only nodes of this study's trials.")] = None,
+    lines: Annotated[int, typer.Option(min=1, help="Most nodes to show, those nearest the root first.")] = (_LINES),
     picture: Annotated[Path | None, typer.Option(help="Draw the tree into this file (.png, .svg or .pdf) instead.")] = (
         None
     ),
 ) -> None:
-    """Show the tree of a plan: where trials train as one, where they part, and how far each line is.
+    """Show the stage tree of a plan: the branches, what each trains, and its progress.
 
     A line is a node: its steps, what changes with respect to the line above, its state (waiting, running, done,
-    failed; dropped: nobody waits for the rest of it any more), where checkpoints are kept, the best value of the metric
+    failed; dropped: nothing needs the rest of it any more), its checkpoints, the best value of the metric
     on it or below it, and the trials through it.
     The plan is not changed. A picture shows all of the tree, as the one of hpstage report does: --depth and --lines
     are for the text.
@@ -105,7 +103,7 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
     the end."""
     lanes = book.lanes
     if not lanes:
-        return Text("No trial was asked for: there is no tree.")
+        return Text("No trial was requested: there is no tree.")
     shown = _choose(lanes, depth, lines)
     below = dict.fromkeys(lanes, 0)  # nodes beneath each that are left out
     for id, lane in reversed(lanes.items()):  # children before their parents
@@ -151,35 +149,35 @@ def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[Nod
 def _describe(book: Book, lane: Lane, state: State, hidden: int, *, after: bool) -> list[Text]:
     """Return the parts of a lane's line: with ``after``, its parent as well."""
     node, metric, value = lane.node, book.metric, book.measured[lane.node.id].value
-    told = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{lane.reach:,}")]
+    words = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{lane.reach:,}")]
     if after and node.parent is not None:
-        told.append(Text(f"after #{node.parent.id}", "dim"))
+        words.append(Text(f"after #{node.parent.id}", "dim"))
     if changed := changes(node):
-        told.append(Text(changed))
-    told.append(Text(state, _STYLES[state]))
+        words.append(Text(changed))
+    words.append(Text(state, _STYLES[state]))
     if metric is not None and value is not None:
-        told.append(Text(f"{clean(shortened(metric))} {shortened(value)}", "bold"))
+        words.append(Text(f"{clean(shortened(metric))} {shortened(value)}", "bold"))
     kept = [step for step, state in node.states.items() if state.kept is not None]
     if kept:
         more = f" and {len(kept) - 1:,} more" if len(kept) > 1 else ""
-        told.append(Text(f"kept at {max(kept):,}{more}"))
-    told.append(Text(count_of(lane.trials, "trial")))
+        words.append(Text(f"checkpoint at {max(kept):,}{more}"))
+    words.append(Text(count_of(lane.trials, "trial")))
     if hidden:
-        told.append(Text(f"(+ {count_of(hidden, 'node')} below)", "dim"))
-    return told
+        words.append(Text(f"(+ {count_of(hidden, 'node')} below)", "dim"))
+    return words
 
 
 def _packed(parts: list[Text], width: int | None) -> Text:
     """Return the parts on as few lines as possible, those below the first indented; words are not cut."""
-    told, used = Text(), 0
+    line, used = Text(), 0
     for part in parts:
         if width is not None and part.cell_len > width - len(_HANGING):
             part = Text(folded(part.plain, width - len(_HANGING)).replace("\n", f"\n{_HANGING}"), part.style)
         columns = part.cell_len
         if used and width is not None and used + 2 + columns > width:
-            told.append(f"\n{_HANGING}")
+            line.append(f"\n{_HANGING}")
         elif used:
-            told.append("  ")
-        told.append_text(part)
-        used = len(told.plain) - told.plain.rfind("\n") - 1
-    return told
+            line.append("  ")
+        line.append_text(part)
+        used = len(line.plain) - line.plain.rfind("\n") - 1
+    return line

@@ -1,4 +1,4 @@
-"""Hyper-parameters that differ without effect: lines of training that should part, and hold the same tensors."""
+"""Hyperparameters that differ without effect: lines of training that should part, and hold the same tensors."""
 
 from __future__ import annotations
 

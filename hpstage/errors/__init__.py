@@ -1,4 +1,4 @@
-"""The four kinds of failure, kept apart: you misused it, your code failed, the cluster failed, we have a bug."""
+"""The four kinds of failure: the caller's mistake, the caller's training code, the cluster, a bug of hpstage."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class HpstageError(Exception):
 
 
 class UsageError(HpstageError, ValueError):
-    """You misused it: the message names the thing and the remedy. Raised before anything is trained."""
+    """The caller made a mistake: the message names the argument and the remedy. Raised before anything is trained."""
 
 
 class ScheduleError(UsageError):
-    """A schedule that cannot be: a value that is no JSON scalar, NaN, an end before the trial's end."""
+    """An impossible schedule: a value that is no JSON scalar, NaN, an end before the trial's end."""
 
 
 class TrainingError(HpstageError):
@@ -76,8 +76,8 @@ class GangApart(ClusterError):
 
 
 class GangLost(ClusterError):
-    """A process of a gang is gone, so that the others cannot go on: what they have trained since the last kept state is
-    lost."""
+    """A process of a gang is gone, so that the others cannot continue: what they have trained since the last saved
+    state is lost."""
 
 
 class CompilerFailed(ClusterError):
@@ -118,8 +118,8 @@ class CheckpointFull(CheckpointError):
 
 
 class CheckpointUnreachable(CheckpointError):
-    """The place of the checkpoints cannot be reached from here, or refuses this process: a mount that is missing,
-    credentials that expired, an outage, a time-out. It tells nothing of what is kept there, and may pass."""
+    """The location of the checkpoints cannot be reached from here, or refuses this process: a missing mount, expired
+    credentials, an outage, a time-out. It may pass, and says nothing about the checkpoints there."""
 
 
 class CheckpointMissing(CheckpointError):
@@ -139,4 +139,4 @@ class StateError(UsageError):
 
 
 class InternalError(HpstageError):
-    """A bug of ours: an illegal event reached the planner. Nothing was changed; please report it."""
+    """A bug of hpstage: an illegal event reached the planner. Nothing was changed; please report it."""

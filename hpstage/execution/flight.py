@@ -19,7 +19,7 @@ from hpstage.training.logs import Recorder
 
 
 class Values(dict[str, Scalar]):
-    """Every hyper-parameter's value at the current step of a stage; only varying ones are recomputed."""
+    """Every hyperparameter's value at the current step of a stage; only varying ones are recomputed."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__({name: form.value(stage.start) for name, form in stage.forms.items()})
@@ -56,7 +56,7 @@ class Took:
 
 
 def changing(chain: Chain) -> frozenset[str]:
-    """Return the hyper-parameters that have, somewhere on a chain, another value than at step 0."""
+    """Return the hyperparameters that have, somewhere on a chain, another value than at step 0."""
     return frozenset(
         name
         for stage in chain.stages

@@ -36,11 +36,11 @@ def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
 
 
 def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -> str | None:
-    """Return what to say of a name that was looked up and is no hyper-parameter, of all others ``None``."""
+    """Return what to say of a name that was looked up and is no hyperparameter, of all others ``None``."""
     match error:
         case KeyError(args=[str(name)]) if name not in values:
             has = ", ".join(map(repr, sorted(values))) or "none"
-            return f"the space returns no hyper-parameter {name!r}; it has {has}"
+            return f"the space returns no hyperparameter {name!r}; it has {has}"
     return None
 
 
@@ -48,7 +48,7 @@ def failure_of(error: BaseException, within: str, values: Mapping[str, object]) 
     """Convert an exception to text, its traceback cut to what follows the frames of the file ``within``: the user's.
 
     Args:
-        values: the hyper-parameters of training.
+        values: the hyperparameters of training.
     """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == within:

@@ -69,13 +69,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return self.stages[0].start
 
     def values(self, step: int) -> dict[str, Scalar]:
-        """Return the value of every hyper-parameter in a step."""
+        """Return the value of every hyperparameter in a step."""
         stage = next(stage for stage in self.stages if step < stage.stop)
         return {name: form.value(step) for name, form in stage.forms.items()}
 
     @property
     def changing(self) -> frozenset[str]:
-        """The hyper-parameters that have, somewhere in it, another value than at step 0."""
+        """The hyperparameters that have, somewhere in it, another value than at step 0."""
         return frozenset(
             name
             for stage in self.stages
@@ -154,7 +154,7 @@ class Loop:
         """Train up to ``stop`` steps, and yield after each how many are trained.
 
         Args:
-            values: returns the values of the hyper-parameters in a step.
+            values: returns the values of the hyperparameters in a step.
             reported: the numbers of steps after which a report is wanted, as where a state is kept or evaluated.
         """
         for step in range(self.trained, stop):

@@ -89,7 +89,7 @@ def begins(
 
     A number is moved by ``radius`` up and down in its scale, a choice to each of the others. The result is the first
     step at which a schedule then differs, or may if a metric decides it. A number takes two evaluations of the space.
-    ``defaults`` are the values of hyper-parameters that it may leave out.
+    ``defaults`` are the values of hyperparameters that it may leave out.
     """
     known = with_defaults(describe(space, Probe(lambda name, _: params[name], 0), steps), defaults)
     found = {}

@@ -91,7 +91,7 @@ class StageTreeSampler(BaseSampler):
         self._given = space is not None
         self._space = space
         self._steps = 0 if steps is None else steps
-        self._defaults = _NONE  # of hyper-parameters that the space may leave out
+        self._defaults = _NONE  # of hyperparameters that the space may leave out
         # Everything below can be restored from the study.
         self._studies: weakref.WeakKeyDictionary[optuna.Study, Companions] = weakref.WeakKeyDictionary()
         self._plans: dict[tuple[str, int], Mapping[str, Any]] = {}  # of trials being proposed
@@ -100,7 +100,7 @@ class StageTreeSampler(BaseSampler):
         """Set the space of a search, as ``hpstage.optimize`` does; arguments of the constructor take precedence.
 
         Args:
-            defaults: the trainable's, of hyper-parameters that the space may leave out.
+            defaults: the trainable's, of hyperparameters that the space may leave out.
         """
         self._defaults = dict(defaults)
         if not self._given:

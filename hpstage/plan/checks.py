@@ -38,7 +38,7 @@ def check(plan: SearchPlan, fact: Fact) -> None:
     """Check that a fact is consistent with the plan.
 
     Raises:
-        UsageError: a trial is added again with schedules that change its past (naming the hyper-parameter).
+        UsageError: a trial is added again with schedules that change its past (naming the hyperparameter).
         StoreError: it was written in another format.
         InternalError: the fact contradicts earlier facts.
     """

@@ -109,7 +109,7 @@ class TrialAdded(Record, frozen=True, tag=True, omit_defaults=True):
     """A trial of ``steps`` steps. After the steps ``keep_at``, states are kept on its way if it is trained past them:
     trials are to be forked there that are not known yet.
 
-    Schedules of the hyper-parameters ``plateaus`` are decided by metrics: written are those of the decisions so far,
+    Schedules of the hyperparameters ``plateaus`` are decided by metrics: written are those of the decisions so far,
     and each decision adds the trial again."""
 
     trial: TrialId
@@ -386,7 +386,7 @@ class SearchStarted(Record, frozen=True, tag=True):
     name (with another ``identity``) uses the plan. The search ends with its :class:`SearchEnded`; until then a call
     with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
     ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. Of ``defaults``, a trial without
-    the hyper-parameter is one with this value, on this plan for ever. ``workers``: their number, which a call that
+    the hyperparameter is one with this value, on this plan for ever. ``workers``: their number, which a call that
     continues keeps: algorithms may compare the more trials."""
 
     study: str

@@ -36,7 +36,7 @@ Auditing = Literal["idle", "winner", "off"]
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps ``[start, stop)`` of one node; ``forms`` gives every hyper-parameter's value at each step, names sorted.
+    """Steps ``[start, stop)`` of one node; ``forms`` gives every hyperparameter's value at each step, names sorted.
 
     ``history`` is the digest of all values that the line has seen up to and including those at ``start``
     (:class:`hpstage.plan.keys.History`), from which the worker computes the key of each state on the stage.

@@ -15,7 +15,7 @@ from hpstage.schedule.trial import pieces
 
 
 class Roots(dict[tuple[object, ...], Node]):
-    """The nodes in which the training of trials with hyper-parameters of certain names begins, by their values there;
+    """The nodes in which the training of trials with hyperparameters of certain names begins, by their values there;
     without sharing, by their trials as well.
 
     ``names``: of all these nodes one and the same tuple, since equal ones would take as much memory as their values.
@@ -40,7 +40,7 @@ class NodeTree:
         self.workload = workload
         self.sharing = sharing
         self.nodes: list[Node] = []
-        self.defaults: dict[str, Scalar] = {}  # of hyper-parameters that trials may lack
+        self.defaults: dict[str, Scalar] = {}  # of hyperparameters that trials may lack
         self.lacking: dict[NodeId, tuple[str, ...]] = {}  # those that roots of before do not have in their histories
         self.milestones: Ordered[int] = Ordered()  # steps at which trials part anywhere in the tree
         self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
@@ -112,7 +112,7 @@ class NodeTree:
         return root
 
     def roots(self, names: tuple[str, ...]) -> Roots:
-        """Return the roots of the trials with hyper-parameters of these names."""
+        """Return the roots of the trials with hyperparameters of these names."""
         roots = self._roots.get(names)
         if roots is None:
             roots = self._roots[names] = Roots(names, History.new(self.workload, names))
@@ -135,7 +135,7 @@ class NodeTree:
         if found is not root:
             self._equal.setdefault(found.id, []).append(root)
 
-    # --- hyper-parameters that come later ---------------------------------------------------------------------
+    # --- hyperparameters that come later ---------------------------------------------------------------------
 
     def filled(self, schedules: Mapping[str, Schedule]) -> Mapping[str, Schedule]:
         """Return a trial's schedules with the defaults of those that it lacks."""
@@ -144,7 +144,7 @@ class NodeTree:
         return {**{name: constant(value) for name, value in self.defaults.items()}, **schedules}
 
     def default(self, defaults: Mapping[str, Scalar]) -> None:
-        """Give hyper-parameters a value that trials without them have. O(nodes) if any of them is new.
+        """Give hyperparameters a value that trials without them have. O(nodes) if any of them is new.
 
         Nodes get them in place. What was trained without keeps its keys: only there a value may be left out, since a
         key must not depend on what another store takes for the default.

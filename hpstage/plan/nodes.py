@@ -61,7 +61,7 @@ class Node:
     """Training from step ``start`` on with one set of forms, continuing ``parent``'s line.
 
     Args:
-        names: of the hyper-parameters, sorted.
+        names: of the hyperparameters, sorted.
         first: their values at its start, as for look-ups.
         curves: their forms, in the order of names, if any varies.
         maker: the trial with which it began.
@@ -115,12 +115,12 @@ class Node:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of the hyper-parameters, in the order of their names."""
+        """The forms of the hyperparameters, in the order of their names."""
         return constants(self.first) if self.curves is None else self.curves
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """The indices of the hyper-parameters whose values vary."""
+        """The indices of the hyperparameters whose values vary."""
         if self.curves is None:
             return ()
         return tuple([i for i, form in enumerate(self.curves) if form.__class__ is not Constant])
@@ -206,12 +206,12 @@ class Node:
         return state
 
     def begin(self, nothing: History, names: Sequence[str]) -> None:
-        """Start a root's line with an empty history and the values of the hyper-parameters that count from there."""
+        """Start a root's line with an empty history and the values of the hyperparameters that count from there."""
         values = self.hyperparameters(0)
         self._history = nothing.changed(0, [(name, values[name]) for name in names])
 
     def extend(self, names: tuple[str, ...], constant: Mapping[str, Scalar]) -> None:
-        """Give it further hyper-parameters, which do not vary."""
+        """Give it further hyperparameters, which do not vary."""
         forms = dict(zip(self.names, self.forms, strict=True))
         firsts = dict(zip(self.names, self.first, strict=True))
         self.first = tuple([firsts[name] if name in firsts else distinct(constant[name]) for name in names])

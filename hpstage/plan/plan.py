@@ -1,7 +1,7 @@
 """The search plan: the persistent tree of nodes, folded from the journal. Pure.
 
 Trials are lines of training. Lines that see equal values from step 0 on are one line; where values part, a node
-begins. The tree is a compressed trie over the values at each step: a node holds one *form* per hyper-parameter
+begins. The tree is a compressed trie over the values at each step: a node holds one *form* per hyperparameter
 and is never split; children attach to it at any step. The children at one step of a node are distinguished by
 their values at that step, so that finding a path costs a look-up per segment and not per step.
 """
@@ -440,7 +440,7 @@ class SearchPlan:
 
     @property
     def defaults(self) -> Mapping[str, Scalar]:
-        """Values of hyper-parameters that trials lack."""
+        """Values of hyperparameters that trials lack."""
         return self._tree.defaults
 
     @property

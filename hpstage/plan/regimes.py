@@ -13,7 +13,7 @@ from typing import TypeVar
 from hpstage.schedule import Constant, Form
 
 Regime = tuple[tuple[str, str], ...]
-"""The kind of each hyper-parameter, by name: a category or switch itself, a number's position relative to 0 and 1 and
+"""The kind of each hyperparameter, by name: a category or switch itself, a number's position relative to 0 and 1 and
 whether it is another than at step 0, or that it varies."""
 _T = TypeVar("_T")
 _COMBINATIONS = 16

@@ -119,18 +119,18 @@ class Savings:
         """Return what is shown of it: names and values."""
         rows = [
             ("trials", f"{self.trials}"),
-            ("steps asked", f"{self.steps_asked:,}"),
-            ("distinct steps", f"{self.steps_unique:,}"),
+            ("steps requested", f"{self.steps_asked:,}"),
+            ("unique steps", f"{self.steps_unique:,}"),
             ("steps trained", f"{self.steps_trained:,}{self._elsewhere()}"),
             ("merge rate", f"{rate(self.merge_rate)} (by cost {rate(self.cost_weighted_merge_rate)})"),
-            ("worker-hours used", _hours(self.worker_seconds)),
-            ("would have been used", _hours(self.worker_seconds_alone)),
+            ("busy worker-hours", _hours(self.worker_seconds)),
+            ("without sharing", _hours(self.worker_seconds_alone)),
             ("saved", _hours(self.saved_seconds) + self._why_negative()),
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
             ("makespan", self._made_in()),
         ]
         if self.paid_seconds:
-            rows.insert(6, ("worker-hours paid", paid_hours(self.paid_seconds, self.worker_seconds)))
+            rows.insert(6, ("allocated worker-hours", paid_hours(self.paid_seconds, self.worker_seconds)))
         if self.audit_seconds:
             rows.insert(-2, ("audited", audited(self.audited_share, self.audit_differences, self.audit_seconds)))
         if self.exchange_seconds:

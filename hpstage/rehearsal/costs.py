@@ -26,7 +26,7 @@ StepSeconds = Callable[[Mapping[str, Scalar]], float]
 # Number of steps timed under each set of values, after one untimed step; timing ends earlier after so many seconds.
 _STEPS = 5
 _SECONDS = 2.0
-# A hyper-parameter is used if it reduces the error to less than this share of the error without it.
+# A hyperparameter is used if it reduces the error to less than this share of the error without it.
 _GAIN = 0.8
 
 
@@ -138,7 +138,7 @@ def by_values(timings: Sequence[Timing]) -> StepSeconds:
     """Fit seconds per step: the median, times one effect per value (0.6 for a batch of 256, ...).
 
     An effect is the median ratio of a value's timings to their prediction without it, so that a few timings taken while
-    the machine was busy do not change it. Values that were not measured have none, and neither has a hyper-parameter
+    the machine was busy do not change it. Values that were not measured have none, and neither has a hyperparameter
     that predicts the timings little better than chance.
     """
     median = statistics.median(timing.seconds / timing.steps for timing in timings)

@@ -134,8 +134,8 @@ class Preflight:
         """Return the figures as a terminal of ``width`` columns shows them."""
         rows = [
             ("trials", self.trials.text(_count)),
-            ("steps asked", self.steps_asked.text(_count)),
-            ("distinct steps", self.steps_unique.text(_count)),
+            ("steps requested", self.steps_asked.text(_count)),
+            ("unique steps", self.steps_unique.text(_count)),
             ("merge rate", self.merge_rate.text(_ratio)),
         ]
         if self.steps_trained != self.steps_unique:

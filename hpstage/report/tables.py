@@ -152,7 +152,7 @@ def stages(book: Book) -> Table:
     ``alone_seconds``     what one worker would have trained for that trains nothing else; missing: as long, or unknown
     ``source``            where the chain's first stage started: fresh, continued, live, disk; else missing
     ``trial``, ``study``  the payer: the first to ask for the step before ``stop``
-    ``hp_NAME``           the hyper-parameter at ``start`` (where types differ, as JSON)
+    ``hp_NAME``           the hyperparameter at ``start`` (where types differ, as JSON)
     ====================  ================================================================================
     """
     account, charges = book.account, book.charges

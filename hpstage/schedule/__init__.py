@@ -120,7 +120,7 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
     last."""
     if callable(source):
         if steps is None:
-            raise ScheduleError("steps is missing; say for how many steps the callable is to be asked")
+            raise ScheduleError("steps is missing; give the number of steps for which to call it")
         values = [source(at) for at in range(count("steps", steps))]
     else:
         if isinstance(source, str):

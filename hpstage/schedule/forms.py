@@ -1,4 +1,4 @@
-"""Forms: a hyper-parameter's value as a closed-form function of the step, independent of segments.
+"""Forms: a hyperparameter's value as a closed-form function of the step, independent of segments.
 
 The step is counted from the trial's start. A form does not know where its segment starts or stops, so cutting a segment
 changes no form. A form that needs a starting point stores it as an integer ``origin``, so that shifting it there and

@@ -1,7 +1,7 @@
 """Reduce on plateau: a schedule that a metric decides while its trial is trained. Pure.
 
-Until a value is reduced, the schedule is constant. So trials that differ in their patience are one line of training,
-until the metric parts them.
+Until a value is reduced, the schedule is constant. So trials that differ in their patience are one branch until the
+metric separates them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mode = Literal["min", "max"]
 
 
 class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """ReduceLROnPlateau for one hyper-parameter; made by :func:`plateau`, perhaps after other schedules."""
+    """ReduceLROnPlateau for one hyperparameter; made by :func:`plateau`, perhaps after other schedules."""
 
     value: float
     mode: Mode | None
@@ -81,7 +81,7 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return msgspec.structs.replace(self, before=before.then(self.before), length=length)
 
     def looks(self, stop: int) -> range:
-        """Return the steps, within the first ``stop``, after which the metric decides how to go on."""
+        """Return the steps, within the first ``stop``, after which the metric decides how to continue."""
         return range(self.start + self.every, stop, self.every)
 
 
@@ -167,7 +167,7 @@ def plateau(
         threshold: by how much a metric must be better than the best; relative to it, or with ``threshold_mode="abs"``
             as it stands.
         cooldown: looks after a reduction at which nothing counts as bad.
-        min_lr: the value does not fall below it, whatever hyper-parameter it is of.
+        min_lr: the value does not fall below it, whatever hyperparameter it is of.
         eps: smaller reductions are left out.
         metric: one that ``evaluate`` returns; by default the study's (first) objective.
         every: steps from one look to the next. Each look is at an evaluated state, and those are kept: with large

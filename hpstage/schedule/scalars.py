@@ -1,4 +1,4 @@
-"""Scalars: the possible values of a hyper-parameter, and their canonical form."""
+"""Scalars: the possible values of a hyperparameter, and their canonical form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpstage.errors import ScheduleError
 from hpstage.errors.arguments import EXACT, shown
 
 Scalar: TypeAlias = str | int | float | bool | None
-"""A value of a hyper-parameter, in the form returned by ``canonical``."""
+"""A value of a hyperparameter, in the form returned by ``canonical``."""
 
 PLAIN = frozenset({str, int, float, bool, type(None)})
 """The classes of scalars."""
@@ -57,7 +57,7 @@ def canonical(value: object) -> Scalar:
     if isinstance(value, float):
         return canonical(float.__float__(value))
     raise ScheduleError(
-        f"{shown(value)} ({kind.__name__}) cannot be a hyper-parameter's value; use a string, a number, a bool or None"
+        f"{shown(value)} ({kind.__name__}) cannot be a hyperparameter's value; use a string, a number, a bool or None"
     )
 
 
@@ -84,7 +84,7 @@ def finite(value: float) -> int | float:
     if value.is_integer():
         return int(value) if _LEAST_INT <= value < _PAST_INT else value
     if value - value != 0.0:
-        raise ScheduleError(f"{value!r} cannot be a hyper-parameter's value; it must be finite")
+        raise ScheduleError(f"{value!r} cannot be a hyperparameter's value; it must be finite")
     return value
 
 

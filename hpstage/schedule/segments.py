@@ -1,4 +1,4 @@
-"""Schedules: one hyper-parameter as a function of the step, as segments laid end to end."""
+"""Schedules: one hyperparameter as a function of the step, as segments laid end to end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
 
 
 class Schedule(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One hyper-parameter as a function of the step 0, 1, 2, ...
+    """One hyperparameter as a function of the step 0, 1, 2, ...
 
     Created with the constructors of ``hpstage.schedule``. Construction normalizes it: no empty segments, no equal
     neighbours, constants where the value does not vary. Two schedules are equal if they have the same length and the

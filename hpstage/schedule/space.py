@@ -38,7 +38,7 @@ class Described:
     keep_at: tuple[int, ...] = ()
     """Ascending steps after which states are kept on its way."""
     plateaus: Mapping[str, Plateau] = field(default_factory=dict)
-    """Hyper-parameters whose schedules are decided by metrics; in ``schedules``, their values never fall."""
+    """Hyperparameters whose schedules are decided by metrics; in ``schedules``, their values never fall."""
 
 
 def describe(
@@ -58,13 +58,12 @@ def describe(
 
     Raises:
         Rejected: the space has rejected the trial's parameters.
-        UsageError: names the trial, the hyper-parameter and the remedy.
+        UsageError: names the trial, the hyperparameter and the remedy.
     """
     described = _called(space, trial, catch)
     if not isinstance(described, Mapping):
         raise UsageError(
-            f"space() returned {type(described).__name__}; return a dict of hyper-parameter names to schedules or "
-            f"values"
+            f"space() returned {type(described).__name__}; return a dict of hyperparameter names to schedules or values"
         )
     schedules = {}
     plateaus = {}
@@ -72,7 +71,7 @@ def describe(
     keep_at: tuple[int, ...] = ()
     for name, value in described.items():
         if not isinstance(name, str):
-            raise UsageError(f"space() returned the name {name!r}; names of hyper-parameters are strings")
+            raise UsageError(f"space() returned the name {name!r}; names of hyperparameters are strings")
         try:
             if name == _LENGTH:
                 stated = _length(value)
@@ -84,7 +83,7 @@ def describe(
             else:
                 schedules[name] = as_schedule(value)  # refuses the rest
         except UsageError as error:
-            raise type(error)(f"trial {trial.number}, hyper-parameter {name!r}: {error}") from None
+            raise type(error)(f"trial {trial.number}, hyperparameter {name!r}: {error}") from None
     named = f"trial {trial.number}"
     length = length_of(schedules, stated, named)
     if stated is not None and stated > steps and not cut:
@@ -102,7 +101,7 @@ def describe(
 
 
 def with_defaults(described: Described, defaults: Mapping[str, Scalar]) -> Described:
-    """Return a trial with the values of hyper-parameters that it lacks."""
+    """Return a trial with the values of hyperparameters that it lacks."""
     lacking = {name: constant(value) for name, value in defaults.items() if name not in described.schedules}
     if not lacking:
         return described
@@ -125,7 +124,7 @@ def _called(space: Space, trial: Any, catch: tuple[type[Exception], ...]) -> obj
 
 def _length(value: object) -> int:
     if isinstance(value, Schedule | Plateau):
-        raise ScheduleError("this name is for the trial's length, a whole number; give the hyper-parameter another")
+        raise ScheduleError("this name is for the trial's length, a whole number; give the hyperparameter another")
     return count("the trial's length", value, least=1)
 
 
@@ -133,7 +132,7 @@ def grown(donor: Mapping[str, Schedule], step: int, own: Mapping[str, Schedule])
     """Return ``donor``'s schedules up to ``step``, and ``own`` from there on.
 
     Raises:
-        ScheduleError: the hyper-parameters differ, so that one trial cannot continue the other's training.
+        ScheduleError: the hyperparameters differ, so that one trial cannot continue the other's training.
     """
     if donor.keys() != own.keys():
         raise ScheduleError(
@@ -146,7 +145,7 @@ def grown(donor: Mapping[str, Schedule], step: int, own: Mapping[str, Schedule])
 def _marks(value: object) -> tuple[int, ...]:
     if isinstance(value, str | Schedule | Plateau) or not isinstance(value, Iterable):
         raise ScheduleError(
-            f"{value!r}: this name is for steps at which to keep the state; give the hyper-parameter another"
+            f"{value!r}: this name is for steps at which to keep the state; give the hyperparameter another"
         )
     return tuple(sorted({count("a step at which to keep the state", step, least=1) for step in value}))
 
@@ -156,7 +155,7 @@ def check_forkable(described: Described, steps: int, number: int) -> None:
     if described.steps < steps:
         raise UsageError(
             f"trial {number} has {described.steps} steps, but the algorithm forks trials from one another, which must "
-            f"all have {steps}; let the schedules go on, or use another algorithm"
+            f"all have {steps}; extend the schedules to that step, or use another algorithm"
         )
 
 

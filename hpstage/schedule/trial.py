@@ -89,7 +89,7 @@ def length_of(schedules: Mapping[str, Schedule], stated: int | None, trial: str)
         ScheduleError: schedules end elsewhere than others, or than stated; names them and the remedy.
     """
     if not schedules:
-        raise ScheduleError(f"{trial}: there are no hyper-parameters; the space must return at least one")
+        raise ScheduleError(f"{trial}: there are no hyperparameters; the space must return at least one")
     lengths = {name: schedule.length for name, schedule in schedules.items() if schedule.length is not None}
     for name, length in sorted(lengths.items()):
         if length == 0:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DecayForm = Literal["linear", "cosine", "1-sqrt", "exponential"]
 
 _FORMS: tuple[str, ...] = get_args(DecayForm)
-# What a sweep varies besides the hyper-parameters that it is given: names of Optuna's parameters.
+# What a sweep varies besides the hyperparameters that it is given: names of Optuna's parameters.
 _OWN = ("peak", "horizon", "decay_fraction", "decay_form")
 
 
@@ -92,9 +92,9 @@ class WSDSweep:
     keep_every: int | None
     name: str
     hp: dict[str, Schedule] = field(repr=False)
-    """Hyper-parameters that are the same in all trials."""
+    """Hyperparameters that are the same in all trials."""
     after: tuple[str, ...]
-    """Hyper-parameters that change with the decay, to the parameter ``decay_<name>``."""
+    """Hyperparameters that change with the decay, to the parameter ``decay_<name>``."""
 
     def __call__(self, trial: Trial) -> dict[str, Any]:
         """Return the schedules of an Optuna trial."""
@@ -131,7 +131,7 @@ class WSDSweep:
         return trial.suggest_categorical(name, values)
 
     def _keep_at(self, horizon: int, joint: int, schedules: Mapping[str, Schedule]) -> tuple[int, ...]:
-        """Return the steps on the trial's trunk at which others part from it, or may do so some day."""
+        """Return the steps on the trial's trunk at which others branch from it, or may do so later."""
         joints = {_joint(point) for point in self.points if _joint(point) < point["horizon"]}
         # The first step of a decay still has the full rate; what else changes with it does so at once.
         marks = {at + 1 for at in joints} | (joints if self.after else set())
@@ -171,23 +171,23 @@ def wsd_sweep(
         decay_fraction: share of a trial's steps in which it decays, from 0 (never) to 1; rounded to whole steps.
         decay_form: form of the decay, as for :func:`wsd`.
         final: value that decays lead to.
-        hp: the other hyper-parameters: schedules or plain values, and sequences of values to be tried: ``{"seed": [0,
+        hp: the other hyperparameters: schedules or plain values, and sequences of values to be tried: ``{"seed": [0,
             1], "batch_size": 64}``. Each value of a sequence has trunks of its own.
         decay_hp: values that some of them have during the decay: ``{"mixture": ["web", "web+code"]}``. They are
             parameters of the study under names such as ``decay_mixture``.
         keep_every: keep also the states of trunks at all multiples of so many steps, for horizons to come.
-        name: the hyper-parameter that warms up and decays.
+        name: the hyperparameter that warms up and decays.
 
     Raises:
         ScheduleError: a value is not possible; it is named.
     """
-    text("the name of a hyper-parameter").of("name", name, ScheduleError)
-    mapping = optional(instance(Mapping, "a dict of values by the names of hyper-parameters"))
+    text("the name of a hyperparameter").of("name", name, ScheduleError)
+    mapping = optional(instance(Mapping, "a dict of values by the names of hyperparameters"))
     hp, decay_hp = mapping.of("hp", hp, ScheduleError), mapping.of("decay_hp", decay_hp, ScheduleError)
     others, after = dict(hp or {}), dict(decay_hp or {})
     for other in others:
         if other in (*_OWN, name):
-            raise ScheduleError(f"hp has {other!r}, which the sweep sets itself; give the hyper-parameter another name")
+            raise ScheduleError(f"hp has {other!r}, which the sweep sets itself; give the hyperparameter another name")
     for other in after:
         if other not in others:
             raise ScheduleError(f"decay_hp has {other!r}, which hp has not: give there the value before the decay")

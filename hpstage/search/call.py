@@ -126,7 +126,7 @@ class Call:
         initial = {name: schedule.value(0) for name, schedule in described.schedules.items()}
         for name, like in unread(self.request.trainable, initial).items():
             logger.warning(
-                "No code of the trainable mentions the hyper-parameter %r; did you mean %r? Trials that differ in it "
+                "No code of the trainable mentions the hyperparameter %r; did you mean %r? Trials that differ in it "
                 "alone are trained separately, with the same result",
                 name,
                 like,

@@ -28,7 +28,7 @@ class Observed:
         rising: the study's objectives, the first of them first, and whether each is to rise.
         noisy: metrics that measure the machine as well.
         forks: whether the algorithm forks trials from one another.
-        defaults: values of hyper-parameters that trials lack.
+        defaults: values of hyperparameters that trials lack.
     """
 
     rising: Mapping[str, bool]
@@ -37,17 +37,17 @@ class Observed:
     defaults: Mapping[str, Scalar]
 
     def by(self, described: Described, trial: str) -> Described:
-        """Return a trial that lacks no hyper-parameter, and whose schedules name the metric that they observe.
+        """Return a trial that lacks no hyperparameter, and whose schedules name the metric that they observe.
 
         Raises:
-            UsageError: names the trial, the hyper-parameter and the remedy.
+            UsageError: names the trial, the hyperparameter and the remedy.
         """
         bound = {name: self._of(plateau, trial, name) for name, plateau in described.plateaus.items()}
         return dataclasses.replace(with_defaults(described, self.defaults), plateaus=bound)
 
     def _of(self, plateau: Plateau, trial: str, name: str) -> Plateau:
         metric = plateau.metric or next(iter(self.rising))
-        who = f"{trial}, hyper-parameter {name!r}"
+        who = f"{trial}, hyperparameter {name!r}"
         if self.forks:
             raise UsageError(
                 f"{who}: a schedule that a metric decides cannot be forked by an algorithm that changes schedules "

@@ -65,7 +65,7 @@ def _reached(request: Request, count: int) -> list[int]:
 def _told(search: Search, ask: Ask, reached: list[int], random: Random) -> list[Ask]:
     """Tell a random value of a target; return the targets that the algorithm asks for then."""
     reached[ask.index] = max(reached[ask.index], ask.step)
-    return [action for action in search.told(ask.index, ask.step, random.random()) if isinstance(action, Ask)]
+    return [action for action in search.reported(ask.index, ask.step, random.random()) if isinstance(action, Ask)]
 
 
 def steps_in_all(request: Request, lines: list[tuple[int, int]]) -> float:

@@ -298,7 +298,7 @@ class Forecast:
     def _told(self, target: _Target) -> None:
         index, step = target
         self.results += 1
-        self._perform(self._replay.call("told", index, step, self._value(index, step)))
+        self._perform(self._replay.call("reported", index, step, self._value(index, step)))
         self._propose()
 
     def _propose(self) -> None:

@@ -36,8 +36,8 @@ class History(Search):
     def forked(self, index: int, fork: Fork) -> list[Action]:
         return self._call("forked", index, fork)
 
-    def told(self, index: int, step: int, value: float) -> list[Action]:
-        return self._call("told", index, step, value)
+    def reported(self, index: int, step: int, value: float) -> list[Action]:
+        return self._call("reported", index, step, value)
 
     def failed(self, index: int) -> list[Action]:
         return self._call("failed", index)
@@ -80,7 +80,7 @@ class Replay:
 
     def call(self, method: str, *given: Any) -> list[Action]:
         """Call a method of the search, and return what it asks for."""
-        if method == "told":
+        if method == "reported":
             index, step, value = given
             self.open.pop((index, step), None)
             self.values.setdefault(step, []).append(value)

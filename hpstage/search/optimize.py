@@ -113,7 +113,7 @@ def optimize(
         study: an Optuna study. One with several objectives requires as many metrics, and full training.
         trainable: a ``TorchTrainable``, a function of one argument, or an object with ``setup``, ``train``,
             ``evaluate``, ``state_dict`` and ``load_state_dict``.
-        space: maps an ``optuna.Trial`` to ``{hyper-parameter: schedule or value}``. A trial ends where its schedules
+        space: maps an ``optuna.Trial`` to ``{hyperparameter: schedule or value}``. A trial ends where its schedules
             end, or after as many steps as the space returns under the name ``"steps"``. The space is also called for
             a few trials that are not the study's, before workers are started: contradictions are found there. After
             steps that it returns under the name ``"keep_at"``, states are kept for good. A space that lists its trials

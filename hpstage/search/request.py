@@ -107,7 +107,7 @@ class Request:
         if getattr(self.trainable, "defaults", None) and not self.observed.defaults:
             yield (
                 "`defaults` of the trainable is no dict, or its own code reads it: it counts as code, and gives no "
-                "hyper-parameter a default. (Code finds those in hp.)"
+                "hyperparameter a default. (Code finds those in hp.)"
             )
         pruner, algorithm = self.study.pruner, type(self.algorithm).__name__
         default = optuna.pruners.MedianPruner()

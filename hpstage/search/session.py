@@ -429,7 +429,7 @@ class Session:
                 self._report(trial, _reached(answer), values)
             midway = answer.ending is None and answer.step < self._driver.plan.trials[trial.id].steps
             if not unknown or (self.history.takes_nan and midway):
-                self._perform(self._search.told(index, asked, values[0]))
+                self._perform(self._search.reported(index, asked, values[0]))
                 return
             # As in Optuna: the trial fails, and the study continues regardless of `catch`.
             told = f"{unknown[0]} is NaN at step {_reached(answer)}; raise optuna.TrialPruned where training diverges"

@@ -156,7 +156,7 @@ def play(
             perform(search.failed(index))
         else:
             played.told.append((index, step))
-            perform(search.told(index, step, value(index, step)))
+            perform(search.reported(index, step, value(index, step)))
     assert not waiting and not more(), "the search does not come to its end"
     assert played.ends.keys() == last.keys()
     return played

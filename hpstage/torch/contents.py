@@ -46,7 +46,7 @@ class Contents:
 
 
 class NoValues(Mapping[str, Scalar]):
-    """Replaces the hyper-parameters where there are none: reading them raises an error that says ``why``."""
+    """Replaces the hyperparameters where there are none: reading them raises an error that says ``why``."""
 
     def __init__(self, owner: str, why: str) -> None:
         self._owner = owner

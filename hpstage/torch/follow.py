@@ -1,4 +1,4 @@
-"""Optimizers that follow schedules: fields of param groups named like a hyper-parameter."""
+"""Optimizers that follow schedules: fields of param groups named like a hyperparameter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Group = dict[str, Any]
 
 
 def group_values(group: Group, hp: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Return the fields of a param group named like a hyper-parameter (``betas`` from ``beta1`` and ``beta2``)."""
+    """Return the fields of a param group named like a hyperparameter (``betas`` from ``beta1`` and ``beta2``)."""
     values: dict[str, Any] = {name: hp[name] for name in group if name in hp and name != "params"}
     if "betas" in group and ("beta1" in hp or "beta2" in hp):
         beta1, beta2 = group["betas"]
@@ -54,9 +54,9 @@ class Follower:
             if not agree(group[name], value):
                 raise UsageError(
                     f"param group {index} of {type(self._optimizer).__name__} was built with {name}="
-                    f"{plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} at first, and the group "
+                    f"{plain(group[name])!r}, but the hyperparameter {name!r} is {value!r} at first, and the group "
                     f"would follow it: build the group with that value, or (TorchTrainable) override group_values(), "
-                    f"or give the hyper-parameter a name of its own"
+                    f"or give the hyperparameter a name of its own"
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
@@ -91,9 +91,9 @@ class Follower:
                     continue
                 if not agree(found, value) or _version(found) != version:
                     raise StateError(
-                        f"{name} of param group {index} follows the hyper-parameter of that name and was "
+                        f"{name} of param group {index} follows the hyperparameter of that name and was "
                         f"{plain(value)!r} in this step, but something else (a learning rate scheduler?) has made it "
-                        f"{plain(found)!r}: let one of them decide. Give the hyper-parameter a name of its own, "
+                        f"{plain(found)!r}: let one of them decide. Give the hyperparameter a name of its own, "
                         f"override group_values(), or put the whole course into the trial's schedule"
                     )
 

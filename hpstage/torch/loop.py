@@ -69,7 +69,7 @@ class TorchLoop(Adapter):
     """The training loop of one TorchTrainable. One per process, since torch's generators are global.
 
     A state holds whatever training has changed (:mod:`hpstage.training.capture.world`), the number of samples consumed
-    and the last hyper-parameters. Randomness is a function of (seed, step), the order of data one of (seed, position).
+    and the last hyperparameters. Randomness is a function of (seed, step), the order of data one of (seed, position).
     """
 
     subject: TorchTrainable
@@ -254,7 +254,7 @@ class TorchLoop(Adapter):
         return found
 
     def update(self, batch: Any, hp: Mapping[str, Scalar] | None = None) -> Any:
-        """Train on a batch by the user's ``update()``, under other hyper-parameters if they are given."""
+        """Train on a batch by the user's ``update()``, under other hyperparameters if they are given."""
         built = self._ready()
         _set_hp(self._user, dict(self._hp if hp is None else hp))
         try:
@@ -425,7 +425,7 @@ class TorchLoop(Adapter):
             size = batches.batch_size
         if type(size) is not int or size < 1:
             raise UsageError(
-                f"{type(self._user).__name__}: the batch size is {size!r}; give a hyper-parameter 'batch_size', "
+                f"{type(self._user).__name__}: the batch size is {size!r}; give a hyperparameter 'batch_size', "
                 "or an attribute batch_size, that is a whole number of at least 1"
             )
         batches.see_size(size)
@@ -439,7 +439,7 @@ class TorchLoop(Adapter):
             rekey(0, 0, Purpose.DATA)
             with self._without_values(
                 f"{type(user).__name__}.dataset()",
-                "the data set is made once, for all trials; read hyper-parameters in collate(), loss() or model()",
+                "the data set is made once, for all trials; read hyperparameters in collate(), loss() or model()",
             ):
                 dataset = user.dataset()
             self._made = {
@@ -462,7 +462,7 @@ class TorchLoop(Adapter):
 
     @contextmanager
     def _without_values(self, who: str, why: str) -> Iterator[None]:
-        """Disallow access to hyper-parameters by user code that must not depend on them."""
+        """Disallow access to hyperparameters by user code that must not depend on them."""
         before = self._user.hp
         _set_hp(self._user, NoValues(who, why))
         try:
@@ -478,13 +478,13 @@ class TorchLoop(Adapter):
         if self._user.hp != self._hp:
             raise UsageError(
                 f"{type(self._user).__name__}.{who} has changed self.hp from {self._hp} to {dict(self._user.hp)}: "
-                f"hyper-parameters are what the schedules say; work on a copy, dict(hp), read one that may be absent "
+                f"hyperparameters are what the schedules say; work on a copy, dict(hp), read one that may be absent "
                 f'by hp.get("name", default), and keep what you compute under another name'
             )
 
 
 def _without_hp(user: TorchTrainable) -> None:
-    """Disallow access to hyper-parameters in a process that loads ahead: there they are of the step it started in."""
+    """Disallow access to hyperparameters in a process that loads ahead: there they are of the step it started in."""
     why = "processes that load data know no values; read them in loss() or update(), or load with num_workers = 0"
     _set_hp(user, NoValues(f"{type(user).__name__}'s data set or collate()", why))
 

@@ -133,7 +133,7 @@ class TorchTrainable(ABC):
         """Return the map-style training set, with ``__len__``. Called once per process for all trials, so ``self.hp``
         cannot be read here. Return a TensorDataset if possible: its batches are indexed at once.
 
-        Or return a DataLoader. Its ``batch_size`` counts unless a hyper-parameter or an attribute states one; the last
+        Or return a DataLoader. Its ``batch_size`` counts unless a hyperparameter or an attribute states one; the last
         batch of an epoch is short, or with ``drop_last`` it is left out; ``num_workers``, ``collate_fn`` and so on are
         its own. Its sampler is replaced by an order of the same kind (random, sequential, weighted, of a subset) that
         is a function of (seed, epoch).
@@ -166,7 +166,7 @@ class TorchTrainable(ABC):
     def group_values(self, group: dict[str, Any], hp: Mapping[str, Scalar]) -> Mapping[str, Any]:
         """Return the values of fields of a param group under ``hp``, e.g. ``{"lr": hp["lr"] * group["scale"]}``.
 
-        By default, fields named like a hyper-parameter have its value (``betas`` those of ``beta1`` and ``beta2``).
+        By default, fields named like a hyperparameter have its value (``betas`` those of ``beta1`` and ``beta2``).
         """
         return group_values(group, hp)
 

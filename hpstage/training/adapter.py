@@ -84,11 +84,11 @@ def noisy_of(subject: object) -> tuple[str, ...]:
 
 
 def defaults_of(subject: object) -> dict[str, Scalar]:
-    """Return the values of hyper-parameters in the subject's attribute ``defaults``, if that is a dict which its code
+    """Return the values of hyperparameters in the subject's attribute ``defaults``, if that is a dict which its code
     does not read: else it is something of the user's own.
 
     Raises:
-        UsageError: it has names that are no strings, or values that no hyper-parameter can have.
+        UsageError: it has names that are no strings, or values that no hyperparameter can have.
     """
     stated = getattr(subject, "defaults", None)
     if not isinstance(stated, Mapping) or not stated or identify(subject, ()).reads_own_defaults:
@@ -97,14 +97,14 @@ def defaults_of(subject: object) -> dict[str, Scalar]:
         return {_hyperparameter(name): constant(value).value(0) for name, value in stated.items()}
     except UsageError as error:
         raise UsageError(
-            f"defaults of {type(subject).__name__}: {error}. They are values of hyper-parameters that a trial may "
+            f"defaults of {type(subject).__name__}: {error}. They are values of hyperparameters that a trial may "
             f"lack, such as {{'dropout': 0.0}}; give an attribute that is something else another name"
         ) from None
 
 
 def _hyperparameter(name: object) -> str:
     if not isinstance(name, str) or name in RESERVED:
-        raise UsageError(f"{name!r} is no name of a hyper-parameter")
+        raise UsageError(f"{name!r} is no name of a hyperparameter")
     if name in ("seed", "batch_size"):
         raise UsageError(f"a trial without {name!r} has a value of it already; let the space return another")
     return name

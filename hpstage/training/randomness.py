@@ -33,10 +33,10 @@ class Purpose(IntEnum):
 
 
 def seed_of(hp: Mapping[str, Scalar]) -> int:
-    """Return the hyper-parameter ``seed``, or 0 if there is none. Raises :class:`UsageError` if it is not an int."""
+    """Return the hyperparameter ``seed``, or 0 if there is none. Raises :class:`UsageError` if it is not an int."""
     seed = hp.get("seed", 0)
     if type(seed) is not int:
-        raise UsageError(f"the hyper-parameter 'seed' is {seed!r}; a seed is a whole number")
+        raise UsageError(f"the hyperparameter 'seed' is {seed!r}; a seed is a whole number")
     return seed
 
 

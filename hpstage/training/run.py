@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Run:
     """The argument of a training function.
 
-    ``hp`` maps every hyper-parameter to its value at the current step (before the loop: at step 0); ``step`` is that
+    ``hp`` maps every hyperparameter to its value at the current step (before the loop: at step 0); ``step`` is that
     step, counted from 0.
     ``wants_report`` is whether the state after this step will be evaluated or kept; only then is :meth:`report`
     needed.
@@ -72,7 +72,7 @@ class Run:
         """Attach the objects that training changes, each with ``state_dict`` and ``load_state_dict``.
 
         Call it once, before the loop. In a fork, it restores the state: parameters, gradients, buffers, attributes, and
-        everything reachable from them. Fields of a torch optimizer's param groups that are named like a hyper-parameter
+        everything reachable from them. Fields of a torch optimizer's param groups that are named like a hyperparameter
         (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its schedule from now on.
         """
         if unnamed:
@@ -133,14 +133,14 @@ class Run:
             for epoch in run.steps():
                 for x, y in run.batches(loader): ...
 
-        The batch size is the hyper-parameter ``batch_size`` if there is one, else the argument, else the DataLoader's.
+        The batch size is the hyperparameter ``batch_size`` if there is one, else the argument, else the DataLoader's.
         A DataLoader keeps its meaning (a short last batch or ``drop_last``, ``collate_fn``, ``num_workers``), except
         that its sampler is replaced by an order of the same kind that is a function of (seed, epoch). A data set is
         shuffled. Batches stay where they are loaded: move them to a device yourself.
 
         Args:
             data: of one data set in all calls.
-            batch_size: unless there is a hyper-parameter of that name.
+            batch_size: unless there is a hyperparameter of that name.
             num_workers: number of processes that load a data set; a DataLoader states its own. It does not show in the
                 bits: what is drawn while a sample is made is a function of (seed, position).
 
@@ -180,7 +180,7 @@ class Run:
     def indices(self, population: int, batch_size: int) -> Indices:
         """Return indices of the next batch among ``population`` samples: int64, shape ``(batch_size,)``.
 
-        The order is a function of the hyper-parameter ``seed`` and the number of samples consumed so far. The state
+        The order is a function of the hyperparameter ``seed`` and the number of samples consumed so far. The state
         keeps that number, so that the batch size may change at any step.
         """
         if not self._looping:

@@ -2,7 +2,7 @@
 
 The network is that of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (arXiv 1801.04381), with
 the first two reductions of resolution left out for images of 32 x 32 pixels. Beside cropping and flipping, a square of
-each image is blanked: "Cutout" (arXiv 1708.04552). Its side is a hyper-parameter that grows at some epoch.
+each image is blanked: "Cutout" (arXiv 1708.04552). Its side is a hyperparameter that grows at some epoch.
 
     export CIFAR10=path/to/cifar-10-batches-bin
     hpstage run hpstage.workloads.mobilenet:MobileNetV2 hpstage.workloads.mobilenet:space \

@@ -2,7 +2,7 @@
 
 The network is that of Zagoruyko and Komodakis, "Wide Residual Networks" (arXiv 1605.07146): blocks with normalisation
 and ReLU before each convolution, dropout between the two, 16 layers and 4 times the channels of a ResNet. It shows how
-a scheduled hyper-parameter that is not one of the optimizer's reaches the model: ``loss`` sets it before each batch.
+a scheduled hyperparameter that is not one of the optimizer's reaches the model: ``loss`` sets it before each batch.
 
     export CIFAR10=path/to/cifar-10-batches-bin
     hpstage run hpstage.workloads.wide_resnet:WideResNet hpstage.workloads.wide_resnet:space \

@@ -345,7 +345,7 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
         failed = any(failure.node == node.id for failure in plan.failures)
         assert ("  failed  " in line) == failed
         assert failed or "  done  " in line
-        assert any(state.kept for state in node.states.values()) == ("  kept at " in line)
+        assert any(state.kept for state in node.states.values()) == ("  checkpoint at " in line)
         scores = [
             float(state.metrics["score"])
             for other in asked

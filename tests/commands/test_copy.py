@@ -305,8 +305,8 @@ REFUSED: dict[str, Callable[[Path, Path], tuple[list[object], str]]] = {
     "within itself": lambda a, b: ([a, a / "checkpoints" / "b"], "is within the store; give another destination"),
     "itself by another path": lambda a, b: ([a, a.parent / "x" / ".." / a.name], "is the store itself"),
     "unknown scheme": lambda a, b: ([a, "s3://bucket/folder"], "no store of the kind s3://"),
-    "a server without checkpoints": lambda a, b: ([a, "redis://localhost:1"], "say with --to-checkpoints where"),
-    "a source on a server": lambda a, b: (["redis://localhost:1", b / "to"], "say with --checkpoints where"),
+    "a server without checkpoints": lambda a, b: ([a, "redis://localhost:1"], "--to-checkpoints is missing"),
+    "a source on a server": lambda a, b: (["redis://localhost:1", b / "to"], "--checkpoints is missing"),
     "its own checkpoints": lambda a, b: (
         [a, "redis://localhost:1", "--to-checkpoints", a / ".." / a.name / "checkpoints"],
         "is where the checkpoints of STORE are: two plans would use one place",

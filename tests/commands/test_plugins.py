@@ -208,7 +208,7 @@ REFUSED = {
     ),
     "two executors": (
         ["--executor", "Quiet()", "--n-workers", "2"],
-        "--executor has arguments of its own",
+        "--executor excludes --scheduler",
     ),
     "unknown store": (
         ["--executor", "Quiet()", "--store", "shelf://plan"],

@@ -36,7 +36,7 @@ RUNGS = (2, 5, 10)
 
 
 class Net(hpstage.torch.TorchTrainable):
-    """An MLP with BatchNorm and dropout, trained with momentum; every hyper-parameter may change at any step."""
+    """An MLP with BatchNorm and dropout, trained with momentum; every hyperparameter may change at any step."""
 
     device = "cpu"
 

@@ -149,7 +149,7 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
     assert err.startswith("Setting up the workers\nLine: 0/5 trials; ")
     assert said(err) == [
         "Stopping: saving what runs; Ctrl-C again stops at once",
-        "hpstage: interrupted; all progress is kept: the same command continues it (study Line in .hpstage/optuna.log)",
+        "hpstage: interrupted; all progress is saved: the same command resumes it (study Line in .hpstage/optuna.log)",
     ]
     assert re.search(r"^What is trained is kept: hpstage status \.hpstage/Line-\w+$", err, re.MULTILINE)
     status, out, err = run(folder, *words)
@@ -207,7 +207,7 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
         (["search_it.py:Line", "search_it.py:space", "--direction", "up"], "'up': give minimize or maximize"),
         (
             ["search_it.py:Line", "search_it.py:space"],
-            "no study 'Line' in .hpstage/optuna.log yet; say with --direction",
+            "no study 'Line' in .hpstage/optuna.log yet; create it with --direction",
         ),
         (["search_it.py:Line", "search_it.py:space", "--algorithm", "Magic"], "give one of ASHA, FullTraining"),
         (["search_it.py:Line", "search_it.py:space", "--sampler", "magic"], "sampler is 'magic'; give one of"),

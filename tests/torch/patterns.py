@@ -328,7 +328,7 @@ class Accumulating(Small):
 
 
 class Scheduled(Small):
-    """A learning rate scheduler of torch's, on a field that follows no hyper-parameter."""
+    """A learning rate scheduler of torch's, on a field that follows no hyperparameter."""
 
     def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=hp["momentum"])

@@ -225,7 +225,7 @@ def test_a_large_mapped_array_counts_by_blocks_and_says_so(tmp_path: Path, monke
 
 
 class Reading(Small):
-    """Its data set hangs on a hyper-parameter."""
+    """Its data set hangs on a hyperparameter."""
 
     def dataset(self) -> Any:
         count = self.hp.get("rows", 30)

@@ -56,7 +56,7 @@ class Fit(TorchTrainable):
 
 
 class Following(Fit):
-    """Its learning rate is the hyper-parameter ``lr``."""
+    """Its learning rate is the hyperparameter ``lr``."""
 
     def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=hp["lr"])
@@ -134,7 +134,7 @@ class HalfFrozen(Fit):
 
 class Evaluating(Fit):
     def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
-        """Train nothing: hyper-parameters are of the evaluation."""
+        """Train nothing: hyperparameters are of the evaluation."""
 
     terminate_on_nan = False
 

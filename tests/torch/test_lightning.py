@@ -322,7 +322,7 @@ def test_a_module_that_is_made_already_and_missing_data_are_refused() -> None:
 @pytest.mark.parametrize(
     ("hp", "says"),
     [
-        ({"lr": 0.1, "momentun": 0.9}, "nothing reads the hyper-parameter 'momentun'"),
+        ({"lr": 0.1, "momentun": 0.9}, "nothing reads the hyperparameter 'momentun'"),
         ({"lr": 0.1, "batch_size": 2.5}, "'batch_size' is 2.5"),
     ],
 )

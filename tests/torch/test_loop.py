@@ -414,7 +414,7 @@ def test_the_environment_names_what_decides_bits() -> None:
 def test_a_hyper_parameter_that_the_space_lacks_and_the_model_reads_is_refused_before_training() -> None:
     study = optuna.create_study()
     with pytest.raises(
-        UsageError, match=r"training cannot begin: .*the space returns no hyper-parameter 'width'; it has"
+        UsageError, match=r"training cannot begin: .*the space returns no hyperparameter 'width'; it has"
     ):
         hpstage.optimize(
             study,

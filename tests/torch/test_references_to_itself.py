@@ -60,7 +60,7 @@ def search(trainable: object, **options: Any) -> list[float]:
 
 
 class Scaled(Small):
-    """The loss is scaled by a hyper-parameter and by a count, both of which are read from ``self``."""
+    """The loss is scaled by a hyperparameter and by a count, both of which are read from ``self``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ def test_an_object_whose_training_was_dropped_is_the_users_again() -> None:
     assert vars(trainable) == before
 
 
-# --- frozen dataclasses, and hyper-parameters that are written to ------------------------------------------
+# --- frozen dataclasses, and hyperparameters that are written to ------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_what_has_no_meaning_in_a_search_is_refused_by_name(given: dict[str, Any
 @pytest.mark.parametrize(
     ("hp", "told"),
     [
-        ({"lr": 0.1}, r"nothing reads the hyper-parameter 'lr'.*did you mean 'learning_rate'"),
+        ({"lr": 0.1}, r"nothing reads the hyperparameter 'lr'.*did you mean 'learning_rate'"),
         ({"batch_size": 4}, "per_device_train_batch_size"),
         ({"max_steps": 4}, "steps= of optimize"),
         ({"logging_steps": 4}, "decides nothing"),

@@ -26,7 +26,7 @@ from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, ou
 
 
 class Wide(Small):
-    """It sets torch's default dtype where a hyper-parameter asks for it."""
+    """It sets torch's default dtype where a hyperparameter asks for it."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["wide"]:
@@ -64,7 +64,7 @@ def test_a_state_holds_the_settings_that_training_has_made_and_not_those_of_the_
 
 
 class Decaying(Small):
-    """It hooks into all optimizers of the process where a hyper-parameter asks for it."""
+    """It hooks into all optimizers of the process where a hyperparameter asks for it."""
 
     def optimizer(self, model: Any, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         def decay(optimizer: torch.optim.Optimizer, *given: Any) -> None:
@@ -78,7 +78,7 @@ class Decaying(Small):
 
 
 class Dimming(Small):
-    """It hooks into all modules of the process where a hyper-parameter asks for it."""
+    """It hooks into all modules of the process where a hyperparameter asks for it."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["decay"]:
@@ -114,7 +114,7 @@ def damped(*, by: float = 1.0) -> float:
 
 
 class Rewriting(Small):
-    """It gives functions other code and defaults where a hyper-parameter asks for it."""
+    """It gives functions other code and defaults where a hyperparameter asks for it."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["other"]:
@@ -145,7 +145,7 @@ def test_code_and_defaults_that_a_trial_gives_functions_are_not_the_next_trials_
 
 
 class Patching(Small):
-    """It replaces functions of torch's where a hyper-parameter asks for it, under names that are found by nobody."""
+    """It replaces functions of torch's where a hyperparameter asks for it, under names that are found by nobody."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["decay"]:

@@ -12,7 +12,7 @@ from hpstage.text import aligned, folded, paid_hours, table
 
 
 def test_no_more_of_the_workers_is_used_than_there_is() -> None:
-    assert paid_hours(3600, 3456) == "1.0000 h, 96 % used"
+    assert paid_hours(3600, 3456) == "1.0000 h, 96 % busy"
     assert paid_hours(3600, 4176) == "1.0000 h, and others in addition"  # of a search beside
     assert paid_hours(0, 10) == "0.0000 h"
 

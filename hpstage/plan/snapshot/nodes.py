@@ -23,7 +23,7 @@ from hpstage.schedule.scalars import distinct, plain
 
 class NodeColumns(msgspec.Struct, array_like=True):
     """``parents``: numbers of nodes, -1 for roots. ``makers``: numbers of trials. ``names``: those of each root's
-    hyper-parameters, also those of the nodes below. ``values``: at the start of each node, in the order of the names,
+    hyperparameters, also those of the nodes below. ``values``: at the start of each node, in the order of the names,
     node after node. ``forms``: those of all nodes of which any varies; ``curves``: numbers of such nodes, and of their
     forms. ``keep_at``: numbers of nodes with steps, of the nodes that have any."""
 

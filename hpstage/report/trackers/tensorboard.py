@@ -13,7 +13,7 @@ EVENTS = "events.out.tfevents.*"
 
 def export(runs: Iterable[TrialRun], folder: Path) -> Iterator[TrialRun]:
     """Write a folder ``<study>/<number>`` for each run, and yield the run. Event files of an earlier export are
-    replaced. Parameters are hyper-parameters of TensorBoard's plugin, metrics the values that it compares by.
+    replaced. Parameters are hyperparameters of TensorBoard's plugin, metrics the values that it compares by.
 
     Raises:
         ImportError: tensorboard is not installed.

@@ -13,7 +13,7 @@ from hpstage.schedule.forms import Constant, Form
 from hpstage.text import clean, shortened
 
 _VALUE = 40  # characters of a value
-_NAMES = 6  # hyper-parameters named
+_NAMES = 6  # hyperparameters named
 
 State = Literal["failed", "running", "waiting", "done", "dropped"]
 """``dropped``: nobody waits for the rest of it any more."""

@@ -42,7 +42,7 @@ function element(kind, text, ...inside) {
 const pairs = (entries) => element("dl", null, ...entries.filter(([, value]) => value !== "").flatMap(
   ([name, value]) => [element("dt", name), element("dd", String(value))]))
 
-// The values of each hyper-parameter of a trial over its steps, end to end along its branches.
+// The values of each hyperparameter of a trial over its steps, end to end along its branches.
 function schedules(t) {
   const path = []
   for (let i = T.leaf[t]; i != ROOT; i = B.parent[i]) path.unshift(i)

@@ -133,7 +133,7 @@ def _trials(layout: Layout, i: int) -> str:
 
 
 def _told(branch: Branch, trials: str, metric: str, step: int, value: float) -> str:
-    """Return the text of a dot: the value, the trials, and the hyper-parameters of the last step before it."""
+    """Return the text of a dot: the value, the trials, and the hyperparameters of the last step before it."""
     values = branch.lane.node.hyperparameters(max(branch.lane.node.start, step - 1))
     lines = [f"{_plain(name)} {_plain(shortened(own))}" for name, own in sorted(values.items())]
     return "<br>".join([f"step {step:,}: {metric} {value:.6g}", _plain(trials), *lines])

@@ -23,20 +23,20 @@ ROOT = -1
 HEIGHT = 620
 """Pixels of the figure, however many rows there are: those that do not fit are scrolled to."""
 
-_NAME = 200  # characters of a hyper-parameter's name
+_NAME = 200  # characters of a hyperparameter's name
 _VALUE = 120
 _SUMMARY = 300
 _TRACEBACK = 20_000  # the last ones
-_NAMES = 60  # hyper-parameters of a branch or a trial
+_NAMES = 60  # hyperparameters of a branch or a trial
 _POINTS = 8  # of a form that varies, on one branch
 
 Values = dict[str, Any]
-"""By hyper-parameter: a value, or ``[[step, value], ...]`` if it varies along the branch."""
+"""By hyperparameter: a value, or ``[[step, value], ...]`` if it varies along the branch."""
 
 
 class BranchRow(msgspec.Struct, array_like=True):
     """A lane of the tree. ``front``: the step up to which it is trained; ``value``: the best metric on it; ``values``:
-    its hyper-parameters that differ from the parent's or vary; ``kept``: its last kept state."""
+    its hyperparameters that differ from the parent's or vary; ``kept``: its last kept state."""
 
     node: int
     parent: int
@@ -113,7 +113,7 @@ class Rows(msgspec.Struct):
 
 
 def values_of(node: Node, reach: int) -> Values:
-    """Return what a branch adds to the hyper-parameters of its trials, up to ``reach``."""
+    """Return what a branch adds to the hyperparameters of its trials, up to ``reach``."""
     parent, found = node.parent, {}
     for i, (name, form) in enumerate(zip(node.names[:_NAMES], node.forms, strict=False)):
         if form.__class__ is Constant:

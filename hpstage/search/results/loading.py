@@ -30,7 +30,7 @@ class LoadedState:
     step: int
     """Number of steps trained."""
     hp: dict[str, Scalar]
-    """The values of the hyper-parameters in the last of these steps."""
+    """The values of the hyperparameters in the last of these steps."""
     metrics: dict[str, float] | None
     """As evaluated in the search; ``None`` if it was not evaluated there."""
     parts: dict[str, Any] = field(repr=False)
@@ -76,7 +76,7 @@ def load(
     """Load the state after ``start`` steps (``None``: the beginning), and train on to ``stop``.
 
     Args:
-        values: returns the values of the hyper-parameters in a step.
+        values: returns the values of the hyperparameters in a step.
         evaluate: whether to replace the metrics by those that the state has here.
     """
     adapter: Any = as_trainable(_own(subject))

@@ -62,7 +62,7 @@ class TrainedTrial:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """Its hyper-parameters: a space that returns them retrains the trial bit for bit."""
+        """Its hyperparameters: a space that returns them retrains the trial bit for bit."""
         return dict(self.planned.schedules)
 
     def then(self, after: Mapping[str, Schedule | Scalar]) -> dict[str, Schedule]:

@@ -27,7 +27,7 @@ class StepBackend(ABC):
     """Trains one TorchTrainable on one batch at a time. One per trainable and process.
 
     Contract. After ``train`` the model, the optimizer and everything else that training reaches are what a function of
-    their previous values, the batch and the hyper-parameters makes them: neither earlier trials of this process, nor
+    their previous values, the batch and the hyperparameters makes them: neither earlier trials of this process, nor
     what it has compiled, nor caches on disk may show in the bits. Backends of one ``numerics`` give equal bits.
     A backend keeps no state of its own, except what :meth:`state` returns.
 

@@ -62,7 +62,7 @@ class Compared(Protocol):
         """Return what training can reach, the tensors in use among it."""
 
     def update(self, batch: Any, hp: Mapping[str, Scalar] | None = None) -> Any:
-        """Train on a batch eagerly, under other values of hyper-parameters if they are given."""
+        """Train on a batch eagerly, under other values of hyperparameters if they are given."""
 
 
 class Meaning:
@@ -83,7 +83,7 @@ class Meaning:
 
     def is_due(self, hp: Mapping[str, Scalar], batch: Any) -> bool:
         """Return whether this step is to be compared: one of the first with batches of these shapes and these values
-        of hyper-parameters that are no fractions."""
+        of hyperparameters that are no fractions."""
         return all(self._left.get(_kind(hp, batch), (STEPS, _TRIES)))
 
     def summary(self, numerics: str, *, departs: bool) -> str:

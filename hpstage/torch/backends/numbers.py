@@ -1,4 +1,4 @@
-"""Hyper-parameters as tensors in recorded code: as numbers do, they stay what they are when others are made of them."""
+"""Hyperparameters as tensors in recorded code: as numbers do, they stay what they are when others are made of them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def obstacle_in_code(code: type[TorchTrainable]) -> str | None:
         if any(isinstance(value, tuple) and _BACKWARD_OF_BACKWARD in value for value in constants):
             return f"{function.__qualname__} differentiates gradients"
         if "hp" in names_in(function.__code__) and _SEES_TYPES.intersection(names_in(function.__code__)):
-            return f"{function.__qualname__} asks for the type of a hyper-parameter, which is a tensor in compiled code"
+            return f"{function.__qualname__} asks for the type of a hyperparameter, which is a tensor in compiled code"
     return None
 
 

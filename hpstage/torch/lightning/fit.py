@@ -102,7 +102,7 @@ class Session:
         self._steering.hp, self._steering.steered = state["hp"], set(state["steered"])
 
     def refuse_scheduled_twice(self, names: Collection[str]) -> None:
-        """Raise :class:`UsageError` if one of these hyper-parameters, which change, is a rate that a scheduler sets."""
+        """Raise :class:`UsageError` if one of these hyperparameters, which change, is a rate that a scheduler sets."""
         assert self._steering is not None
         for config in self.trainer.strategy.lr_scheduler_configs:
             self._steering.refuse_scheduled_twice(names, config.scheduler)
@@ -175,7 +175,7 @@ class Session:
     def _size(self) -> int:
         size = self._run.hp.get("batch_size", self._data.batch_size)
         if type(size) is not int or size < 1:
-            raise UsageError(f"the hyper-parameter 'batch_size' is {size!r}; it is a whole number of at least 1")
+            raise UsageError(f"the hyperparameter 'batch_size' is {size!r}; it is a whole number of at least 1")
         return size
 
     def _resize(self) -> None:

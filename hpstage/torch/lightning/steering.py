@@ -1,4 +1,4 @@
-"""Hyper-parameters that change on the way steer the optimizers of ``configure_optimizers`` and ``self.hparams``."""
+"""Hyperparameters that change on the way steer the optimizers of ``configure_optimizers`` and ``self.hparams``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Steering:
         self.steered: set[str] = set()
 
     def refuse_unread(self, made_by: Any) -> None:
-        """Refuse hyper-parameters without effect.
+        """Refuse hyperparameters without effect.
 
         Args:
             made_by: what has made the module; it has read those that it takes.
@@ -64,13 +64,13 @@ class Steering:
             takes = f"{name} takes {', '.join(taken) or 'none'}"
             if not self._fields(unread):
                 raise UsageError(
-                    f"nothing reads the hyper-parameter {unread!r}: {takes}, and no optimizer has a field of that name"
+                    f"nothing reads the hyperparameter {unread!r}: {takes}, and no optimizer has a field of that name"
                 )
             for group, values in self._groups({unread: self.hp[unread]}):
                 for field, value in values.items():
                     if not agree(group[field], value):
                         raise UsageError(
-                            f"the hyper-parameter {unread!r} is {value!r}, but configure_optimizers() has built a "
+                            f"the hyperparameter {unread!r} is {value!r}, but configure_optimizers() has built a "
                             f"param group with {field}={plain(group[field])!r}: {takes}; make it an argument of that"
                         )
 
@@ -78,7 +78,7 @@ class Steering:
         """Refuse schedules of a learning rate that a scheduler of ``configure_optimizers`` sets, too.
 
         Args:
-            names: the hyper-parameters that change.
+            names: the hyperparameters that change.
 
         Raises:
             UsageError: there is one.
@@ -86,8 +86,8 @@ class Steering:
         for name in names:
             if any("lr" in _values(group, {name: 0}) for group in scheduler.optimizer.param_groups):
                 raise UsageError(
-                    f"the learning rate has a schedule, the hyper-parameter {name!r}, and a {type(scheduler).__name__} "
-                    f"of configure_optimizers(): let one of them decide. Keep the hyper-parameter constant, or put the "
+                    f"the learning rate has a schedule, the hyperparameter {name!r}, and a {type(scheduler).__name__} "
+                    f"of configure_optimizers(): let one of them decide. Keep the hyperparameter constant, or put the "
                     f"whole course into its schedule"
                 )
 
@@ -105,7 +105,7 @@ class Steering:
         for name in changed:
             if not (name in self._read or self._fields(name) or self._is_read_later(name)):
                 raise UsageError(
-                    f"the hyper-parameter {name!r} changes from {before.get(name)!r} to {hp[name]!r}, but "
+                    f"the hyperparameter {name!r} changes from {before.get(name)!r} to {hp[name]!r}, but "
                     f"{type(self._module).__name__} reads it only when it is made: call save_hyperparameters() there, "
                     f"and read self.hparams.{name} in its steps"
                 )
@@ -121,9 +121,9 @@ class Steering:
                 continue
             if not agree(group[field], before.get(field, value)):
                 raise StateError(
-                    f"{field} of param group {index} follows the hyper-parameter of that name, which was "
+                    f"{field} of param group {index} follows the hyperparameter of that name, which was "
                     f"{before.get(field)!r}, but is {plain(group[field])!r}: a scheduler of configure_optimizers(), or "
-                    f"the module, sets it as well. Let one of them decide: keep the hyper-parameter constant, or put "
+                    f"the module, sets it as well. Let one of them decide: keep the hyperparameter constant, or put "
                     f"the whole course into its schedule"
                 )
             put(group, field, value)
@@ -136,7 +136,7 @@ class Steering:
                 yield group, _values(group, hp)
 
     def _fields(self, name: str) -> bool:
-        """Return whether a hyper-parameter names a field of a param group."""
+        """Return whether a hyperparameter names a field of a param group."""
         return any(values for _, values in self._groups({name: 0}))
 
     def _is_read_later(self, name: str) -> bool:

@@ -13,7 +13,7 @@ from hpstage.schedule import Scalar
 from hpstage.torch.lightning.carried import checked_arguments, checked_callbacks
 
 OWN = ("batch_size", "seed")
-"""Hyper-parameters that hpstage itself reads."""
+"""Hyperparameters that hpstage itself reads."""
 
 
 class LightningTrainable:
@@ -24,7 +24,7 @@ class LightningTrainable:
         trainable = LightningTrainable(LitDigits, DigitsDataModule(), trainer={"gradient_clip_val": 1.0})
         hpstage.optimize(study, trainable, space, metric="val_acc", steps=400, n_trials=48)
 
-    Hyper-parameters go to ``__init__`` of the module by their names, with their values at step 0. Those that change on
+    Hyperparameters go to ``__init__`` of the module by their names, with their values at step 0. Those that change on
     the way and name fields of the optimizer's param groups (``lr`` or ``learning_rate``, ``momentum``,
     ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) steer it from there on; others are read in its steps as
     ``self.hparams.NAME``, if the module calls ``save_hyperparameters()``. ``batch_size`` and ``seed`` are read by
@@ -35,7 +35,7 @@ class LightningTrainable:
     Lightning's batches, not its optimizer steps.
 
     Args:
-        module: the class, or a function of hyper-parameters, that makes the LightningModule.
+        module: the class, or a function of hyperparameters, that makes the LightningModule.
         train_dataloaders: as for ``Trainer.fit``: a DataLoader, or a LightningDataModule. Its data are loaded once per
             process. hpstage decides the order, shuffled if the DataLoader shuffles.
         val_dataloaders: as for ``Trainer.fit``: one DataLoader or several.
@@ -96,7 +96,7 @@ class LightningTrainable:
         return getattr(self.module, "__qualname__", type(self.module).__name__)
 
     def build(self, hp: Mapping[str, Scalar]) -> LightningModule:
-        """Return a new module, made with the hyper-parameters that it takes.
+        """Return a new module, made with the hyperparameters that it takes.
 
         Raises:
             UsageError: it needs one that is not there, or this is no LightningModule.
@@ -112,7 +112,7 @@ class LightningTrainable:
             and parameter.name not in hp
         ]
         if missing:
-            raise UsageError(f"{self.name} needs {', '.join(missing)}: name it in the trial's hyper-parameters")
+            raise UsageError(f"{self.name} needs {', '.join(missing)}: name it in the trial's hyperparameters")
         module = self.module(**{n: v for n, v in hp.items() if n in names or (takes_all and n not in OWN)})
         if not isinstance(module, LightningModule):
             raise UsageError(

@@ -50,7 +50,7 @@ class Loader:
         size = run.hp.get("batch_size", self.batch_size)
         if type(size) is not int or size < 1:
             raise UsageError(
-                f"run.batches(): the batch size is {size!r}; give a hyper-parameter 'batch_size', batch_size=..., or a "
+                f"run.batches(): the batch size is {size!r}; give a hyperparameter 'batch_size', batch_size=..., or a "
                 f"DataLoader with one, that is a whole number of at least 1"
             )
         self.batches.see_size(size)

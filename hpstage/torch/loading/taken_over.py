@@ -95,7 +95,7 @@ def of_loader(loader: DataLoader[Any]) -> Source:
     if told["order"] != "sequential" and not _noted:
         _noted.append(True)
         logger.info(
-            "The DataLoader's sampler is replaced: hpstage shuffles by the hyper-parameter seed and the epoch, and not "
+            "The DataLoader's sampler is replaced: hpstage shuffles by the hyperparameter seed and the epoch, and not "
             "by a generator, so that training can be forked at any step."
         )
     collate = None if loader.collate_fn is default_collate else loader.collate_fn

@@ -28,7 +28,7 @@ LIVE = frozenset(
 _REFUSED = {
     "accelerator_config": "a trial trains on one device",
     "auto_find_batch_size": "state per_device_train_batch_size",
-    "data_seed": "the hyper-parameter `seed` decides the order of samples",
+    "data_seed": "the hyperparameter `seed` decides the order of samples",
     "dataloader_drop_last": "no batch is short, since the end of an epoch is filled up from the next",
     "deepspeed": "a trial trains on one device",
     "fsdp": "a trial trains on one device",
@@ -87,7 +87,7 @@ class Arguments:
         _see(given)
 
     def made(self, hp: Mapping[str, Scalar]) -> TrainingArguments:
-        """Return new arguments with the fields that hyper-parameters name set to their values."""
+        """Return new arguments with the fields that hyperparameters name set to their values."""
         made = self._made({**self.fields, **{name: self.cast(name, hp[name]) for name in self.named(hp)}})
         if made.world_size > 1:
             raise UsageError(
@@ -104,29 +104,29 @@ class Arguments:
         return self.kind(**{**fields, **silent, "dataloader_pin_memory": pin_memory})
 
     def named(self, hp: Iterable[str]) -> list[str]:
-        """Return the hyper-parameters that are fields. Raise :class:`UsageError` for one that cannot be one."""
+        """Return the hyperparameters that are fields. Raise :class:`UsageError` for one that cannot be one."""
         fields = {field.name for field in dataclasses.fields(self.kind) if field.init}
         for name in hp:
             if name == "batch_size":
                 raise UsageError(
-                    "the hyper-parameter 'batch_size' is called per_device_train_batch_size in TrainingArguments; "
+                    "the hyperparameter 'batch_size' is called per_device_train_batch_size in TrainingArguments; "
                     "give it that name"
                 )
             if name in fields and (name in _REFUSED or name in LENGTH or is_ignored(name)):
                 raise UsageError(
-                    f"the hyper-parameter {name!r} is a field of TrainingArguments that decides nothing in a search"
+                    f"the hyperparameter {name!r} is a field of TrainingArguments that decides nothing in a search"
                     + (": steps= of optimize() says how long trials are" if name in LENGTH else "")
                 )
         return [name for name in hp if name in fields]
 
     def value(self, name: str) -> Any:
-        """Return the value of a field, as far as no hyper-parameter has its name."""
+        """Return the value of a field, as far as no hyperparameter has its name."""
         if name in self.fields:
             return self.fields[name]
         return next(field.default for field in dataclasses.fields(self.kind) if field.name == name)
 
     def cast(self, name: str, value: Scalar) -> Scalar:
-        """Return the value of a hyper-parameter in the type of its field: it arrives as ``1`` for ``1.0``.
+        """Return the value of a hyperparameter in the type of its field: it arrives as ``1`` for ``1.0``.
 
         Raises:
             UsageError: the field holds whole numbers, and the value is none.
@@ -135,7 +135,7 @@ class Arguments:
         if kind in (float, "float") and type(value) is int:
             return float(value)
         if kind in (int, "int") and type(value) is not int:
-            raise UsageError(f"the hyper-parameter {name!r} is {value!r}; TrainingArguments need a whole number")
+            raise UsageError(f"the hyperparameter {name!r} is {value!r}; TrainingArguments need a whole number")
         return value
 
     def is_live(self, name: str) -> bool:

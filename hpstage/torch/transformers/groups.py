@@ -13,7 +13,7 @@ from hpstage.schedule import Scalar
 Group = dict[str, Any]
 
 _MULTIPLES = {"learning_rate": "lr", "weight_decay": "weight_decay"}
-"""Hyper-parameters, and the fields of groups that are multiples of them: biases have no weight decay."""
+"""Hyperparameters, and the fields of groups that are multiples of them: biases have no weight decay."""
 _FACTOR = "_factor"
 
 
@@ -21,7 +21,7 @@ def built(trainer: Any, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
     """Return the optimizer that a Trainer creates. Its groups keep by which factors their fields follow ``hp``.
 
     Raises:
-        UsageError: a hyper-parameter that the optimizer does not have, or whose factors cannot be told.
+        UsageError: a hyperparameter that the optimizer does not have, or whose factors cannot be told.
     """
     args = trainer.args
     first = {name: getattr(args, name) for name in _MULTIPLES if name in hp}
@@ -71,4 +71,4 @@ def _factor(name: str, found: float, built_with: float, *, first: float) -> floa
 
 
 def _without(optimizer: torch.optim.Optimizer, name: str) -> UsageError:
-    return UsageError(f"the hyper-parameter {name!r} decides nothing: {type(optimizer).__name__} has no such field")
+    return UsageError(f"the hyperparameter {name!r} decides nothing: {type(optimizer).__name__} has no such field")

@@ -32,10 +32,10 @@ logger = logging.getLogger("hpstage")
 class TrainerTrainable(TorchTrainable):
     """The setup of a Hugging Face ``Trainer``, trained step by step; a step is one update of the weights.
 
-    Hyper-parameters are named like fields of TrainingArguments. ``learning_rate``, ``weight_decay``, ``adam_beta1``,
+    Hyperparameters are named like fields of TrainingArguments. ``learning_rate``, ``weight_decay``, ``adam_beta1``,
     ``adam_beta2``, ``adam_epsilon``, ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
     ``max_grad_norm``, ``label_smoothing_factor``, ``seed``, and fields that a subclass of yours adds, may change at any
-    step; other fields are read when a trial begins. Where ``learning_rate`` is a hyper-parameter, its schedule replaces
+    step; other fields are read when a trial begins. Where ``learning_rate`` is a hyperparameter, its schedule replaces
     ``lr_scheduler_type`` and the warm-up, and the steps of trials ``args.max_steps`` and ``args.num_train_epochs``;
     else the scheduler of ``args`` is stepped, and trials end where ``args`` end training, as they do under Trainer.
     Other names go to ``model_init``.
@@ -49,13 +49,13 @@ class TrainerTrainable(TorchTrainable):
             trials and in no state, so that a model with PEFT's adapters has small states.
         args: what decides training in it counts; when to log, save and evaluate is up to the search.
         model_init: returns a new model, instead of ``model``. It takes nothing, or one argument: the values of the
-            hyper-parameters at step 0, by name.
+            hyperparameters at step 0, by name.
         callbacks: they may act at steps (``on_step_begin``, ``on_step_end``, ...) and end the trial by
             ``control.should_training_stop``, but neither log, evaluate nor save.
         trainer_class: ``Trainer``, a subclass, or ``functools.partial`` of one with its other arguments.
 
     The others are Trainer's. ``self.args`` of the Trainer has the present values. ``args.seed`` decides the first
-    weights; the order of samples and all randomness are those of the hyper-parameter ``seed`` (0 without), which sets
+    weights; the order of samples and all randomness are those of the hyperparameter ``seed`` (0 without), which sets
     ``args.seed``, too. ``dataloader_num_workers`` processes make samples; they are collated in training.
 
     Raises:
@@ -95,7 +95,7 @@ class TrainerTrainable(TorchTrainable):
         if train_dataset is None or eval_dataset is None:
             raise UsageError("give TrainerTrainable a train_dataset and an eval_dataset: metrics come from the latter")
         if model_init is not None and len(inspect.signature(model_init).parameters) > 1:
-            raise UsageError("model_init takes more than one argument; it is called with the hyper-parameters alone")
+            raise UsageError("model_init takes more than one argument; it is called with the hyperparameters alone")
         see_trainer(trainer_class)
         see_callbacks(callbacks or ())
         self.arguments = Arguments(args)
@@ -234,7 +234,7 @@ class TrainerTrainable(TorchTrainable):
         return copy.deepcopy(self.pretrained, frozen)
 
     def _see_names(self, hp: Mapping[str, Scalar]) -> None:
-        """Refuse hyper-parameters that nothing reads."""
+        """Refuse hyperparameters that nothing reads."""
         fields = self.arguments.named(hp)
         given = self.model_init is not None and _takes_values(self.model_init)
         for name in hp:
@@ -243,12 +243,12 @@ class TrainerTrainable(TorchTrainable):
                 continue  # names unlike any field may be read in ways that cannot be followed
             without = "model_init does not mention it" if given else "there is no model_init that takes an argument"
             raise UsageError(
-                f"nothing reads the hyper-parameter {name!r}: it is no field of {self.arguments.kind.__name__}{meant}, "
+                f"nothing reads the hyperparameter {name!r}: it is no field of {self.arguments.kind.__name__}{meant}, "
                 f"and {without}. For one that your Trainer reads, add a field to a subclass of TrainingArguments"
             )
 
     def _follow(self) -> None:
-        """Set the fields of ``trainer.args`` that hyper-parameters name to the present values."""
+        """Set the fields of ``trainer.args`` that hyperparameters name to the present values."""
         trainer = self.trainer
         if (ended := end_of(trainer)) is not None:
             raise TrainingError(f"{ended}; there is no other to train")
@@ -256,7 +256,7 @@ class TrainerTrainable(TorchTrainable):
             if not self.arguments.is_live(name):
                 if value != self.initial[name]:
                     raise UsageError(
-                        f"the hyper-parameter {name!r} changes from {self.initial[name]!r} to {value!r}, but is read "
+                        f"the hyperparameter {name!r} changes from {self.initial[name]!r} to {value!r}, but is read "
                         f"only when a trial begins: give it one value"
                     )
             elif value != getattr(trainer.args, name):

@@ -1,4 +1,4 @@
-"""Hyper-parameters that no code mentions: most likely misspelt."""
+"""Hyperparameters that no code mentions: most likely misspelt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
 
 
 def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
-    """Return the hyper-parameters that the code of a trainable does not mention, but a name like it, with that name.
+    """Return the hyperparameters that the code of a trainable does not mention, but a name like it, with that name.
 
     It looks at names and strings in the user's code and at the fields of torch's optimizers. Others may be read in ways
     that cannot be followed. Code that passes on all values at once (``Net(**hp)``) may read any: then none is returned.
@@ -52,7 +52,7 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
 
 
 def may_read(code: object, name: str) -> bool:
-    """Whether the user's code, a class or function with all that it leads to, mentions a hyper-parameter, or takes all
+    """Whether the user's code, a class or function with all that it leads to, mentions a hyperparameter, or takes all
     values one by one or passes them on, so that any may be read."""
     functions = functions_reached(code)
     words = {word for function in functions for word in _words(function.__code__)}

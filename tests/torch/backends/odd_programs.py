@@ -135,7 +135,7 @@ class Experts(nn.Module):
 
 
 class ByName(Tiny):
-    """Modules by name; which one is used depends on a hyper-parameter."""
+    """Modules by name; which one is used depends on a hyperparameter."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         return Experts()

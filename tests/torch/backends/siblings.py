@@ -40,7 +40,7 @@ class Sibling(hpstage.torch.TorchTrainable):
 
 
 class Mlp(Sibling):
-    """Layers of odd widths, plain SGD, and a loss that reads a hyper-parameter."""
+    """Layers of odd widths, plain SGD, and a loss that reads a hyperparameter."""
 
     def model(self, hp: Hp) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 17), nn.GELU(), nn.Linear(17, 9), nn.Tanh(), nn.Linear(9, 5))
@@ -121,7 +121,7 @@ class TinyGpt(Sibling):
 
 
 def hp_of(id: int, step: int) -> dict[str, Any]:
-    """A member's hyper-parameters: all change at every step."""
+    """A member's hyperparameters: all change at every step."""
     way = 1 + 0.1 * id + 0.03 * step
     return {
         "lr": 0.05 * way,

@@ -66,7 +66,7 @@ def test_what_was_compiled_before_does_not_show(tmp_path: Path) -> None:
 
 
 class Weighted(Tiny):
-    """The loss reads a hyper-parameter, and so does the optimizer."""
+    """The loss reads a hyperparameter, and so does the optimizer."""
 
     def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         return torch.optim.SGD(

@@ -261,7 +261,7 @@ def test_what_cannot_be_stacked_is_refused_by_name(kind: type[Siblings], named: 
 
 
 class Logging(Siblings):
-    """Logs tensors of the graph, a parameter that the step changes, a hyper-parameter and a number; twice one name."""
+    """Logs tensors of the graph, a parameter that the step changes, a hyperparameter and a number; twice one name."""
 
     step_unit = "epoch"
 

@@ -54,7 +54,7 @@ class Sharing(Plain):
 
 
 class Asking(Plain):
-    """Some trials have a hyper-parameter that others have not."""
+    """Some trials have a hyperparameter that others have not."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         loss = super().loss(model, batch)

@@ -190,7 +190,7 @@ def test_hooks_of_optimizers_and_parameters_are_refused() -> None:
 
 
 class Various(Mlp):
-    """A model that hyper-parameters shape."""
+    """A model that hyperparameters shape."""
 
     def model(self, hp: Hp) -> nn.Module:
         return nn.Sequential(super().model(hp), nn.Dropout(0.1 * self.which))
@@ -260,7 +260,7 @@ def test_whole_numbers_that_a_step_reads_must_agree() -> None:
     bundle = Bundle(builder(subject))
     train(bundle, trials)
     batches = [subject.data(torch.Generator(), 6)] * 2
-    with pytest.raises(NotStackable, match="hyper-parameters"):
+    with pytest.raises(NotStackable, match="hyperparameters"):
         bundle.step(batches, [hp_of(0, 1), {**hp_of(1, 1), "layers": 4}])
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpstage.algorithm import Algorithm, Setting
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
 from hpstage.algos import (
     ASHA,
     FullTraining,
@@ -435,3 +435,22 @@ def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_was_t
 def test_bad_parameters_are_named_with_a_remedy(algorithm, message):
     with pytest.raises(UsageError, match=message):
         algorithm.check(setting(8))
+
+
+def test_a_search_of_a_plugin_that_calls_it_told_still_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="Old.told is deprecated; call it reported"):
+
+        class Old(Search):
+            def room(self) -> int:
+                return 1
+
+            def added(self, index: int) -> list[Action]:
+                return [Ask(index, 2)]
+
+            def told(self, index: int, step: int, value: float) -> list[Action]:
+                return [Finish(index, "complete")]
+
+            def failed(self, index: int) -> list[Action]:
+                return []
+
+    assert Old().reported(0, 2, 0.5) == [Finish(0, "complete")]

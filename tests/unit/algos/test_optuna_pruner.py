@@ -138,7 +138,7 @@ def run(
             continue
         told = value(trials.trials[index], step)
         trials.trials[index].report(told, step)
-        perform(search.told(index, step, told))
+        perform(search.reported(index, step, told))
     assert set(ends) == set(range(n_trials))
     return trials
 

@@ -428,9 +428,9 @@ def test_a_round_waits_for_the_whole_population_to_be_proposed():
     for index in range(2):
         trials.values[index] = {}
         assert search.added(index) == [Ask(index, 3)]
-        assert search.told(index, 3, float(index)) == []
+        assert search.reported(index, 3, float(index)) == []
     assert (search.room(), search.added(2)) == (1, [Ask(2, 3)])
-    assert search.told(2, 3, 2.0) == [Ask(0, 6), Ask(1, 6), Finish(2, "pruned"), Fork(0, 3, {})]
+    assert search.reported(2, 3, 2.0) == [Ask(0, 6), Ask(1, 6), Finish(2, "pruned"), Fork(0, 3, {})]
 
 
 def test_what_is_drawn_hangs_on_the_seed_the_round_and_the_place_alone():
@@ -532,7 +532,7 @@ def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_or
         index, step = asked.popleft()
         thetas[index] = trained(thetas[index], trials.trials[index].params, step - reached[index])
         reached[index] = step
-        perform(search.told(index, step, true_score(thetas[index])))
+        perform(search.reported(index, step, true_score(thetas[index])))
 
     alone = [true_score(trained(Quadratic.START, trials.lines[index][0][1], steps)) for index in (0, 1)]
     assert max(alone) < 1.2 - 0.8  # each forgets one of the two

@@ -339,9 +339,9 @@ def test_one_result_may_send_many_trials_on_as_many_as_the_window_holds():
     search = ASHA(1, 2, window=3).start(setting(5, steps=2), Lines("Aa", "Ab", "Ac", "Ad", "Bb"))
     for index in range(5):  # proposed by a call that was interrupted: more than the window
         search.added(index)
-    assert [action for index in range(4) for action in search.told(index, 1, 0.1)] == []
-    assert search.told(4, 1, 0.2) == [Ask(0, 2), Ask(1, 2), Ask(2, 2)]
-    assert search.told(1, 2, 0.0) == [Finish(1, "complete"), Ask(3, 2)]
+    assert [action for index in range(4) for action in search.reported(index, 1, 0.1)] == []
+    assert search.reported(4, 1, 0.2) == [Ask(0, 2), Ask(1, 2), Ask(2, 2)]
+    assert search.reported(1, 2, 0.0) == [Finish(1, "complete"), Ask(3, 2)]
 
 
 def test_of_two_brackets_that_promote_at_one_step_the_first_does_so_first():
@@ -351,13 +351,13 @@ def test_of_two_brackets_that_promote_at_one_step_the_first_does_so_first():
     for index in range(6):  # proposed by a call that was interrupted: more than the window
         search.added(index)
     for index, step in [(0, 1), (1, 1), (2, 1), (4, 2)]:
-        assert search.told(index, step, 0.1) == []
-    assert search.told(3, 1, 0.2) == [Ask(0, 2)]  # state A is the best of two; there is room for one trial
-    assert search.told(0, 2, 0.1) == [Ask(1, 2)]
-    assert search.told(1, 2, 0.1) == [Ask(2, 2)]
-    assert search.told(2, 2, 0.2) == [Ask(0, 4)]  # state Aa is the best of two: trials 0 and 1
-    assert search.told(5, 2, 0.2) == [Ask(1, 4)]  # and not trial 4, the best of two in the second bracket
-    assert search.told(0, 4, 0.0) == [Finish(0, "complete"), Ask(4, 4)]
+        assert search.reported(index, step, 0.1) == []
+    assert search.reported(3, 1, 0.2) == [Ask(0, 2)]  # state A is the best of two; there is room for one trial
+    assert search.reported(0, 2, 0.1) == [Ask(1, 2)]
+    assert search.reported(1, 2, 0.1) == [Ask(2, 2)]
+    assert search.reported(2, 2, 0.2) == [Ask(0, 4)]  # state Aa is the best of two: trials 0 and 1
+    assert search.reported(5, 2, 0.2) == [Ask(1, 4)]  # and not trial 4, the best of two in the second bracket
+    assert search.reported(0, 4, 0.0) == [Finish(0, "complete"), Ask(4, 4)]
 
 
 def test_a_trial_waits_if_its_state_was_promoted_and_is_among_the_best_no_more():

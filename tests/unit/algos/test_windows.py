@@ -125,7 +125,7 @@ def test_the_next_cycle_begins_before_the_last_one_is_over() -> None:
     while search.room() == 0:
         ask = asked.pop(0)
         assert isinstance(ask, Ask)
-        asked += [one for one in search.told(ask.index, ask.step, float(ask.index)) if isinstance(one, Ask)]
+        asked += [one for one in search.reported(ask.index, ask.step, float(ask.index)) if isinstance(one, Ask)]
         told += 1
     assert len(asked) == 2 and told >= CYCLE
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters that come later: a trial without one is a trial with its default, and shares its training."""
+"""Hyperparameters that come later: a trial without one is a trial with its default, and shares its training."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ BRANCHES = 4
 
 
 def trial(number: int, *, apart: bool) -> TrialAdded:
-    """A trial of 5 segments of 3 hyper-parameters, in each of which all three have other values."""
+    """A trial of 5 segments of 3 hyperparameters, in each of which all three have other values."""
     picks = [number] * SEGMENTS if apart else [number // BRANCHES ** (SEGMENTS - 1 - i) % BRANCHES for i in range(5)]
     starts = range(0, STEPS, STEPS // SEGMENTS)
     return TrialAdded(

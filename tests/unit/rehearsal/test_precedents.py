@@ -93,7 +93,7 @@ def test_the_command_rehearses_with_what_the_store_has_measured(tmp_path):
     words += ["--algorithm", repr(algorithm), "--store", tmp_path / "store"]
     found = CliRunner().invoke(app, [*map(str, words)])
     assert found.exit_code == 0, found.output
-    assert f"distinct steps    {result.savings.steps_unique}\n" in found.output
+    assert f"unique steps      {result.savings.steps_unique}\n" in found.output
     refused = CliRunner().invoke(app, [*map(str, words), "--metric", "loss"])
     assert isinstance(refused.exception, UsageError)
     alone = CliRunner().invoke(app, [*map(str, words[:-2]), "--metric", "value"])

@@ -125,7 +125,7 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
         assert told.row("Steps trained")[0] == f"{result.savings.steps_trained:,}"
         assert told.row("Merge rate")[0] == f"{result.savings.merge_rate:.2f}"
         assert told.row("Worker time used")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
-        assert told.row("Worker time paid")[1].endswith("% used")
+        assert told.row("Worker time paid")[1].endswith("% busy")
         assert told.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
         assert told.row("Makespan")[1].startswith("on 3 workers, ")
     assert reported_by_journal.read_bytes() == reported_by_result.read_bytes()

@@ -391,14 +391,14 @@ def test_a_hyper_parameter_that_the_space_does_not_return_is_refused_before_anyt
         search(ReadsMore("setup"))
     first, *traceback = str(caught.value).splitlines()
     assert first == (
-        "training cannot begin: KeyError: 'dropout' (the space returns no hyper-parameter 'dropout'; it has 'a', 'b')"
+        "training cannot begin: KeyError: 'dropout' (the space returns no hyperparameter 'dropout'; it has 'a', 'b')"
     )
     assert any('assert hp["dropout"]' in line for line in traceback)
 
 
 def test_one_that_only_a_step_reads_is_named_in_its_trials_failure() -> None:
     [trial] = search(ReadsMore("train"), n_trials=1).study.trials
-    assert "the space returns no hyper-parameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
+    assert "the space returns no hyperparameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
 
 
 def test_a_training_function_is_told_which_hyper_parameter_the_space_does_not_return() -> None:
@@ -406,7 +406,7 @@ def test_a_training_function_is_told_which_hyper_parameter_the_space_does_not_re
         run.attach()
         assert run.hp["dropout"]
 
-    with pytest.raises(UsageError, match=r"^training cannot begin: .*the space returns no hyper-parameter 'dropout'"):
+    with pytest.raises(UsageError, match=r"^training cannot begin: .*the space returns no hyperparameter 'dropout'"):
         search(train)
 
 

@@ -1,4 +1,4 @@
-"""`defaults` of a trainable: a hyper-parameter that comes later continues what was trained without it."""
+"""`defaults` of a trainable: a hyperparameter that comes later continues what was trained without it."""
 
 from __future__ import annotations
 
@@ -167,12 +167,12 @@ def test_another_default_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("defaults", "why"),
     [
-        ({"decay": [0.0]}, r"\[0.0\] \(list\) cannot be a hyper-parameter's value"),
-        ({"decay": float("nan")}, "nan cannot be a hyper-parameter's value; it must be finite"),
-        ({3: 0.0}, "3 is no name of a hyper-parameter"),
+        ({"decay": [0.0]}, r"\[0.0\] \(list\) cannot be a hyperparameter's value"),
+        ({"decay": float("nan")}, "nan cannot be a hyperparameter's value; it must be finite"),
+        ({3: 0.0}, "3 is no name of a hyperparameter"),
         ({"seed": 3}, "a trial without 'seed' has a value of it already; let the space return another"),
         ({"batch_size": 3}, "a trial without 'batch_size' has a value"),
-        ({"steps": 8}, "'steps' is no name of a hyper-parameter"),
+        ({"steps": 8}, "'steps' is no name of a hyperparameter"),
     ],
 )
 def test_what_is_no_default_is_refused_before_training(defaults: Any, why: str, tmp_path: Path) -> None:

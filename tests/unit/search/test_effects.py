@@ -1,4 +1,4 @@
-"""A hyper-parameter that nothing reads in training is named, by states that should differ and do not."""
+"""A hyperparameter that nothing reads in training is named, by states that should differ and do not."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Unopened(hpstage.InlineExecutor):
         ({"lr": 1, "steps": 2.5}, "'steps': the trial's length is 2.5"),
         ({"lr": 1, "steps": True}, "'steps': the trial's length is True"),
         ({"lr": 1, "steps": s.linear(3.0)}, "'steps': this name is for the trial's length"),
-        ({"steps": 3}, "no hyper-parameters"),
+        ({"steps": 3}, "no hyperparameters"),
     ],
 )
 @pytest.mark.parametrize("rare", [False, True])

@@ -331,7 +331,7 @@ def test_a_version_stated_or_left_out_is_no_edit(first):
         ({"algorithm": FullTraining(window=0)}, "window is 0"),
         ({"space": 3}, "space is 3; give a function of an optuna.Trial"),
         ({"space": lambda trial: [1]}, "space\\(\\) returned list"),
-        ({"space": lambda trial: {}}, "no hyper-parameters"),
+        ({"space": lambda trial: {}}, "no hyperparameters"),
         ({"space": lambda trial: {"a": math.nan}}, "'a'"),
         ({"space": lambda trial: {"a": [1, 2]}}, "'a'"),
         ({"space": lambda trial: {"a": s.onecycle(0.1, 5), "steps": 6}}, "'a' ends at step 5, but space.* 6 steps"),

@@ -301,7 +301,7 @@ def test_evaluate_every_sees_other_steps_besides() -> None:
     ("plateau", "options", "message"),
     [
         (s.plateau(0.1, metric="los"), {}, r"'los'"),
-        (s.plateau(0.1, metric="hpstage:seconds"), {}, r"trial 0, hyper-parameter 'lr'.*measures the machine"),
+        (s.plateau(0.1, metric="hpstage:seconds"), {}, r"trial 0, hyperparameter 'lr'.*measures the machine"),
         (s.plateau(0.1), {"algorithm": PopulationBasedTraining(interval=4)}, r"'lr'.*cannot be forked"),
     ],
 )

@@ -117,7 +117,7 @@ def search(caplog: pytest.LogCaptureFixture, space: Callable[[optuna.Trial], Any
 
 def test_a_misspelt_hyper_parameter_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     text = search(caplog, lambda trial: {"momentun": trial.suggest_float("m", 0.1, 0.9)}, trainable=Reading())
-    assert text.count("mentions the hyper-parameter 'momentun'; did you mean 'momentum'?") == 1
+    assert text.count("mentions the hyperparameter 'momentun'; did you mean 'momentum'?") == 1
 
 
 @pytest.mark.parametrize(

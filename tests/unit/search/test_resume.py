@@ -286,7 +286,7 @@ class Replies(AlgorithmSearch):
     def added(self, index):
         return [Ask(index, 2)]
 
-    def told(self, index, step, value):
+    def reported(self, index, step, value):
         if step == 2 and not type(self.algorithm).prunes:
             return [Ask(index, 6)]
         return [Finish(index, "pruned" if step == 2 else "complete")]

@@ -178,7 +178,7 @@ def test_a_search_told_the_same_again_asks_for_the_same() -> None:
         if isinstance(action, Finish):
             continue
         assert isinstance(action, Ask)
-        actions = history.told(action.index, action.step, float((7 * number) % 11))
+        actions = history.reported(action.index, action.step, float((7 * number) % 11))
         if history.room():
             actions += history.added(100 + number)
         open += actions
@@ -186,7 +186,7 @@ def test_a_search_told_the_same_again_asks_for_the_same() -> None:
     calls = copy.deepcopy(history.calls)
     replay = history.again(Trials())
     assert list(replay.open) == [(one.index, one.step) for one in open if isinstance(one, Ask)]
-    replay.call("told", *next(iter(replay.open)), 0.0)
+    replay.call("reported", *next(iter(replay.open)), 0.0)
     assert history.calls == calls, "another search was told"
 
 

@@ -50,7 +50,7 @@ class Bundle:
         member = Member(model, optimizer)
         if self.members and not member.steps_like(self.members[0]):
             raise NotStackable(
-                "the members' models differ, or their optimizers in more than the values of their hyper-parameters"
+                "the members' models differ, or their optimizers in more than the values of their hyperparameters"
             )
         if self._trace is not None:
             self._enter(member)
@@ -82,11 +82,11 @@ class Bundle:
 
     def step(self, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Tensor | None:
         """Train each member on its batch, with the values that its optimizer's param groups have now, and its values of
-        the hyper-parameters that ``update()`` reads. Random numbers are drawn from :attr:`Member.stream`.
+        the hyperparameters that ``update()`` reads. Random numbers are drawn from :attr:`Member.stream`.
 
         Args:
             batches: one for each member, with equal :func:`shape_key`.
-            hp: all hyper-parameters of each member at this step.
+            hp: all hyperparameters of each member at this step.
 
         Returns:
             The losses, of shape (members,), or None if ``update()`` returns none.
@@ -143,7 +143,7 @@ class Bundle:
                 raise
         trace, *others = traces
         if any(other is not trace for other in others):
-            raise NotStackable("the members' models, or hyper-parameters that are no floats, differ: so do their steps")
+            raise NotStackable("the members' models, or hyperparameters that are no floats, differ: so do their steps")
         if self._trace is None:
             self._allocate(trace)
         elif (self._trace.trained, self._trace.kept) != (trace.trained, trace.kept):

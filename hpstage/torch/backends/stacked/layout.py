@@ -24,7 +24,7 @@ class Layout:
         inputs = trace.inputs
         first, last = len(trace.trained), len(trace.trained) + len(trace.kept)
         self._given: dict[Node, bool] = {}
-        """Inputs whose form is settled: parameters and hyper-parameters are stacked, batches are not."""
+        """Inputs whose form is settled: parameters and hyperparameters are stacked, batches are not."""
         for index, node in enumerate(inputs[: len(inputs) - len(trace.constants)]):
             if not first <= index < last:
                 self._given[node] = index < first or last <= index < last + len(trace.values)

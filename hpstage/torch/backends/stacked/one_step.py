@@ -72,7 +72,7 @@ class OneStep:
         tensors: list[Tensor],
         left: Mapping[str, Tensor],
     ) -> list[Tensor | None]:
-        """Take a step: with hyper-parameters as tensors, or, if ``values`` is None, as the numbers that they are."""
+        """Take a step: with hyperparameters as tensors, or, if ``values`` is None, as the numbers that they are."""
         members = {
             name: tensor.detach().requires_grad_(self._parameters[name].requires_grad)
             if name in self._parameters

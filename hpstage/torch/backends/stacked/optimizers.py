@@ -1,6 +1,6 @@
 """SGD, Adam and AdamW on stacked parameters, in the order of operations of torch's single-tensor implementations.
 
-All hyper-parameters are numbers per member: tensors of shape (members, 1). What does not depend on tensors is computed
+All hyperparameters are numbers per member: tensors of shape (members, 1). What does not depend on tensors is computed
 in Python, as torch does, and rounded once.
 """
 

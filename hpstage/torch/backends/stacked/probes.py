@@ -17,7 +17,7 @@ def probe(
     since others may not be allowed; its samples change places.
 
     Args:
-        example: a member's inputs: ``states`` tensors of its model, hyper-parameters, ``batch`` tensors of its batch.
+        example: a member's inputs: ``states`` tensors of its model, hyperparameters, ``batch`` tensors of its batch.
         moved: whether samples change places.
     """
     first = len(example) - batch

@@ -26,7 +26,7 @@ Value = Tensor | list[Tensor]
 class Program:
     """A function ``run(inputs, streams) -> (loss, gradients, kept, logged)`` for a number of members.
 
-    ``inputs`` are those of the trace but for its constants. Parameters and hyper-parameters are stacked; tensors of the
+    ``inputs`` are those of the trace but for its constants. Parameters and hyperparameters are stacked; tensors of the
     batch are lists; ``kept`` are what ``kept_stacked`` says. The losses and logged values, of shape (members,), and the
     gradients are stacked.
     """

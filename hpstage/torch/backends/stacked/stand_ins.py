@@ -1,4 +1,4 @@
-"""What ``update()`` meets while it is traced, in the place of the optimizer and of the hyper-parameters."""
+"""What ``update()`` meets while it is traced, in the place of the optimizer and of the hyperparameters."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 class StandInValues(Mapping[str, Any]):
-    """Hyper-parameters while ``update()`` is traced: floats are tensors without dimensions, so that members may differ
+    """Hyperparameters while ``update()`` is traced: floats are tensors without dimensions, so that members may differ
     in them; all others are themselves, and then members may not."""
 
     def __init__(self, hp: Mapping[str, Scalar]) -> None:
@@ -190,7 +190,7 @@ class StandInValues(Mapping[str, Any]):
         return len(self._hp)
 
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
-        """Return whether other hyper-parameters give all that was read from these, except tensors in their place."""
+        """Return whether other hyperparameters give all that was read from these, except tensors in their place."""
         return (
             all(name in hp and equal_scalars(hp[name], value) for name, value in self.fixed.items())
             and self.absent.isdisjoint(hp)
@@ -199,7 +199,7 @@ class StandInValues(Mapping[str, Any]):
 
     def blamed(self) -> str:
         """Return what an error may come from: the float that was read last."""
-        return "" if self._last is None else f", perhaps for the hyper-parameter {self._last!r}, here a tensor"
+        return "" if self._last is None else f", perhaps for the hyperparameter {self._last!r}, here a tensor"
 
 
 def equal_scalars(a: Scalar, b: Scalar) -> bool:

@@ -53,9 +53,9 @@ class Trace:
     kept: tuple[str, ...]
     """All other parameters and all buffers."""
     values: tuple[str, ...]
-    """Hyper-parameters that ``update()`` reads and that may differ between members."""
+    """Hyperparameters that ``update()`` reads and that may differ between members."""
     fixed: Mapping[str, Scalar]
-    """Hyper-parameters that it reads and that are part of the graph."""
+    """Hyperparameters that it reads and that are part of the graph."""
     absent: frozenset[str]
     """Those that it asks for and that there are none of."""
     names: frozenset[str] | None
@@ -85,7 +85,7 @@ class Trace:
                 )
 
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
-        """Return whether a step under these hyper-parameters is this one, as far as they decide it."""
+        """Return whether a step under these hyperparameters is this one, as far as they decide it."""
         return (
             all(name in hp and equal_scalars(hp[name], value) for name, value in self.fixed.items())
             and all(type(hp.get(name)) is float for name in self.values)

@@ -1,0 +1,141 @@
+"""hpstage speaks its field's words: those of Optuna, PyTorch, Dask and the papers, one for each meaning.
+
+A package may have at most as many of the other words as ``LEFT`` says. The numbers only go down: whoever rewords a
+package lowers its number, and nobody raises one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repository.test_rooms import ROOT
+
+INSTEAD = {
+    r"told|tells?|telling": "reported (of results), given (of arguments), logged",
+    r"(?:say|says|said)[ _]once": "warn once, log once",
+    r"heard": "received",
+    r"asks|asked": "requests, requested",
+    r"distinct[ _](?:steps|ones)|steps[ _]distinct": "unique steps",
+    r"under way|not[ _]begun": "running, queued",
+    r"\w+_alone|(?:train|trains|trained) alone|would have (?:been )?(?:used|taken)": "without sharing",
+    r"parts? (?:from|them|two)|trials? parts?|where (?:they|trials|lines) part": "branch, diverge",
+    r"(?:go|goes|going|went) on": "continue, resume",
+    r"kept (?:at|states?)": "checkpoint at, saved state",
+    r"heads?|lines? of training": "ready stages, branches",
+    r"lanes?": "slots",
+    r"bereft|struck[ _]off|lent|alike|anew|beside|meanwhile": (
+        "orphaned, declared dead, borrowed, similar, again, next to, concurrently"
+    ),
+    r"things?|what is there": "the object's name",
+    r"worker-hours (?:paid|used)|\w+_paid|paid_\w+": "allocated and busy worker-hours",
+    r"hyper-parameters?": "hyperparameter",
+}
+OTHER = re.compile("|".join(rf"(?<![a-z/])(?:{words})(?![a-z])(?!:)" for words in INSTEAD), re.IGNORECASE)
+
+ALLOWED = {
+    "never trains the same thing twice": "the tag line",
+    "beside_alone": "the name of a picture",
+    "head node": "of a cluster, in a user's report",
+    "tell; attributes": "Optuna's ask and tell",
+    "and tell": "Optuna's ask and tell",
+    "num_attention_heads": "an argument of transformers'",
+}
+"""Texts in which the words have their other sense."""
+FILES_ALLOWED = {
+    "hpstage/workloads/bert.py": "heads of attention",
+    "hpstage/workloads/gpt.py": "heads of attention",
+}
+
+LEFT = {
+    "cluster": 210,
+    "hpstage": 13,
+    "hpstage/accounting": 20,
+    "hpstage/checking": 46,
+    "hpstage/checkpoints": 35,
+    "hpstage/cli": 77,
+    "hpstage/driver": 15,
+    "hpstage/execution": 211,
+    "hpstage/optuna": 25,
+    "hpstage/plan": 239,
+    "hpstage/rehearsal": 28,
+    "hpstage/report": 382,
+    "hpstage/scheduler": 229,
+    "hpstage/search": 190,
+    "hpstage/store": 2,
+    "hpstage/testing": 37,
+    "hpstage/torch": 308,
+    "hpstage/training": 110,
+    "hpstage/workloads": 4,
+    "scripts": 180,
+    "tests": 1989,
+}
+"""The most of these words in each package, in the files of ``hpstage/`` itself, in the scripts and in the tests."""
+
+ON_PAGES = {
+    r"\d x (?=[a-z])|\d x \d": "a number with ×: 2.9×",
+    r"->": "an arrow: →",
+    r"What may break|Before spending|How far each trial|Cheaper steps|^# Where it trains": "the field's title",
+}
+"""Further words of pages, outside of code."""
+
+
+def package_of(path: Path) -> str:
+    first, second, *_ = (*path.relative_to(ROOT).parts, "")
+    return f"{first}/{second}" if first == "hpstage" and not second.endswith(".py") else first
+
+
+def sources() -> Iterator[Path]:
+    for folder in ("hpstage", "cluster", "algos", "scripts", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path != Path(__file__) and not any(above.is_symlink() for above in path.parents):
+                yield path
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
+
+
+def others_in(text: str) -> list[str]:
+    for allowed in ALLOWED:
+        text = text.replace(allowed, "")
+    return OTHER.findall(text)
+
+
+@pytest.fixture(scope="module")
+def found() -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for path in sources():
+        if str(path.relative_to(ROOT)) not in FILES_ALLOWED:
+            counts[package_of(path)] += len(others_in(path.read_text()))
+    return counts
+
+
+def test_no_package_has_more_of_the_other_words_than_before(found: Counter[str]) -> None:
+    more = {package: count for package, count in found.items() if count > LEFT.get(package, 0)}
+    assert not more, f"more of the words of INSTEAD than LEFT allows: {more}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_none_of_the_other_words(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```|`[^`]*`|<!--.*?-->|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    further = [one for words in ON_PAGES for one in re.findall(words, prose, re.MULTILINE)]
+    assert others_in(prose) + further == []
+
+
+EXAMPLES = ["was told", "steps_asked", "distinct steps", "not begun", "trained alone", "where trials part", "goes on"]
+
+
+@pytest.mark.parametrize(
+    "text", [*EXAMPLES, "kept state", "ready heads", "a lane", "meanwhile", "things", "seconds_paid"]
+)
+def test_a_word_of_the_list_is_found(text: str) -> None:
+    assert OTHER.search(text)
+
+
+@pytest.mark.parametrize("text", ["foretold", "excellent", "a task", "tcp://head:8786", "silent", "unique steps"])
+def test_a_part_of_another_word_is_not(text: str) -> None:
+    assert not OTHER.search(text)
