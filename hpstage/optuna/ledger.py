@@ -10,6 +10,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from math import inf, isnan
 from typing import Any
 
 import optuna
@@ -34,6 +35,8 @@ _NO_POINT: Mapping[str, Any] = {"grid_id": -1, "search_space": {}}
 # User attributes of trials that an algorithm or an extension derives from others.
 _GROWN = {"hpstage:donor", "hpstage:extends"}
 _NO_ATTRS: Mapping[str, Any] = {}
+
+Constraints = Callable[[Mapping[str, float]], Mapping[str, float]]
 
 
 def _mark(attrs: Mapping[str, Any]) -> str:
@@ -65,10 +68,15 @@ class _Noting:
 
 
 class Ledger:
-    """Reads and writes one study."""
+    """Reads and writes one study.
 
-    def __init__(self, study: optuna.Study) -> None:
+    Args:
+        constraints: as for ``hpstage.optimize``.
+    """
+
+    def __init__(self, study: optuna.Study, constraints: Constraints | None = None) -> None:
         self.study = study
+        self._constraints = constraints
         self.taken: set[int] = set()
         """Numbers of the search's trials. One that somebody else sets to WAITING is queued for the next call."""
         self._withdrawn: deque[FrozenTrial] | None = None
@@ -332,6 +340,25 @@ class Ledger:
         """Remove user attributes of a trial, unless somebody else has ended it."""
         with suppress(UpdateFinishedTrialError), self._there():
             drop_user_attrs(self._storage, storage_id, list(names))
+
+    def constrain(self, storage_id: int, metrics: Mapping[str, float]) -> None:
+        """Set the constraints of a trial with these metrics, unless somebody else has ended it.
+
+        Raises:
+            UsageError: the user's function of metrics raises, or returns something else.
+        """
+        if self._constraints is None:
+            return
+        try:
+            found = {str(name): float(value) for name, value in self._constraints(metrics).items()}
+        except Exception as error:
+            raise UsageError(
+                f"constraints({dict(metrics)}) raises {type(error).__name__}: {error}; return a dict of a number for "
+                f"each constraint, which is violated above 0"
+            ) from error
+        values = {name: inf if isnan(value) else value for name, value in found.items()}
+        with suppress(UpdateFinishedTrialError), self._there():
+            private.set_constraints(self._storage, storage_id, values)
 
     def report(self, storage_id: int, step: int, value: float) -> None:
         """Set the intermediate value at ``step``, unless somebody else has ended the trial."""

@@ -60,6 +60,15 @@ def is_feasible(trial: FrozenTrial) -> bool:
     return all(value <= 0 for value in values)
 
 
+def set_constraints(storage: BaseStorage, trial_id: int, values: Mapping[str, float]) -> None:
+    """Set constraints of a trial, as ``trial.set_constraint`` does since Optuna 5, and samplers did before."""
+    if hasattr(Trial, "set_constraint"):
+        for name, value in values.items():
+            storage.set_trial_system_attr(trial_id, f"constraints:{name}", value)
+    else:
+        storage.set_trial_system_attr(trial_id, "constraints", list(values.values()))
+
+
 def startup_trials(sampler: BaseSampler) -> int:
     """How many trials the sampler proposes at random before it learns."""
     return getattr(sampler, "_n_startup_trials", 0)

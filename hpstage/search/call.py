@@ -196,7 +196,7 @@ def open_call(
         closing.enter_context(patient(request.study))
         eviction = Eviction(places.checkpoints, request.checkpoint_budget)
         closing.callback(eviction.close)
-        ledger = Ledger(request.study)
+        ledger = Ledger(request.study, request.constraints)
         deadline = None if request.timeout is None else time.monotonic() + request.timeout
         progress = Progress(
             display,

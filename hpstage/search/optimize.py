@@ -33,6 +33,7 @@ from hpstage.errors.arguments import (
     whole,
 )
 from hpstage.executor import Executor
+from hpstage.optuna.ledger import Constraints
 from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.call import open_call
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     checkpoints=optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
     callbacks=optional(several(function(""), "functions of the study and a trial")),
     catch=CATCH,
+    constraints=optional(function("a function of a dict of metrics")),
     show_progress_bar=switch,
     extend=switch,
     sharing=switch,
@@ -87,6 +89,7 @@ def optimize(
     checkpoints: str | os.PathLike[str] | CheckpointStore | None = None,
     callbacks: Sequence[Callback] | Callback | None = None,
     catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
+    constraints: Constraints | None = None,
     show_progress_bar: bool = False,
     extend: bool = False,
     sharing: bool = True,
@@ -141,6 +144,10 @@ def optimize(
         callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``.
         catch: exceptions of the user's code that fail only their trials; others stop the study once running stages
             have ended. By default all are caught; Optuna's own default is ``()``.
+        constraints: a function of a trial's metrics after its last step, a dict, that returns a number for each
+            constraint by its name: the trial is feasible if none is above 0 (nor NaN). They are the trial's, as by
+            ``trial.set_constraint`` at the end of an objective: samplers that know constraints, ``study.best_trial``
+            and the result's best trial go by them. Before Optuna 5 samplers do with ``constraints_func`` only.
         show_progress_bar: show the progress of the search on standard error: on a terminal, a few lines that stay below
             printed and logged output; elsewhere (a file, a notebook, ``TERM=dumb``) a line at most every ten seconds.
         extend: continue the study's last search, whether it ended or not, with more ``steps``, more ``n_trials`` or
@@ -199,6 +206,7 @@ def optimize(
         algorithm=FullTraining() if algorithm is None else algorithm,
         callbacks=in_tuple(callbacks or ()),
         catch=in_tuple(catch),
+        constraints=constraints,
         extend=extend,
         sharing=sharing,
         evaluate_every=evaluate_every,

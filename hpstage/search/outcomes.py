@@ -85,6 +85,8 @@ class Outcomes:
         if ended.state.is_finished():  # by somebody else: what the study says counts
             trial.values = None if ended.values is None else tuple(ended.values)
         self._note_metrics(trial, measured)
+        if trial.metrics is not None:
+            self._ledger.constrain(trial.storage_id, trial.metrics)
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         trial.state = frozen.state
         self.note(trial)

@@ -11,7 +11,7 @@ from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algos import FullTraining, OptunaPruner
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import instance, text
-from hpstage.optuna.ledger import samplers
+from hpstage.optuna.ledger import Constraints, samplers
 from hpstage.optuna.private import startup_trials
 from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, points_of
@@ -51,6 +51,7 @@ class Request:
     algorithm: Algorithm
     callbacks: tuple[Callback, ...]
     catch: tuple[type[Exception], ...]
+    constraints: Constraints | None
     extend: bool
     sharing: bool
     evaluate_every: int | None

@@ -33,7 +33,7 @@ from hpstage.algos import FullTraining, OptunaPruner
 from hpstage.store import MemoryJournal
 
 STEPS, GRACE, TRIALS = 6, 2, 12
-KINDS = ("grid", "conditional", "enqueue", "constraints", "objectives", "failing", "nan")
+KINDS = ("grid", "conditional", "enqueue", "constraints", "objectives", "failing", "nan", "measured")
 Values = dict[str, Any]
 
 # --- spaces -----------------------------------------------------------------------------------------------
@@ -325,8 +325,14 @@ class Case:
             if len(self.names) == 1:
                 trial.report(found["loss"], step + 1)
             if self.pruner and step + 1 < STEPS and trial.should_prune():
+                self.constrain(trial, found)
                 raise optuna.TrialPruned
+        self.constrain(trial, found)
         return [found[name] for name in self.names]
+
+    def constrain(self, trial: Trial, found: Mapping[str, float]) -> None:
+        if self.kind == "measured" and hasattr(trial, "set_constraint"):  # since Optuna 5
+            trial.set_constraint("size", found["size"] - 2.0)
 
     def in_hpstage(self, storage: BaseStorage | None = None, store: Path | None = None) -> optuna.Study:
         """Run the search, or resume it: the same call with the same arguments, made anew."""
@@ -356,6 +362,7 @@ class Case:
             executor=hpstage.InlineExecutor(),
             store=MemoryJournal() if store is None else store,
             catch=(Unstable,),
+            constraints=(lambda found: {"size": found["size"] - 2.0}) if self.kind == "measured" else None,
             callbacks=[see],
         )
         return study

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining
-from hpstage.errors import StateError
+from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
@@ -193,6 +193,18 @@ def test_constraints_are_those_of_trials_that_have_metrics() -> None:
         search(study, failing, Picky(), n_trials=24, algorithm=FullTraining(window=2))
         assert {*states(study)} == {TrialState.FAIL, TrialState.COMPLETE}
         assert study.best_value <= 5 < max(trial.value or 0 for trial in study.trials)
+
+
+def test_constraints_of_metrics() -> None:
+    study = create()
+    search(study, space, Tape(), n_trials=12, constraints=lambda metrics: {"score": metrics["score"] - 4})
+    assert study.best_value <= 4 < max(trial.value or 0 for trial in study.trials)
+
+
+@pytest.mark.parametrize("wrong", [lambda metrics: {"score": metrics["scor"]}, lambda metrics: 3])
+def test_constraints_that_cannot_be_computed_are_named(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"constraints\({'score': .*}\) raises .*; return a dict of a number for each"):
+        search(create(), space, Tape(), n_trials=3, constraints=wrong)
 
 
 def test_a_space_that_prunes_under_several_objectives() -> None:

@@ -32,6 +32,7 @@ def expected(algorithm: Algorithm, **values: Any) -> float:
         timeout=None,
         callbacks=(),
         catch=(),
+        constraints=None,
         extend=False,
         sharing=True,
         evaluate_every=None,
