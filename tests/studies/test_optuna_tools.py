@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
+import numpy as np
 import optuna
 import pytest
 from optuna import storages
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
-from optuna.study import MaxTrialsCallback
-from optuna.terminator import BestValueStagnationEvaluator, StaticErrorEvaluator, Terminator, TerminatorCallback
-from optuna.trial import TrialState
+from optuna.study import MaxTrialsCallback, StudyDirection
+from optuna.terminator import (
+    BaseErrorEvaluator,
+    BestValueStagnationEvaluator,
+    CrossValidationErrorEvaluator,
+    StaticErrorEvaluator,
+    Terminator,
+    TerminatorCallback,
+    report_cross_validation_scores,
+)
+from optuna.trial import FrozenTrial, TrialState
 
 import hpstage
 from hpstage import schedule as s
@@ -39,10 +48,10 @@ def space(trial: optuna.trial.BaseTrial) -> dict[str, Any]:
     return {"a": s.piecewise({0: first, 4: late}), "b": s.constant(trial.suggest_float("b", 0.5, 2.0))}
 
 
-def search(study: optuna.Study, **options: Any) -> hpstage.Result:
+def search(study: optuna.Study, trainable: object = None, **options: Any) -> hpstage.Result:
     settings: dict[str, Any] = {"metric": "score", "steps": STEPS, "n_trials": 12, "store": MemoryJournal()}
     settings |= {"space": space, "executor": hpstage.InlineExecutor()} | options
-    return hpstage.optimize(study, Tape(), **settings)
+    return hpstage.optimize(study, trainable or Tape(), **settings)
 
 
 def value_alone(trial: optuna.trial.FrozenTrial, step: int) -> float:
@@ -148,6 +157,53 @@ def test_a_terminator_stops_where_it_stops_optunas_own_loop() -> None:
     plain.optimize(lambda trial: alone(space(trial), STEPS).score, n_trials=60, callbacks=[terminator()])
     assert 5 < len(plain.trials) < 60
     assert [(t.params, t.value) for t in study.trials] == [(t.params, t.value) for t in plain.trials]
+
+
+def folds(score: float) -> list[float]:
+    """Stand-ins for the scores of a cross-validation."""
+    return [score * factor for factor in (0.999, 1.0, 1.001)]
+
+
+class Folded(Tape):
+    version = "folded"
+
+    def evaluate(self) -> dict[str, float]:
+        found = super().evaluate()
+        return {**found} | {f"fold_{number}": score for number, score in enumerate(folds(found["score"]))}
+
+
+class OfMetrics(BaseErrorEvaluator):
+    """As CrossValidationErrorEvaluator, of the scores that a trial has as metrics."""
+
+    def evaluate(self, trials: list[FrozenTrial], study_direction: StudyDirection) -> float:
+        best = max(trials, key=lambda trial: trial.value or 0.0)
+        scores = [value for name, value in best.user_attrs.items() if name.startswith("fold_")]
+        return float(np.sqrt((1 / len(scores) + 1 / (len(scores) - 1)) * np.var(scores)))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_terminator_goes_by_scores_of_folds_that_are_metrics() -> None:
+    def stop(error: BaseErrorEvaluator) -> TerminatorCallback:
+        return TerminatorCallback(Terminator(BestValueStagnationEvaluator(4), error, min_n_trials=5))
+
+    def objective(trial: optuna.Trial) -> float:
+        score = alone(space(trial), STEPS).score
+        report_cross_validation_scores(trial, folds(score))
+        return score
+
+    study, plain = create(), create()
+    options: dict[str, Any] = {"n_trials": 60, "algorithm": FullTraining(window=1)}
+    search(study, trainable=Folded(), callbacks=[stop(OfMetrics())], **options)
+    plain.optimize(objective, n_trials=60, callbacks=[stop(CrossValidationErrorEvaluator())])
+    assert 5 < len(plain.trials) < 60
+    assert [(t.params, t.value) for t in study.trials] == [(t.params, t.value) for t in plain.trials]
+
+
+def test_trials_are_pruned_by_one_metric_under_constraints_of_others() -> None:
+    study = create()
+    search(study, algorithm=SuccessiveHalving(2, 2), constraints=lambda metrics: {"score": metrics["score"] - 4})
+    assert {TrialState.PRUNED, TrialState.COMPLETE} == {trial.state for trial in study.trials}
+    assert all(trial.constraints.keys() == {"score"} for trial in study.trials if hasattr(trial, "constraints"))
 
 
 def test_a_terminator_that_lacks_its_scores_raises_and_the_same_call_without_it_goes_on() -> None:
