@@ -47,6 +47,9 @@ class Regimes:
     def __iter__(self) -> Iterator[Regime]:
         return iter(self._counts)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Regimes) and self._counts == other._counts and self._kinds == other._kinds
+
     def __len__(self) -> int:
         return len(self._counts)
 

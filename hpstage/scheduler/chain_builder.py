@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from hpstage.plan.facts import Span
@@ -175,6 +175,10 @@ class ChainBuilder:
             orders.verifying.add(regime)
             self._verifying.add(regime)
         return verify
+
+    def validate(self, running: Iterable[Orders]) -> None:
+        """Assert that what the running chains verify is counted, for tests."""
+        assert self._verifying == Regimes(regime for orders in running for regime in orders.verifying)
 
     def ended(self, orders: Orders) -> None:
         """Forget what a chain was to verify, which has ended."""

@@ -452,6 +452,7 @@ class Scheduler:
         """Assert every cross-collection invariant, for tests. O(plan)."""
         validate(self._plan)
         self._tree.validate()
+        self._builder.validate(self._running.values())
         for worker in self.workers.values():
             assert worker.chain is None or worker.chain in self._plan.chains
         for id, orders in self._running.items():
