@@ -88,6 +88,7 @@ class TorchLoop(Adapter):
         self._pending = True  # set up, but not built yet: a state may be loaded into an existing model
         self._built: _Built | None = None
         self._batches: Batches | StreamBatches | None = None
+        self._prepared: Batches | StreamBatches | None = None  # of the data set that the present trial has made
         self._made: dict[str, object] = {}  # attributes that dataset() has set
         self._contents: Contents | None = None
         self._samples = 0
@@ -280,8 +281,9 @@ class TorchLoop(Adapter):
         self._lent.give_back()
 
     def _close_batches(self) -> None:
-        if self._batches is not None:
-            self._batches.close()
+        for batches in (self._batches, self._prepared):
+            if batches is not None:
+                batches.close()
 
     def synchronize(self) -> None:
         """Wait for the GPU, before time is measured."""
@@ -297,7 +299,7 @@ class TorchLoop(Adapter):
         """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
         if self._contents is None:
             with self._lent.taken():
-                batches = self._data()
+                batches = self._given_data()
                 told = {**batches.told, **({"draws": DRAWS} if batches.draws else {})}
                 with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
                     first = batches.first(SAMPLED) if isinstance(batches, StreamBatches) else None
@@ -379,7 +381,7 @@ class TorchLoop(Adapter):
         self._built = None  # frees the memory of the previous one first
         backend = self._steps_by()
         self._lent.take()
-        self._data()  # before anything else: what it sets on the object belongs to no trial
+        self._given_data()  # before anything else: what it sets on the object belongs to no trial
         self._world.reset()
         self._hp = self._initial
         self._give_values()
@@ -408,7 +410,7 @@ class TorchLoop(Adapter):
             yield "model", self._built.model
             yield "optimizer", self._built.optimizer
         yield "self", self._user
-        if isinstance(self._batches, Batches):  # a stream tells its position itself
+        if isinstance(self._batches, Batches):  # a stream keeps its position itself
             yield "dataset", self._batches.dataset
 
     def _answers_for(self, path: str) -> bool:
@@ -432,9 +434,19 @@ class TorchLoop(Adapter):
         self._batch_size = size
 
     def _data(self) -> Batches | StreamBatches:
+        """Return the batches to train on."""
+        given, prepared = self._given_data(), self._user._prepared_dataset
+        if prepared is None:
+            return given
+        if self._prepared is None or self._prepared.dataset is not prepared:
+            if self._prepared is not None:
+                self._prepared.close()
+            self._prepared = self._batches_of(prepared)
+        return self._prepared
+
+    def _given_data(self) -> Batches | StreamBatches:
         if self._batches is None:
             user = self._user
-            own = type(user).collate is not TorchTrainable.collate
             before = dict(vars(user))
             rekey(0, 0, Purpose.DATA)
             with self._without_values(
@@ -447,18 +459,23 @@ class TorchLoop(Adapter):
                 for name, value in vars(user).items()
                 if name not in NOT_STATE and (name not in before or value is not before[name])
             }
-            self._batches = batches_of(
-                dataset,
-                user.collate if own else None,
-                self.device,
-                Workers(user.num_workers, user.prefetch_factor, user.pin_memory),
-                by_epoch=self._by_epoch,
-                prepare=partial(_without_hp, user),
-                owner=user,
-                stateless=stateless_of(user),
-                who=f"{type(user).__name__}.dataset()",
-            )
+            self._batches = self._batches_of(dataset)
         return self._batches
+
+    def _batches_of(self, dataset: Any) -> Batches | StreamBatches:
+        user = self._user
+        own = type(user).collate is not TorchTrainable.collate
+        return batches_of(
+            dataset,
+            user.collate if own else None,
+            self.device,
+            Workers(user.num_workers, user.prefetch_factor, user.pin_memory),
+            by_epoch=self._by_epoch,
+            prepare=partial(_without_hp, user),
+            owner=user,
+            stateless=stateless_of(user),
+            who=f"{type(user).__name__}.dataset()",
+        )
 
     @contextmanager
     def _without_values(self, who: str, why: str) -> Iterator[None]:

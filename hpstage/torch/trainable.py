@@ -112,6 +112,11 @@ class TorchTrainable(ABC):
     """Whether ``evaluate`` is another library's: what that sets on its objects is undone without a remark."""
 
     @property
+    def _prepared_dataset(self) -> Any:
+        """What a library's trainer has made of the data set, once the model is made: each trial trains on its own."""
+        return None
+
+    @property
     def _horizon(self) -> Horizon | None:
         """The end of training that a library's trainer states, once model and optimizer are made."""
         return None

@@ -27,6 +27,8 @@ from hpstage import schedule as s
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StopTraining
 from hpstage.torch.transformers import TrainerTrainable
+from hpstage.training.randomness import rekey
+from hpstage.training.sample_order import SampleOrder
 from hpstage.training.trainables import as_trainable
 
 SAMPLES, STEPS, FORK = 26, 8, 4
@@ -166,6 +168,24 @@ class Stopping(TrainerCallback):
         setattr(control, self.what, state.global_step == 3)
 
 
+class Filtering(Trainer):
+    """Prepares its own data by its arguments, as TRL's trainers do."""
+
+    def __init__(self, *args: Any, train_dataset: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, train_dataset=[row for row in train_dataset if row["label"]], **kwargs)
+
+
+@dataclass
+class ChoosingPrecision(TrainingArguments):
+    """Chooses bf16 where neither it nor fp16 is stated, as TRL's arguments do."""
+
+    bf16: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.bf16 = not self.fp16 if self.bf16 is None else self.bf16
+        super().__post_init__()
+
+
 CASES: dict[str, Callable[[], TrainerTrainable]] = {
     "plain": setup,
     "weight decay, clipping, fused": lambda: setup(
@@ -183,6 +203,12 @@ CASES: dict[str, Callable[[], TrainerTrainable]] = {
         trainer_class=functools.partial(Weighted, power=1.5), args=WithWeight(**with_weight), callbacks=[Shrinking()]
     ),
     "activation checkpointing": lambda: setup(args=arguments(activation_checkpointing=True)),
+    "a subclass that prepares its data": lambda: setup(
+        trainer_class=Filtering,
+        args=ChoosingPrecision(
+            output_dir=OUTPUT, use_cpu=True, bf16=False, max_steps=STEPS, lr_scheduler_type="linear"
+        ),
+    ),
     "adafactor": lambda: setup(args=arguments(optim="adafactor", learning_rate=1e-3)),
 }
 ELSEWHERE = ("accumulation", "a scheduler with warm-up", "a subclass")
@@ -225,6 +251,55 @@ def weights(adapter: Any) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in adapter.subject.trainer.model.state_dict().items()}
 
 
+class Rekeyed(TrainerCallback):
+    """The randomness of each step, as hpstage keys it; and the learning rate, as a schedule would set it."""
+
+    def __init__(self, seed: int, rates: Callable[[int], float] | None) -> None:
+        self.seed, self.rates = seed, rates
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
+        rekey(self.seed, state.global_step)
+        if self.rates is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.rates(state.global_step)
+
+
+class Ordered:
+    """A sampler that gives the order of hpstage."""
+
+    def __init__(self, population: int, seed: int, *, endless: bool) -> None:
+        self.order, self.seed, self.epoch = SampleOrder(population), seed, -1
+        self.count = 10**6 if endless else population
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        for position in range(self.count):
+            yield int(self.order.take(self.seed, self.epoch * self.count + position, 1)[0])
+
+
+def alone(
+    given: TrainerTrainable, seed: int, rates: Callable[[int], float] | None = None, *, by_epoch: bool = False
+) -> dict[str, torch.Tensor]:
+    """Train by ``Trainer.train()`` itself."""
+    make: Any = given.trainer_class
+    kind, others = (make.func, make.keywords) if isinstance(make, functools.partial) else (make, {})
+
+    class Alone(kind):  # type: ignore[misc]
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return Ordered(len(self.train_dataset), seed, endless=not by_epoch)
+
+    args = given.arguments.made({})
+    args.save_strategy, args.logging_strategy = "no", "no"
+    setup = {**given.given, "callbacks": [Rekeyed(seed, rates), *given.given.get("callbacks", ())]}
+    source = {"model_init": given.model_init} if given.pretrained is None else {"model": given.pretrained}
+    trainer = Alone(args=args, train_dataset=given.train_dataset, **source, **setup, **others)
+    trainer.train()
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
 def space(trial: optuna.Trial) -> dict[str, object]:
     return {
         "learning_rate": s.multistep(
@@ -236,6 +311,8 @@ def space(trial: optuna.Trial) -> dict[str, object]:
 
 
 def search(trainable: object, store: object, **options: Any) -> hpstage.Result:
-    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    study = options.pop("study", None) or optuna.create_study(
+        study_name="study", sampler=optuna.samplers.RandomSampler(seed=0)
+    )
     given = {"n_trials": 3, "steps": STEPS, "executor": hpstage.InlineExecutor(), "metric": "eval_loss", **options}
     return hpstage.optimize(study, trainable, given.pop("space", space), store=store, **given)

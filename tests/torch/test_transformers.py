@@ -18,19 +18,16 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
 from hpstage.plan.facts import StateKey
 from hpstage.testing import TrainableContract
-from hpstage.training.randomness import rekey
-from hpstage.training.sample_order import SampleOrder
 
 pytest.importorskip("transformers")
 
-from transformers import TrainerCallback
 
-from hpstage.torch.transformers import TrainerTrainable
 from tests.torch.hugging_face import (
     CASES,
     ELSEWHERE,
     FORK,
     STEPS,
+    alone,
     arguments,
     fresh,
     outcome,
@@ -41,55 +38,6 @@ from tests.torch.hugging_face import (
 )
 
 # --- the same as Trainer alone
-
-
-class Rekeyed(TrainerCallback):
-    """The randomness of each step, as hpstage keys it; and the learning rate, as a schedule would set it."""
-
-    def __init__(self, seed: int, rates: Callable[[int], float] | None) -> None:
-        self.seed, self.rates = seed, rates
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
-        rekey(self.seed, state.global_step)
-        if self.rates is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = self.rates(state.global_step)
-
-
-class Ordered:
-    """A sampler that gives the order of hpstage."""
-
-    def __init__(self, population: int, seed: int, *, endless: bool) -> None:
-        self.order, self.seed, self.epoch = SampleOrder(population), seed, -1
-        self.count = 10**6 if endless else population
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Any:
-        self.epoch += 1
-        for position in range(self.count):
-            yield int(self.order.take(self.seed, self.epoch * self.count + position, 1)[0])
-
-
-def alone(
-    given: TrainerTrainable, seed: int, rates: Callable[[int], float] | None = None, *, by_epoch: bool = False
-) -> dict[str, torch.Tensor]:
-    """Train by ``Trainer.train()`` itself."""
-    make: Any = given.trainer_class
-    kind, others = (make.func, make.keywords) if isinstance(make, functools.partial) else (make, {})
-
-    class Alone(kind):  # type: ignore[misc]
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return Ordered(len(given.train_dataset), seed, endless=not by_epoch)
-
-    args = given.arguments.made({})
-    args.save_strategy, args.logging_strategy = "no", "no"
-    setup = {**given.given, "callbacks": [Rekeyed(seed, rates), *given.given.get("callbacks", ())]}
-    source = {"model_init": given.model_init} if given.pretrained is None else {"model": given.pretrained}
-    trainer = Alone(args=args, train_dataset=given.train_dataset, **source, **setup, **others)
-    trainer.train()
-    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
 @pytest.mark.one_in(2)

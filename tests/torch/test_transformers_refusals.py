@@ -14,9 +14,16 @@ from hpstage.errors import UsageError
 
 pytest.importorskip("transformers")
 
-from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
-from hpstage.torch.transformers.trainable import _say_unused
+from hpstage.torch.transformers.arguments import warn_once
 from tests.torch.hugging_face import (
     OUTPUT,
     Stopping,
@@ -33,10 +40,8 @@ from tests.torch.hugging_face import (
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"args": {"deepspeed": None, "push_to_hub": True}}, "push_to_hub"),
+        ({"args": {"torch_compile": True}}, "torch_compile"),
         ({"args": {"resume_from_checkpoint": "folder"}}, "resume_from_checkpoint"),
-        ({"args": {"load_best_model_at_end": True, "save_strategy": "best"}}, r"result.load\(trial, 'best'\)"),
-        ({"args": {"report_to": "tensorboard"}}, "report_to"),
         ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha"),
         ({"args": {"auto_find_batch_size": True}}, "auto_find_batch_size"),
         ({"args": {"train_sampling_strategy": "group_by_length"}}, "train_sampling_strategy"),
@@ -47,7 +52,6 @@ from tests.torch.hugging_face import (
         ({"eval_dataset": None}, "eval_dataset"),
         ({"model_init": lambda hp, more: None}, "more than one argument"),
         ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback has no meaning"),
-        ({"callbacks": [PrinterCallback]}, "logging and saving"),
         ({"callbacks": [type("Mine", (TrainerCallback,), {"on_save": print})()]}, r"Mine\.on_save\(\)"),
         ({"trainer_class": type("Mine", (Trainer,), {"get_train_dataloader": print})}, r"Mine\.get_train_dataloader"),
         (
@@ -112,9 +116,32 @@ def test_what_cannot_go_on_is_said(make: Callable[[], Any], hp_at: Callable[[int
         trained(fresh(make(), hp_at(0)), hp_at, 0, 4)
 
 
+@pytest.mark.parametrize(
+    ("fields", "callbacks", "named"),
+    [
+        ({"report_to": "tensorboard"}, [], "report_to=['tensorboard']) is not used in a search: result.write_report"),
+        ({"push_to_hub": True}, [], "push_to_hub=True) is not used in a search: result.best_model().push_to_hub"),
+        ({"load_best_model_at_end": True, "save_strategy": "best"}, [], "result.load(trial, 'best')"),
+        ({}, [PrinterCallback, ProgressCallback()], "PrinterCallback is not used in a search"),
+    ],
+)
+def test_what_only_shows_or_saves_is_left_out_with_a_warning(
+    fields: dict[str, Any], callbacks: list[Any], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    args = TrainingArguments(output_dir=OUTPUT, use_cpu=True, **fields)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        trainables = [setup(args=args, callbacks=callbacks) for _ in range(2)]
+    messages = [record.getMessage() for record in caplog.records]
+    assert named in messages[0] and messages.count(messages[0]) == 1
+    plain = setup(args=TrainingArguments(output_dir=OUTPUT, use_cpu=True))
+    assert trainables[0].arguments.fields == plain.arguments.fields
+    assert trainables[0].given.keys() == plain.given.keys()
+
+
 def test_a_scheduler_that_is_not_used_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     told = "lr_scheduler_type='cosine' of TrainingArguments is not used"
-    _say_unused.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "hpstage"):
         for kind in ("cosine", "cosine", "linear"):  # the last by default
             fresh(setup(args=arguments(lr_scheduler_type=kind)), {"learning_rate": 0.1}).evaluate()

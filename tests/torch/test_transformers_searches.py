@@ -129,13 +129,49 @@ def test_hyper_parameters_go_to_model_init_and_to_fields_of_the_users_own() -> N
     adapter.close()
 
 
-def test_a_tokenizer_pads_the_batches(tmp_path: Path) -> None:
+def words() -> Any:
+    """A fast tokenizer, whose settings of padding and truncation lie in Rust."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1, **{str(i): i for i in range(2, 40)}}, unk_token="[UNK]"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    rust = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1, **{str(i): i for i in range(2, 40)}}, unk_token="[UNK]"))
+    rust.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=rust, pad_token="[PAD]", unk_token="[UNK]")
+
+
+class Tokenizing:
+    """A collator of texts. It truncates more from call to call, by what the tokenizer has been set to before."""
+
+    def __init__(self) -> None:
+        self.tokenizer = words()
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        backend = self.tokenizer.backend_tokenizer
+        backend.enable_truncation(max(2, (backend.truncation or {"max_length": 7})["max_length"] - 1))
+        backend.enable_padding()
+        rows = backend.encode_batch([" ".join(map(str, sample["input_ids"])) for sample in samples])
+        return {
+            "input_ids": torch.tensor([row.ids for row in rows]),
+            "labels": torch.tensor([sample["label"] for sample in samples]),
+        }
+
+
+def test_what_a_tokenizer_holds_in_rust_is_in_the_state() -> None:
+    hp = {"learning_rate": 1e-2, "seed": 1}
+    straight = trained(fresh(setup(data_collator=Tokenizing()), hp), lambda step: hp, 0, 4)
+    kept = clone(straight.state_dict())
+    trained(straight, lambda step: hp, 4, 6)
+    forked = fresh(setup(data_collator=Tokenizing()), hp)
+    forked.load_state_dict(kept)
+    trained(forked, lambda step: hp, 4, 6)
+    assert outcome(forked) == outcome(straight)
+    assert forked.subject.given["data_collator"].tokenizer.backend_tokenizer.truncation["max_length"] == 2
+
+
+def test_a_tokenizer_pads_the_batches(tmp_path: Path) -> None:
+    tokenizer = words()
 
     class Sentences(torch.utils.data.Dataset[dict[str, Any]]):
         """Tokenized when they are asked for."""

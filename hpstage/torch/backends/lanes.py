@@ -139,13 +139,13 @@ class StackedLoop(TorchLoop):
         self.detach()
         return super().train_by(numerics)
 
-    def _data(self) -> Batches | StreamBatches:
+    def _given_data(self) -> Batches | StreamBatches:
         first = self.stack.first
         if self._batches is None and self is not first:
-            shared = first._data()
+            shared = first._given_data()
             stackable = isinstance(shared, Batches) and shared.processes is None
             if self.stack.most == 1 or not (self._stacks or stackable):
-                return super()._data()
+                return super()._given_data()
             if not stackable:
                 raise UsageError(
                     f"{type(self._user).__name__} reads a stream, or data that processes load, of which each of "
@@ -153,7 +153,7 @@ class StackedLoop(TorchLoop):
                     f"loaded here (num_workers = 0)"
                 )
             self._batches, self._made = shared, first._made
-        return super()._data()
+        return super()._given_data()
 
     # --- the port -----------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import logging
 import tempfile
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -16,6 +18,8 @@ from transformers import TrainingArguments
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.transformers.horizon import LENGTH
+
+logger = logging.getLogger("hpstage")
 
 LIVE = frozenset(
     (
@@ -33,15 +37,18 @@ _REFUSED = {
     "deepspeed": "a trial trains on one device",
     "fsdp": "a trial trains on one device",
     "full_determinism": "training is deterministic without it",
-    "load_best_model_at_end": "result.load(trial, 'best') gives the best state of a trial",
     "neftune_noise_alpha": "add the noise in the model",
     "parallelism_config": "a trial trains on one device",
-    "push_to_hub": "result.best_model().push_to_hub(...) does it after the search",
-    "report_to": "result.write_report(...) and optuna-dashboard show what the search has measured",
     "resume_from_checkpoint": "a search continues from its own states",
     "torch_compile": "the model is trained as it is",
     "train_sampling_strategy": "the order of samples is a function of seed and position",
 }
+_UNUSED = {
+    "load_best_model_at_end": "result.load(trial, 'best') gives the best state of a trial",
+    "push_to_hub": "result.best_model().push_to_hub(...) does it after the search",
+    "report_to": "result.write_report(...) and optuna-dashboard show what the search has measured",
+}
+"""Fields that decide nothing, but that a user may rely on: a warning names what replaces them."""
 _REFUSED_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
 _REFUSED_OPTIMIZERS = ("layerwise", "lomo")
 
@@ -72,19 +79,44 @@ class Arguments:
 
     def __init__(self, given: TrainingArguments) -> None:
         self.kind = type(given)
-        default = self._made({})
-        self.fields: dict[str, Any] = {}
-        for field in dataclasses.fields(given):
-            value, usual = getattr(given, field.name), getattr(default, field.name)
-            if not field.init or _same(value, usual) or (is_ignored(field.name) and field.name not in _REFUSED):
-                continue
-            if field.name in _REFUSED:
-                raise UsageError(
-                    f"TrainingArguments({field.name}={_plain(value)!r}) has no meaning in a search: "
-                    f"{_REFUSED[field.name]}"
-                )
-            self.fields[field.name] = _plain(value)
         _see(given)
+        self.fields = self._stated(given)
+        for name in self.fields.keys() & _REFUSED.keys():
+            raise UsageError(
+                f"TrainingArguments({name}={self.fields[name]!r}) has no meaning in a search: {_REFUSED[name]}"
+            )
+        for name, instead in _UNUSED.items():
+            if value := getattr(given, name, None):
+                warn_once(f"TrainingArguments({name}={value!r}) is not used in a search: {instead}")
+
+    def _stated(self, given: TrainingArguments) -> dict[str, Any]:
+        """Return the fields that make these arguments again, without those that follow from the others.
+
+        A field may follow from others, or from the machine, in ``__post_init__``: TRL's arguments choose bf16 where
+        neither it nor fp16 is stated. So neither its default nor an instance without the user's fields shows whether it
+        was stated.
+        """
+        values = {
+            field.name: _plain(getattr(given, field.name))
+            for field in dataclasses.fields(given)
+            if field.init and (field.name in _REFUSED or not is_ignored(field.name))
+        }
+        fields = {name: value for name, value in values.items() if not _same(value, self._default(name))}
+        names = [*fields]
+        while names:
+            name = names.pop()
+            fewer = {other: value for other, value in fields.items() if other != name}
+            try:
+                made = self._made(fewer)
+            except Exception:  # without this field the machine cannot do it, or two others exclude each other
+                continue
+            if all(_same(_plain(getattr(made, other)), value) for other, value in values.items()):
+                fields, names = fewer, [*fewer]
+        return fields
+
+    def _default(self, name: str) -> Any:
+        (field,) = (field for field in dataclasses.fields(self.kind) if field.name == name)
+        return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
     def made(self, hp: Mapping[str, Scalar]) -> TrainingArguments:
         """Return new arguments with the fields that hyperparameters name set to their values."""
@@ -123,7 +155,7 @@ class Arguments:
         """Return the value of a field, as far as no hyperparameter has its name."""
         if name in self.fields:
             return self.fields[name]
-        return next(field.default for field in dataclasses.fields(self.kind) if field.name == name)
+        return self._default(name)
 
     def cast(self, name: str, value: Scalar) -> Scalar:
         """Return the value of a hyperparameter in the type of its field: it arrives as ``1`` for ``1.0``.
@@ -158,8 +190,14 @@ def detach() -> None:
         kind._shared_state = dict(kind._shared_state)
 
 
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning once in a process, not for each trial."""
+    logger.warning("%s", message)
+
+
 def is_ignored(name: str) -> bool:
-    return name in _IGNORED or name.startswith(_IGNORED_PREFIXES)
+    return name in _IGNORED or name in _UNUSED or name.startswith(_IGNORED_PREFIXES)
 
 
 def _see(args: TrainingArguments) -> None:
@@ -173,8 +211,8 @@ def _see(args: TrainingArguments) -> None:
         raise UsageError(f"optim={optimizer!r} updates weights during the backward pass, where no state can be taken")
 
 
-def _same(value: Any, usual: Any) -> bool:
-    return bool(type(value) is type(usual) and _plain(value) == _plain(usual))
+def _same(value: Any, other: Any) -> bool:
+    return bool(type(value) is type(other) and value == other)
 
 
 def _plain(value: Any) -> Any:

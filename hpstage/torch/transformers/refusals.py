@@ -9,6 +9,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from hpstage.errors import UsageError
+from hpstage.torch.transformers.arguments import warn_once
 
 _NEVER_CALLED = {
     "train": "hpstage runs the loop",
@@ -38,8 +39,13 @@ def see_trainer(make: Any) -> None:
             raise UsageError(f"{kind.__name__}.{name}() is not called in a search: {why}")
 
 
-def see_callbacks(callbacks: Iterable[Any]) -> None:
-    """Raise :class:`UsageError` for callbacks that stop, save or log, or listen to an event that does not happen."""
+def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
+    """Return the callbacks without those of transformers that only show or save: a warning names them.
+
+    Raises:
+        UsageError: one stops trials early, or listens to an event that does not happen.
+    """
+    used = []
     for callback in callbacks:
         kind = callback if isinstance(callback, type) else type(callback)
         if not issubclass(kind, TrainerCallback):
@@ -50,9 +56,8 @@ def see_callbacks(callbacks: Iterable[Any]) -> None:
                 "MedianStopping), and result.load(trial, 'best') gives the best state"
             )
         if kind.__module__.partition(".")[0] == "transformers":
-            raise UsageError(
-                f"{kind.__name__} has no meaning in a search, which does its own logging and saving: leave it out"
-            )
+            warn_once(f"{kind.__name__} is not used in a search, which does its own logging and saving")
+            continue
         events = (name for name in dir(kind) if name.startswith("on_"))
         strange = [
             name
@@ -65,3 +70,5 @@ def see_callbacks(callbacks: Iterable[Any]) -> None:
                 f"no epochs, evaluations and saves of its own: do it in {', '.join(sorted(_EVENTS))}, by "
                 f"state.global_step"
             )
+        used.append(callback)
+    return used

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +18,11 @@ from hpstage.errors import StopTraining, TrainingError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.horizon import Horizon
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.torch.transformers.arguments import Arguments, detach
+from hpstage.torch.transformers.arguments import Arguments, detach, warn_once
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.horizon import end_of, horizon_of, see_end
-from hpstage.torch.transformers.refusals import see_callbacks, see_trainer
+from hpstage.torch.transformers.refusals import see_trainer, used_callbacks
 from hpstage.training.code.unread import may_read
-
-logger = logging.getLogger("hpstage")
 
 
 class TrainerTrainable(TorchTrainable):
@@ -97,7 +93,6 @@ class TrainerTrainable(TorchTrainable):
         if model_init is not None and len(inspect.signature(model_init).parameters) > 1:
             raise UsageError("model_init takes more than one argument; it is called with the hyperparameters alone")
         see_trainer(trainer_class)
-        see_callbacks(callbacks or ())
         self.arguments = Arguments(args)
         self.pretrained = model
         self.model_init = model_init
@@ -109,7 +104,7 @@ class TrainerTrainable(TorchTrainable):
             "processing_class": processing_class,
             "compute_loss_func": compute_loss_func,
             "compute_metrics": compute_metrics,
-            "callbacks": list(callbacks) if callbacks else None,
+            "callbacks": used_callbacks(callbacks or ()) or None,
             "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs,
             "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
         }
@@ -131,6 +126,12 @@ class TrainerTrainable(TorchTrainable):
 
     def dataset(self) -> Any:
         return self.train_dataset
+
+    @property
+    def _prepared_dataset(self) -> Any:
+        # A subclass of Trainer may tokenize, filter or pack its data when it is made, by its arguments.
+        made = None if self.trainer is None else self.trainer.train_dataset
+        return None if made is self.train_dataset else made
 
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
         self._see_names(hp)
@@ -160,11 +161,15 @@ class TrainerTrainable(TorchTrainable):
         trainer = self.trainer
         optimizer = built(trainer, hp)
         trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
-        see_end(trainer, len(self.train_dataset))
+        see_end(trainer, len(trainer.train_dataset))
         if "learning_rate" not in hp:
             trainer.create_scheduler(num_training_steps=trainer.state.max_steps)
         elif self.arguments.fields.get("lr_scheduler_type", "constant") != "constant":  # given, and not by default
-            _say_unused(self.arguments.fields["lr_scheduler_type"])
+            scheduler = self.arguments.fields["lr_scheduler_type"]
+            warn_once(
+                f"learning_rate follows its schedule; lr_scheduler_type={scheduler!r} of TrainingArguments is not used "
+                f"(set lr_scheduler_type='constant' to drop this warning)"
+            )
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = model, trainer.optimizer, trainer.lr_scheduler
         trainer.is_in_train = True
@@ -208,7 +213,7 @@ class TrainerTrainable(TorchTrainable):
         model.zero_grad()
         trainer.state.global_step += 1
         trainer.samples_seen += len(samples)
-        trainer.state.epoch = trainer.samples_seen / len(self.train_dataset)
+        trainer.state.epoch = trainer.samples_seen / len(trainer.train_dataset)
         self._call("on_step_end")
         if trainer.control.should_training_stop:
             raise StopTraining("a callback has set control.should_training_stop")
@@ -223,7 +228,7 @@ class TrainerTrainable(TorchTrainable):
 
     @property
     def _horizon(self) -> Horizon | None:
-        return horizon_of(self.trainer, len(self.train_dataset), by_epoch=self.step_unit == "epoch")
+        return horizon_of(self.trainer, len(self.trainer.train_dataset), by_epoch=self.step_unit == "epoch")
 
     def _new_model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
         if self.model_init is not None:
@@ -290,16 +295,6 @@ class _Samples:
 
 
 _OF_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
-
-
-@functools.cache
-def _say_unused(scheduler: str) -> None:
-    """Say it once in a process, not for each trial."""
-    logger.warning(
-        "learning_rate follows its schedule; lr_scheduler_type=%r of TrainingArguments is not used "
-        "(lr_scheduler_type='constant' says so)",
-        scheduler,
-    )
 
 
 def _takes_values(model_init: Callable[..., Any]) -> bool:

@@ -87,6 +87,7 @@ class Encoder:
         if kind == "foreign" and (
             content[1] == record.content[1]
             or (isinstance(content[1], bytes) and len(content[1]) == len(record.content[1] or ""))
+            or isinstance(content[1], tuple)  # which its class takes back
         ):
             return kind, self._pairs(path, content[0]), content[1]
         if kind == "set":

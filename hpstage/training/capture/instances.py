@@ -175,8 +175,10 @@ def _script_attributes(obj: Any) -> list[str]:
 
 
 class Foreign(Instance):
-    """Objects of classes written in C: attributes, and their exposed memory or a checksum of their pickle unless that
-    is too long; ``None`` if they expose no memory and cannot be pickled."""
+    """Objects of classes written in C: attributes, and what is inside them. This is their exposed memory; else the
+    bytes that their own ``__setstate__`` takes back, such as those of a tokenizer; else a checksum of their pickle,
+    which shows a change and cannot be restored; ``None`` if there is none of these. More than a MiB is not looked at.
+    """
 
     name = "foreign"
 
@@ -196,6 +198,10 @@ class Foreign(Instance):
         inside = _inside(obj)
         if content[1] == inside:
             return
+        if isinstance(inside, tuple) and isinstance(content[1], tuple) and type(content[1][1]) is bytes:
+            obj.__setstate__(content[1][1])
+            if _inside(obj) == content[1]:
+                return
         if not isinstance(inside, bytes) or not isinstance(content[1], bytes) or len(inside) != len(content[1]):
             raise TypeError("it is of a class written in C")
         (ctypes.c_ubyte * len(inside)).from_buffer(obj)[:] = list(content[1])
@@ -204,7 +210,7 @@ class Foreign(Instance):
         return attribute_children(content[0])
 
 
-def _inside(obj: Any) -> bytes | str | None:
+def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
     if jax_arrays.is_array(obj):
         try:
             return digest(obj)  # of all of it, once: an array of JAX never changes
@@ -216,9 +222,24 @@ def _inside(obj: Any) -> bytes | str | None:
                 return memory.tobytes()
     except (TypeError, BufferError, ValueError):
         pass  # it exposes none
-    return pickled(obj)
+    state = _own_state(obj)
+    return pickled(obj) if state is None else (_STATE, state)
 
 
+def _own_state(obj: Any) -> bytes | None:
+    """Return the bytes by which an object's class, without any code in Python, pickles it and sets it again."""
+    kind = type(obj)
+    methods = (getattr(kind, name, None) for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__"))
+    if not all(isinstance(method, types.MethodDescriptorType) for method in methods):
+        return None
+    try:
+        state = obj.__reduce_ex__(2)[2]
+    except Exception:
+        return None  # whatever its class raises
+    return state if type(state) is bytes and len(state) <= _LONGEST else None
+
+
+_STATE = "state"
 _LONG = "more than is looked at"
 _LONGEST = 1 << 20
 _LONGEST_BUFFER = 1 << 26
