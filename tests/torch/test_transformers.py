@@ -62,6 +62,19 @@ def test_epochs_are_those_of_trainer_alone() -> None:
     assert all(torch.equal(weights(adapter)[name], value) for name, value in expected.items())
 
 
+SCHEDULERS: list[dict[str, Any]] = [{"lr_scheduler_type": "cosine", "warmup_steps": 3}, {"lr_scheduler_type": "linear"}]
+
+
+@pytest.mark.parametrize("stated", SCHEDULERS)
+    "stated", [{"lr_scheduler_type": "cosine", "warmup_steps": 3}, {"lr_scheduler_type": "linear"}]
+)
+def test_a_scheduler_starts_from_the_hyperparameter_as_under_trainer(stated: dict[str, Any]) -> None:
+    hp = {"seed": 42, "learning_rate": 2e-3}
+    adapter = trained(fresh(setup(args=arguments(**stated)), hp), lambda step: hp, 0, STEPS)
+    expected = alone(setup(args=arguments(**stated, learning_rate=2e-3)), 42)
+    assert all(torch.equal(weights(adapter)[name], value) for name, value in expected.items())
+
+
 def test_a_schedule_of_the_learning_rate_is_followed_at_every_step() -> None:
     rates = s.linear(2e-3, start_factor=0.0, end_factor=1.0, total_iters=5)
     hp_at = lambda step: {"seed": 42, "learning_rate": rates.value(step)}  # noqa: E731

@@ -38,7 +38,7 @@ from tests.torch.hugging_face import (
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"args": {"torch_compile": True}}, "torch_compile"),
         ({"args": {"resume_from_checkpoint": "folder"}}, "resume_from_checkpoint"),
@@ -60,15 +60,15 @@ from tests.torch.hugging_face import (
         ),
     ],
 )
-def test_what_has_no_meaning_in_a_search_is_refused_by_name(given: dict[str, Any], told: str) -> None:
+def test_what_has_no_meaning_in_a_search_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     if isinstance(given.get("args"), dict):
         given = {**given, "args": TrainingArguments(output_dir=OUTPUT, use_cpu=True, **given["args"])}
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         setup(**given)
 
 
 @pytest.mark.parametrize(
-    ("hp", "told"),
+    ("hp", "message"),
     [
         ({"lr": 0.1}, r"nothing reads the hyperparameter 'lr'.*did you mean 'learning_rate'"),
         ({"batch_size": 4}, "per_device_train_batch_size"),
@@ -78,8 +78,8 @@ def test_what_has_no_meaning_in_a_search_is_refused_by_name(given: dict[str, Any
         ({"optim": "sgd", "adam_beta1": 0.8}, "SGD has no such field"),
     ],
 )
-def test_a_hyper_parameter_that_nothing_reads_is_refused_by_name(hp: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_hyper_parameter_that_nothing_reads_is_refused_by_name(hp: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         trained(fresh(setup(), hp), lambda step: hp, 0, 1)
 
 
@@ -99,7 +99,7 @@ def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: 
 
 
 @pytest.mark.parametrize(
-    ("make", "hp_at", "told"),
+    ("make", "hp_at", "message"),
     [
         (setup, lambda step: {"warmup_steps": step}, "read only when a trial begins"),
         (lambda: setup(model_init=bert), lambda step: {"width": 8 * (1 + step)}, "read only when a trial begins"),
@@ -109,10 +109,17 @@ def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: 
             lambda step: {"learning_rate": 0.01 * step},
             "learning_rate is 0 at first",
         ),
+        (
+            lambda: setup(args=arguments(lr_scheduler_type="linear")),
+            lambda step: {"learning_rate": 0.01 / (1 + step)},
+            "by lr_scheduler_type='linear' of TrainingArguments: set lr_scheduler_type='constant'",
+        ),
     ],
 )
-def test_what_cannot_go_on_is_said(make: Callable[[], Any], hp_at: Callable[[int], dict[str, Any]], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_cannot_continue_is_refused(
+    make: Callable[[], Any], hp_at: Callable[[int], dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         trained(fresh(make(), hp_at(0)), hp_at, 0, 4)
 
 
@@ -137,13 +144,3 @@ def test_what_only_shows_or_saves_is_left_out_with_a_warning(
     plain = setup(args=TrainingArguments(output_dir=OUTPUT, use_cpu=True))
     assert trainables[0].arguments.fields == plain.arguments.fields
     assert trainables[0].given.keys() == plain.given.keys()
-
-
-def test_a_scheduler_that_is_not_used_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    told = "lr_scheduler_type='cosine' of TrainingArguments is not used"
-    warn_once.cache_clear()
-    with caplog.at_level(logging.WARNING, "hpstage"):
-        for kind in ("cosine", "cosine", "linear"):  # the last by default
-            fresh(setup(args=arguments(lr_scheduler_type=kind)), {"learning_rate": 0.1}).evaluate()
-    assert [record.getMessage().startswith("learning_rate follows") for record in caplog.records] == [True]
-    assert told in caplog.text

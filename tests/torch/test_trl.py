@@ -1,4 +1,4 @@
-"""TRL's trainers under hpstage train as they do alone, bit for bit."""
+"""TRL's trainers under hpstage train as TRL trains, bit for bit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def dpo() -> TrainerTrainable:
 
 
 @pytest.mark.parametrize("make", [sft, dpo])
-def test_weights_are_those_of_the_trainer_alone(make: Any) -> None:
+def test_weights_are_those_of_trainer_train(make: Any) -> None:
     here = weights(trained(fresh(make(), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS))
     expected = alone(make(), 42)
     assert here.keys() == expected.keys()
@@ -98,7 +98,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", [sft, dpo])
-def test_a_search_shares_and_gives_what_each_trial_gives_alone(make: Any, tmp_path: Path) -> None:
+def test_a_search_shares_and_each_trial_has_the_metrics_of_its_own_run(make: Any, tmp_path: Path) -> None:
     drops = optuna.samplers.GridSampler({"drop": [3, 5]})
     study = optuna.create_study(sampler=drops)
     result = search(make(), tmp_path, space=space, study=study, n_trials=2)

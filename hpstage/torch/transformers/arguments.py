@@ -73,6 +73,9 @@ class Arguments:
     Args:
         given: as the user has made them.
 
+    Attributes:
+        scheduler: the type of the scheduler that changes the learning rate; empty if none does.
+
     Raises:
         UsageError: a field is set that has no meaning in a search, or cannot be exact. The message names it.
     """
@@ -81,6 +84,8 @@ class Arguments:
         self.kind = type(given)
         _see(given)
         self.fields = self._stated(given)
+        scheduler = str(_plain(given.lr_scheduler_type))
+        self.scheduler = "" if scheduler == "constant" else scheduler
         for name in self.fields.keys() & _REFUSED.keys():
             raise UsageError(
                 f"TrainingArguments({name}={self.fields[name]!r}) has no meaning in a search: {_REFUSED[name]}"

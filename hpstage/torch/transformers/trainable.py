@@ -18,7 +18,7 @@ from hpstage.errors import StopTraining, TrainingError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.horizon import Horizon
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.torch.transformers.arguments import Arguments, detach, warn_once
+from hpstage.torch.transformers.arguments import Arguments, detach
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.horizon import end_of, horizon_of, see_end
 from hpstage.torch.transformers.refusals import see_trainer, used_callbacks
@@ -31,9 +31,10 @@ class TrainerTrainable(TorchTrainable):
     Hyperparameters are named like fields of TrainingArguments. ``learning_rate``, ``weight_decay``, ``adam_beta1``,
     ``adam_beta2``, ``adam_epsilon``, ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
     ``max_grad_norm``, ``label_smoothing_factor``, ``seed``, and fields that a subclass of yours adds, may change at any
-    step; other fields are read when a trial begins. Where ``learning_rate`` is a hyperparameter, its schedule replaces
-    ``lr_scheduler_type`` and the warm-up, and the steps of trials ``args.max_steps`` and ``args.num_train_epochs``;
-    else the scheduler of ``args`` is stepped, and trials end where ``args`` end training, as they do under Trainer.
+    step; other fields are read when a trial begins. As under Trainer, the scheduler of ``args`` (linear by default) is
+    stepped, starts from ``learning_rate``, and trials end where ``args`` end training. With
+    ``lr_scheduler_type="constant"``, ``learning_rate`` may follow a schedule of the space, and the steps of trials
+    replace ``args.max_steps`` and ``args.num_train_epochs``.
     Other names go to ``model_init``.
 
     Trainer's own methods do the work, also as a subclass overrides them: ``compute_loss``, ``training_step``,
@@ -159,17 +160,13 @@ class TrainerTrainable(TorchTrainable):
 
     def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
         trainer = self.trainer
-        optimizer = built(trainer, hp)
+        optimizer = built(trainer, self._followed(hp))
         trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
         see_end(trainer, len(trainer.train_dataset))
-        if "learning_rate" not in hp:
+        if "learning_rate" in self._followed(hp):
+            trainer.lr_scheduler = None
+        else:
             trainer.create_scheduler(num_training_steps=trainer.state.max_steps)
-        elif self.arguments.fields.get("lr_scheduler_type", "constant") != "constant":  # given, and not by default
-            scheduler = self.arguments.fields["lr_scheduler_type"]
-            warn_once(
-                f"learning_rate follows its schedule; lr_scheduler_type={scheduler!r} of TrainingArguments is not used "
-                f"(set lr_scheduler_type='constant' to drop this warning)"
-            )
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = model, trainer.optimizer, trainer.lr_scheduler
         trainer.is_in_train = True
@@ -178,7 +175,11 @@ class TrainerTrainable(TorchTrainable):
         return optimizer
 
     def group_values(self, group: dict[str, Any], hp: Mapping[str, Scalar]) -> Mapping[str, Any]:
-        return group_values(group, hp)
+        return group_values(group, self._followed(hp))
+
+    def _followed(self, hp: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        """Return what the groups follow: all but the rate from which a scheduler of the arguments starts."""
+        return {name: value for name, value in hp.items() if name != "learning_rate" or not self.arguments.scheduler}
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         raise NotImplementedError("Trainer.training_step() computes the loss of each accumulated batch")
@@ -258,7 +259,14 @@ class TrainerTrainable(TorchTrainable):
         if (ended := end_of(trainer)) is not None:
             raise TrainingError(f"{ended}; there is no other to train")
         for name, value in self.hp.items():
-            if not self.arguments.is_live(name):
+            if name == "learning_rate" and self.arguments.scheduler:
+                if value != self.initial[name]:
+                    raise UsageError(
+                        f"learning_rate changes from {self.initial[name]!r} to {value!r} by its schedule in the space, "
+                        f"and by lr_scheduler_type={self.arguments.scheduler!r} of TrainingArguments: set "
+                        f"lr_scheduler_type='constant' to follow the schedule, or give learning_rate one value"
+                    )
+            elif not self.arguments.is_live(name):
                 if value != self.initial[name]:
                     raise UsageError(
                         f"the hyperparameter {name!r} changes from {self.initial[name]!r} to {value!r}, but is read "
