@@ -194,8 +194,9 @@ def held_open() -> set[str]:
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    # Called for every event of the process, such as id(): what follows is for few of them.
-    if _last is not None and event in _EVENTS:
+    # Called for every event of the process, such as id(): what follows is for few of them. Without a caller, it is the
+    # interpreter that reads, such as the lines of an uncaught traceback.
+    if _last is not None and event in _EVENTS and sys._getframe().f_back is not None:
         _EVENTS[event](*args)
 
 
