@@ -150,11 +150,11 @@ class Ledger:
         mark = _mark(attrs)
         for queued in self._queue():
             queued_id = private.id_of(queued)
-            self._storage.set_trial_system_attr(queued_id, mark, queued.number)
-            if self._storage.set_trial_state_values(queued_id, TrialState.RUNNING):
-                self.own(queued_id, attrs)
-                return Trial(self.study, queued_id)
-            with suppress(UpdateFinishedTrialError):  # another process has it
+            with suppress(UpdateFinishedTrialError):  # another process has it, and may have ended it
+                self._storage.set_trial_system_attr(queued_id, mark, queued.number)
+                if self._storage.set_trial_state_values(queued_id, TrialState.RUNNING):
+                    self.own(queued_id, attrs)
+                    return Trial(self.study, queued_id)
                 self._storage.set_trial_system_attr(queued_id, mark, None)
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
@@ -387,6 +387,8 @@ class Ledger:
         if grown or not (queued or ticks_off):
             self.note(private.id_of(trial), attrs)
             return self.finish(trial.number, None, TrialState.FAIL).state
+        if trial.state.is_finished():  # by somebody else
+            return trial.state
         if trial.state != TrialState.WAITING:
             # Queued by the user, or the only trial of a point in a finite space, which a failure would mark as done:
             # the same trial waits to be asked for again.

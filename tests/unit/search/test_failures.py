@@ -212,6 +212,22 @@ def test_a_trial_that_somebody_sets_to_waiting_stays_queued_for_the_next_call(
     assert study.trials[left.number].params == left.params
 
 
+def test_a_queued_trial_that_somebody_else_ends_before_the_search_is_stopped_stays_as_it_is(tmp_path: Path) -> None:
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'studies.db'}")
+    for value in (0.1, 0.2, 0.3):
+        study.enqueue_trial({"a": value})
+
+    def stop(study: optuna.Study, trial: FrozenTrial) -> None:
+        if trial.number == 0:
+            study.tell(2, state=TrialState.FAIL)
+            study.stop()
+
+    options: dict[str, Any] = {"metric": "score", "steps": 4, "n_trials": 3, "executor": hpstage.InlineExecutor()}
+    options |= {"algorithm": FullTraining(window=3), "callbacks": [stop], "store": tmp_path / "store"}
+    hpstage.optimize(study, Tape(), lambda trial: {"a": trial.suggest_float("a", 0, 1)}, **options)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "WAITING", "FAIL"]
+
+
 @pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
 def test_a_trial_that_is_deleted_is_named_and_nothing_is_trained_again(which: int, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
