@@ -62,10 +62,7 @@ def test_epochs_are_those_of_trainer_alone() -> None:
     assert all(torch.equal(weights(adapter)[name], value) for name, value in expected.items())
 
 
-SCHEDULERS: list[dict[str, Any]] = [{"lr_scheduler_type": "cosine", "warmup_steps": 3}, {"lr_scheduler_type": "linear"}]
-
-
-@pytest.mark.parametrize("stated", SCHEDULERS)
+@pytest.mark.parametrize(
     "stated", [{"lr_scheduler_type": "cosine", "warmup_steps": 3}, {"lr_scheduler_type": "linear"}]
 )
 def test_a_scheduler_starts_from_the_hyperparameter_as_under_trainer(stated: dict[str, Any]) -> None:
