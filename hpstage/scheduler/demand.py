@@ -12,17 +12,16 @@ caching", 1988).
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 
 from hpstage.plan.facts import ChainId, DriverId
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.lines import Line, Wanted
+from hpstage.scheduler.list_schedule import ListSchedule
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Workers
@@ -107,46 +106,45 @@ class Demands:
 
     def _expect(self, now: float, seconds: float) -> _Expected:
         """Expect that free workers take the longest path that waits, until ``seconds`` from now."""
-        order = count()
-        ready: list[tuple[float, int, Line, int]] = []
-        events: list[tuple[float, int, list[_Head], _Path, int]] = []
-        free, worked = self._workers.able(now), 0.0
+        able = self._workers.able(now)
+        schedule: ListSchedule[tuple[Line, int], tuple[list[_Head], _Path, int]] = ListSchedule(able)
+        able, most, worked = max(0, able), 0, 0.0
 
-        def follow(path: _Path, workers: int) -> int:
-            """Wait for the next event on a path; return how many workers are free if it has ended."""
+        def follow(path: _Path, workers: int) -> None:
+            """Wait for the next event on a path; if it has ended, its workers are free."""
             event = next(path, None)
             if event is None:
-                return workers
-            heapq.heappush(events, (event[0], next(order), event[1], path, workers))
-            return 0
+                schedule.free += workers
+            else:
+                schedule.at(event[0], (event[1], path, workers))
 
         def wait(heads: list[_Head]) -> None:
             for length, line, step in heads:
-                heapq.heappush(ready, (-length, next(order), line, step))
+                schedule.wait(length, (line, step))
 
         for chain in self._plan.chains.values():
             mine = (self._workers.get(worker) for worker in chain.workers)  # none of those in another cluster
             held = sum(worker is not None and worker.chain == chain.id for worker in mine)
-            free -= held - follow(self._course(chain, now), held)
+            schedule.free -= held
+            follow(self._course(chain, now), held)
         wait(self._tree.heads(_LOOKED_AT))
-        able = max(0, self._workers.able(now))
-        most, at = 0, 0.0
         while True:
-            while ready and free > 0:
-                _, _, line, step = heapq.heappop(ready)
-                free += follow(self._along(line, step, at), 1) - 1
-            most = max(most, able - free)
-            if not events or events[0][0] > seconds:
+            for line, step in schedule.take():
+                schedule.free -= 1
+                follow(self._along(line, step, schedule.now), 1)
+            busy, began = able - schedule.free, schedule.now
+            most = max(most, busy)
+            event = schedule.advance(seconds)
+            if event is None:
                 break
-            passed, _, heads, path, workers = heapq.heappop(events)
-            worked += (able - free) * (passed - at)
-            at = passed
+            heads, path, workers = event
+            worked += busy * (schedule.now - began)
             wait(heads)
-            free += follow(path, workers)
-        worked += (able - free) * max(0.0, seconds - at)
+            follow(path, workers)
+        worked += busy * max(0.0, seconds - schedule.now)
         left = self._tree.left.seconds + self._tree.left.evaluations * self._tree.evaluate_seconds
         left -= sum(orders.spent(now) for orders in self._running.values())
-        return _Expected(most, able - free + len(ready), max(0.0, left - worked))
+        return _Expected(most, busy + schedule.waiting, max(0.0, left - worked))
 
     def _course(self, chain: OpenChain, now: float) -> _Path:
         """Yield the events of a running chain, in seconds from ``now``."""

@@ -7,17 +7,16 @@ take what has the longest way to go first, and each step is trained once, as in 
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpstage.algorithm import Action, Ask, Finish, Fork, Trials
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.list_schedule import ListSchedule
 from hpstage.search.history import History
 
 if TYPE_CHECKING:
@@ -245,11 +244,8 @@ class Forecast:
         for chain, seconds in running:
             self._lines.advance(chain, seconds)
         self._evaluate_seconds = plan.totals.average_evaluate_seconds
-        self._free = max(1, round(workers))
-        self._now = 0.0
-        self._number = count()
-        self._ready: list[tuple[float, int, _Target]] = []  # the longest first
-        self._events: list[tuple[float, int, _Target, bool, bool]] = []  # a target is ready, or done; by a worker
+        # Of targets; each event is one that is ready, or done, and whether a worker did it.
+        self._schedule: ListSchedule[_Target, tuple[_Target, bool, bool]] = ListSchedule(max(1, round(workers)))
         self._order: deque[_Target] = deque()  # of asking
         self._done: set[_Target] = set()
         self._values: dict[Hashable, float] = {}
@@ -272,10 +268,11 @@ class Forecast:
         self._propose()
         while True:
             self._dispatch()
-            if not self._events or self._events[0][0] > until:
-                return self._now
-            self._now, _, target, done, worked = heapq.heappop(self._events)
-            self._free += worked
+            event = self._schedule.advance(until)
+            if event is None:
+                return self._schedule.now
+            target, done, worked = event
+            self._schedule.free += worked
             if not done:
                 self._place(target)
                 continue
@@ -283,7 +280,7 @@ class Forecast:
             self._tell(target)
             if self.results > _MOST:
                 left = self._more + self._next - len(self._replay.over)
-                return self._now * (1.0 + left / max(1, self.results))
+                return self._schedule.now * (1.0 + left / max(1, self.results))
 
     def _tell(self, target: _Target) -> None:
         if not self._synchronous:
@@ -336,28 +333,28 @@ class Forecast:
         place, start, ready = self._lines.todo(path, step)
         if place == len(path):  # trained, or soon; evaluated beside
             known = (self._cast.prefix(index, step), step) in self._values
-            at = max(self._now, ready) + (0.0 if known else self._evaluate_seconds)
-            heapq.heappush(self._events, (at, next(self._number), target, True, False))
-        elif ready > self._now:
-            heapq.heappush(self._events, (ready, next(self._number), target, False, False))
+            at = max(self._schedule.now, ready) + (0.0 if known else self._evaluate_seconds)
+            self._schedule.at(at, (target, True, False))
+        elif ready > self._schedule.now:
+            self._schedule.at(ready, (target, False, False))
         else:
             left = sum(
                 (min(way.stop, step) - max(way.start, start)) * way.pace for way in path[place:] if way.start < step
             )
-            heapq.heappush(self._ready, (-left, next(self._number), target))
+            self._schedule.wait(left, target)
 
     def _dispatch(self) -> None:
-        while self._free and self._ready:
-            _, _, target = heapq.heappop(self._ready)
+        schedule = self._schedule
+        for target in schedule.take():
             path, step = self._cast.path(target[0]), target[1]
             place, start, ready = self._lines.todo(path, step)
-            if place == len(path) or ready > self._now:
+            if place == len(path) or ready > schedule.now:
                 self._place(target)  # another has begun with it
                 continue
-            at = self._lines.train(path, place, start, step, self._now) + self._evaluate_seconds
-            self._free -= 1
-            self._trained.append((self._now, at))
-            heapq.heappush(self._events, (at, next(self._number), target, True, True))
+            at = self._lines.train(path, place, start, step, schedule.now) + self._evaluate_seconds
+            schedule.free -= 1
+            self._trained.append((schedule.now, at))
+            schedule.at(at, (target, True, True))
 
     def _value(self, index: int, step: int) -> float:
         """Make up a value: one for all trials that are the same until there."""

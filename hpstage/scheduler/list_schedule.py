@@ -1,0 +1,49 @@
+"""List scheduling on a virtual clock: whenever a worker is free, it takes the longest of what is ready. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from itertools import count
+from typing import Generic, TypeVar
+
+Ready = TypeVar("Ready")
+Event = TypeVar("Event")
+
+
+class ListSchedule(Generic[Ready, Event]):
+    """What is ready, what happens when, and how many workers are ``free`` at the time ``now``, in seconds.
+
+    The caller decides what a worker is taken for, and for how long. Of what is equally long, or happens at one time,
+    the first comes first.
+    """
+
+    def __init__(self, free: int) -> None:
+        self.now, self.free = 0.0, free
+        self._order = count()
+        self._ready: list[tuple[float, int, Ready]] = []
+        self._events: list[tuple[float, int, Event]] = []
+
+    @property
+    def waiting(self) -> int:
+        """How much is ready and has no worker."""
+        return len(self._ready)
+
+    def wait(self, length: float, ready: Ready) -> None:
+        heapq.heappush(self._ready, (-length, next(self._order), ready))
+
+    def at(self, time: float, event: Event) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event))
+
+    def take(self) -> Iterator[Ready]:
+        """Yield the longest of what is ready, as long as the caller leaves a worker free."""
+        while self._ready and self.free > 0:
+            yield heapq.heappop(self._ready)[2]
+
+    def advance(self, until: float = math.inf) -> Event | None:
+        """Advance to the next event and return it; ``None`` if there is none until then."""
+        if not self._events or self._events[0][0] > until:
+            return None
+        self.now, _, event = heapq.heappop(self._events)
+        return event
