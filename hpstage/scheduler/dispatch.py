@@ -5,26 +5,24 @@ A claim is first proposed, which changes nothing; it is carried out once it is i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
+from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.expectation import source_of
+from hpstage.scheduler.gangs import Gangs, Start
 from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.preemption import WORTH, Preemption
+from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.stage_tree import StageTree
-from hpstage.scheduler.widths import Widths
 from hpstage.scheduler.workers import Worker, Workers
 
 # Heads considered in search of one whose source the idle worker holds live.
 _CONSIDERED = 8
 
-Start = tuple[float, Worker, Line, int]
-"""Seconds of the remaining path, who trains it, and its head: a line, and a step."""
 Claim = ChainStarted | ChainProlonged
 """A fact that must be in the journal before it is carried out, so that other drivers know it."""
 
@@ -34,7 +32,7 @@ class Dispatch:
 
     Args:
         preemption: knows how long it takes a worker to begin elsewhere.
-        widths: how many workers may train a chain together.
+        gangs: which workers train a chain together.
         workers: the workers of the driver's executor.
         running: the orders of the driver's chains.
         driver: makes the ids of chains unique.
@@ -46,7 +44,7 @@ class Dispatch:
         tree: StageTree,
         builder: ChainBuilder,
         preemption: Preemption,
-        widths: Widths,
+        gangs: Gangs,
         workers: Workers,
         running: Mapping[ChainId, Orders],
         driver: DriverId,
@@ -55,7 +53,7 @@ class Dispatch:
         self._tree = tree
         self._builder = builder
         self._preemption = preemption
-        self._widths = widths
+        self._gangs = gangs
         self._workers = workers
         self._running = running
         self._driver = driver
@@ -64,7 +62,7 @@ class Dispatch:
     @property
     def _times_first(self) -> bool:
         """Whether chains report their first step, since more than the order of chains depends on what one takes."""
-        needed = self._builder.checkpoint_seconds is not None or self._widths.widest > 1
+        needed = self._builder.checkpoint_seconds is not None or self._gangs.widths.widest > 1
         return needed and not self._plan.totals.steps_trained
 
     # --- proposing: changes nothing -----------------------------------------------------------------------
@@ -85,9 +83,8 @@ class Dispatch:
         idle = self._workers.idle(now) if self._tree.ready else []
         heads = self._tree.heads(_CONSIDERED + len(idle) - 1) if idle else []
         starts = list(self._assign(idle, heads))
-        for number, (start, gang) in enumerate(
-            zip(starts, self._gangs(starts, idle, now), strict=True), self.started + 1
-        ):
+        gangs = self._gangs.form(starts, idle, now)
+        for number, (start, gang) in enumerate(zip(starts, gangs, strict=True), self.started + 1):
             _, worker, line, step = start
             spans = self._builder.path(line, step)
             if not spans:
@@ -97,35 +94,6 @@ class Dispatch:
             id = ChainId(f"{self._driver or 'chain'}-{number}")
             claims.append(ChainStarted(id, self._driver, worker.id, spans, now, gang))
         return claims
-
-    def _gangs(self, starts: Sequence[Start], idle: Iterable[Worker], now: float) -> list[tuple[WorkerId, ...]]:
-        """Return the further workers of each chain that starts, of those that would have nothing to do."""
-        leading = {worker.id for _, worker, _, _ in starts}
-        spare = [worker for worker in idle if worker.id not in leading] if self._widths.widest > 1 else []
-        # Its lanes are the same worker.
-        spare = [worker for worker in spare if worker.id == worker.host and self._is_asked(worker, now)]
-        if not spare:
-            return [()] * len(starts)
-        paths = [
-            seconds if self._can_share(line, step) and self._is_asked(worker, now) else 0.0
-            for seconds, worker, line, step in starts
-        ]
-        worth = WORTH * self._preemption.switch_seconds()
-        gangs = []
-        widths = self._widths.share(paths, [1] * len(paths), len(spare), worth)
-        for (_, _, line, step), width in zip(starts, widths, strict=True):
-            source = source_of(line, step)
-            spare.sort(key=lambda worker: source not in worker.live)
-            gang, spare = spare[: width - 1], spare[width - 1 :]
-            gangs.append(tuple(worker.id for worker in gang))
-        return gangs
-
-    def _is_asked(self, worker: Worker, now: float) -> bool:
-        return self._widths.meetings.open_to(worker.id, now)
-
-    def _can_share(self, line: Line, step: int) -> bool:
-        """Whether several workers may train on from a head."""
-        return not self._has_killed(line, step) and self._builder.is_verified(line.node)
 
     def _has_killed(self, line: Line, step: int) -> bool:
         """Whether a worker has died in training from a head, and none has trained on from it since."""

@@ -1,35 +1,125 @@
-"""Gangs: when running chains are to go on with more workers, or with fewer. Pure.
+"""Gangs: which workers train a chain together, and when chains continue with more workers, or with fewer. Pure.
 
 A chain's workers never change while it runs. To widen or narrow it, it is ended where its state is kept; its head is
 then open again, and :class:`~hpstage.scheduler.dispatch.Dispatch` starts it with the workers that are free by then.
+Workers that did not meet are left out for a while, and if none meets, no more gangs are formed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
-from hpstage.plan.messages import Instruction, StopChain
+from hpstage.plan.facts import ChainId, StateReached, StateRef, WorkerId
+from hpstage.plan.messages import ChainEnded, Instruction, StopChain
+from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
+from hpstage.scheduler.expectation import source_of
+from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.widths import Widths
 from hpstage.scheduler.workers import Worker
 
+# Initial and maximum seconds for which workers that did not meet are left out of gangs; doubled each time in a row.
+_LEFT_OUT = (10.0, 600.0)
+# So many gangs in a row that did not meet are the last ones: then it is not for what one worker does meanwhile.
+_VAIN = 6
+
+Start = tuple[float, Worker, Line, int]
+"""Seconds of the remaining path, who trains it, and its head: a line, and a step."""
+
 
 class Gangs:
-    """Ends chains that should have other widths."""
+    """Forms gangs where chains start, and ends chains that should have other widths.
+
+    Args:
+        widest: the most workers that can train a chain together.
+
+    Attributes:
+        widths: what they gain. Its ``widest`` becomes 1 when no more gangs are formed.
+    """
 
     def __init__(
-        self, plan: SearchPlan, tree: StageTree, builder: ChainBuilder, preemption: Preemption, widths: Widths
+        self, plan: SearchPlan, tree: StageTree, builder: ChainBuilder, preemption: Preemption, widest: int
     ) -> None:
         self._plan = plan
         self._tree = tree
         self._builder = builder
         self._preemption = preemption
-        self._widths = widths
+        self.widths = Widths(widest)
+        self._can_form = widest > 1
+        self._any_formed = False
+        self._formed: dict[ChainId, tuple[WorkerId, ...]] = {}
+        self._missed: dict[WorkerId, tuple[int, float]] = {}  # how often in a row, and until when it is left out
+        self._in_vain = 0  # gangs in a row that did not meet
+        self._logged: set[str] = set()
         self._unused = ""  # why workers that had nothing to do last trained with no other
+
+    # --- meeting ------------------------------------------------------------------------------------------
+
+    def started(self, orders: Orders) -> None:
+        """Note that a chain starts, and how fast its workers will be."""
+        orders.speed = self.widths.speedup(len(orders.chain.workers))
+        if orders.chain.gang:
+            self._any_formed = True
+            self._formed[orders.chain.id] = orders.chain.workers
+
+    def reached(self, orders: Orders, fact: StateReached) -> None:
+        """Note what the workers of a chain have trained, and how fast, if together."""
+        self.widths.learn(fact)
+        if fact.workers > 1:
+            orders.speed = self.widths.speedup(int(fact.workers))
+            self._in_vain = 0
+            for worker in self._formed.get(fact.chain, ()):
+                self._missed.pop(worker, None)
+
+    def ended(self, report: ChainEnded, now: float) -> list[str]:
+        """Note that a chain has ended. If its workers did not meet, leave them out for a while, and return messages for
+        the user."""
+        workers = self._formed.pop(report.chain, ())
+        if report.outcome != "apart":
+            return []
+        first, longest = _LEFT_OUT
+        seconds = 0.0
+        for worker in workers:
+            times = self._missed.get(worker, (0, 0.0))[0]
+            left_out = min(first * 2.0 ** min(times, 30), longest)
+            self._missed[worker] = times + 1, now + left_out
+            seconds = max(seconds, left_out)
+        if self.widths.widest == 1:
+            return []
+        self._in_vain += 1
+        if self._in_vain == _VAIN:
+            self.widths.widest = 1
+            return [
+                f"{report.message}. No workers have met in {_VAIN} attempts: from now on each chain is trained by one "
+                f"worker, with the same results."
+            ]
+        cause = re.sub(r"\d+", "", report.message)  # not where they met
+        if cause in self._logged:
+            return []
+        self._logged.add(cause)
+        return [
+            f"{report.message}. They train alone for {seconds:.0f} s, with the same results, and are then asked again."
+        ]
+
+    def forget(self, worker: WorkerId) -> None:
+        """Forget a worker that has left, and the chains that it was to train."""
+        self._formed = {chain: workers for chain, workers in self._formed.items() if worker not in workers}
+        self._missed.pop(worker, None)
+
+    def next_at(self, now: float) -> float | None:
+        """Return when the next worker is asked again, or ``None`` if none is left out for a while."""
+        if self.widths.widest == 1:
+            return None
+        return min((until for _, until in self._missed.values() if until > now), default=None)
+
+    def _is_open(self, worker: WorkerId, now: float) -> bool:
+        """Whether a worker is asked to train with others."""
+        return self._missed.get(worker, (0, 0.0))[1] <= now
 
     def none_formed(self, workers: int) -> str | None:
         """Return why no chain was trained by several of so many workers; ``None`` if any was, or none can be.
@@ -37,7 +127,7 @@ class Gangs:
         Args:
             workers: the largest number present at one time.
         """
-        if not self._widths.is_elastic or self._widths.meetings.any_asked:
+        if not self._can_form or self._any_formed:
             return None
         why = (
             "there was one worker"
@@ -45,6 +135,35 @@ class Gangs:
             else self._unused or "no worker was idle beside a chain that it could join"
         )
         return f"No chain was trained by several workers (virtual_nodes): {why}."
+
+    # --- forming ------------------------------------------------------------------------------------------
+
+    def form(self, starts: Sequence[Start], idle: Iterable[Worker], now: float) -> list[tuple[WorkerId, ...]]:
+        """Return the further workers of each chain that starts, of those that would have nothing to do."""
+        leading = {worker.id for _, worker, _, _ in starts}
+        spare = [worker for worker in idle if worker.id not in leading] if self.widths.widest > 1 else []
+        # Its lanes are the same worker.
+        spare = [worker for worker in spare if worker.id == worker.host and self._is_open(worker.id, now)]
+        if not spare:
+            return [()] * len(starts)
+        paths = [
+            0.0
+            if self._is_alone(StateRef(line.node.id, step), line.node) or not self._is_open(worker.id, now)
+            else left
+            for left, worker, line, step in starts
+        ]
+        gangs = []
+        widths = self.widths.share(paths, [1] * len(paths), len(spare), WORTH * self._preemption.switch_seconds())
+        for (_, _, line, step), width in zip(starts, widths, strict=True):
+            source = source_of(line, step)
+            spare.sort(key=lambda worker: source not in worker.live)
+            gang, spare = spare[: width - 1], spare[width - 1 :]
+            gangs.append(tuple(worker.id for worker in gang))
+        return gangs
+
+    def _is_alone(self, begins: StateRef | None, ahead: Node) -> bool:
+        """Whether one worker has to train what comes next: to verify a fork, or because one has died there."""
+        return begins in self._plan.losses or not self._builder.is_verified(ahead)
 
     def regroup(
         self, running: Sequence[Orders], waiting: int, idle: Sequence[Worker], workers: int, now: float
@@ -58,15 +177,17 @@ class Gangs:
             idle: the workers that can be given a chain.
             workers: number of all workers.
         """
-        if self._widths.widest == 1 or not self._plan.totals.steps_trained:
+        if self.widths.widest == 1 or not self._plan.totals.steps_trained:
             return []  # what a step takes is not known yet
         going = [
             orders
             for orders in running
-            if orders.marks and not (orders.stopping or orders.regroup or self._is_alone(orders))
+            if orders.marks
+            and not (orders.stopping or orders.regroup)
+            and not self._is_alone(orders.chain.begins_again, self._ahead(orders))
         ]
         chosen = self._to_narrow(going, waiting, workers, now) if waiting else self._to_widen(going, idle, now)
-        chosen += [orders for orders in going if orders not in chosen and self._widths.loses(len(orders.chain.workers))]
+        chosen += [orders for orders in going if orders not in chosen and self.widths.loses(len(orders.chain.workers))]
         instructions: list[Instruction] = []
         for orders in chosen:
             orders.regroup = True
@@ -75,22 +196,19 @@ class Gangs:
                 instructions.append(StopChain(orders.chain.id, keep=True))
         return instructions
 
-    def _is_alone(self, orders: Orders) -> bool:
-        """Whether one worker has to train what comes next: to verify a fork, or because it has killed a worker."""
+    def _ahead(self, orders: Orders) -> Node:
         chain = orders.chain
-        ahead = chain.span_at(min(chain.at + 1, chain.spans[-1].stop))
-        return chain.begins_again in self._plan.losses or not self._builder.is_verified(self._plan.nodes[ahead.node])
+        return self._plan.nodes[chain.span_at(min(chain.at + 1, chain.spans[-1].stop)).node]
 
     def _to_widen(self, going: Sequence[Orders], idle: Sequence[Worker], now: float) -> list[Orders]:
-        meetings = self._widths.meetings
-        spare = sum(meetings.open_to(worker.id, now) for worker in idle)
-        going = [orders for orders in going if all(meetings.open_to(id, now) for id in orders.chain.workers)]
+        spare = sum(self._is_open(worker.id, now) for worker in idle)
+        going = [orders for orders in going if all(self._is_open(id, now) for id in orders.chain.workers)]
         if not spare or not going:
             return []
         paths = [self._preemption.left(orders, now) for orders in going]
         widths = [len(orders.chain.workers) for orders in going]
         worth = WORTH * self._preemption.switch_seconds()
-        shared = self._widths.share(paths, widths, spare, worth)
+        shared = self.widths.share(paths, widths, spare, worth)
         if shared == widths:
             self._unused = (
                 f"those that were idle would not have saved enough: twice as many workers have to save {worth:.1f} s "

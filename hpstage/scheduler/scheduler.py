@@ -73,7 +73,6 @@ from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.remaining import RemainingWork, remaining_work
 from hpstage.scheduler.reports import Reports
 from hpstage.scheduler.stage_tree import StageTree
-from hpstage.scheduler.widths import Widths
 from hpstage.scheduler.workers import Workers
 
 # The id of a plan's only driver.
@@ -136,10 +135,9 @@ class Scheduler:
         self._demands = Demands(plan, self._tree, self.workers, self._running, driver)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
-        self._widths = Widths(widest)
-        self._gangs = Gangs(plan, self._tree, self._builder, self._preemption, self._widths)
+        self._gangs = Gangs(plan, self._tree, self._builder, self._preemption, widest)
         self._dispatch = Dispatch(
-            plan, self._tree, self._builder, self._preemption, self._widths, self.workers, self._running, driver
+            plan, self._tree, self._builder, self._preemption, self._gangs, self.workers, self._running, driver
         )
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
@@ -186,7 +184,7 @@ class Scheduler:
         """Return claims on the next work, to be written to the journal before they are carried out."""
         if self.draining:
             return []
-        if self._widths.widest > 1:
+        if self._gangs.widths.widest > 1:
             self._due.mark_all()  # gangs go on with others at any time, and once a fork is verified
         return self._dispatch.propose(self._due.chains(), self._now)
 
@@ -206,9 +204,8 @@ class Scheduler:
                 self.tick(report.at)
             case ChainEnded():
                 self.tick(report.at)
-                if report.outcome == "apart":
-                    return self._widths.meetings.failed(report.chain, report.message, self._now)
-                self._widths.meetings.over(report.chain)
+                if messages := self._gangs.ended(report, self._now):
+                    return messages
                 if report.outcome == "cut_off":
                     return self.workers.bench(report.worker, report.message, self._now)
                 if report.outcome in ("done", "stopped", "failed"):
@@ -223,7 +220,7 @@ class Scheduler:
                 self.tick(report.at)
                 self.workers.leave(report.worker)
                 self._expectation.forget(report.worker)
-                self._widths.meetings.forget(report.worker)
+                self._gangs.forget(report.worker)
                 if self.audits is not None:
                     self.audits.forget(report.worker)
         return []
@@ -315,10 +312,7 @@ class Scheduler:
 
     def _advance(self, orders: Orders, fact: StateReached) -> None:
         self._due.mark(orders)
-        self._widths.learn(fact)
-        if fact.workers > 1:
-            orders.speed = self._widths.speedup(int(fact.workers))
-            self._widths.meetings.met(fact.chain)
+        self._gangs.reached(orders, fact)
         if fact.kept is not None:
             self.workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
         while orders.marks and orders.marks[0] <= fact.step:
@@ -330,11 +324,9 @@ class Scheduler:
         if fact.driver != self.driver:
             return
         self._dispatch.started += 1
-        speed = self._widths.speedup(1 + len(fact.gang))
-        orders = Orders(self._plan.chains[fact.chain], self._dispatch.started, speed=speed)
+        orders = Orders(self._plan.chains[fact.chain], self._dispatch.started)
         self._running[fact.chain] = orders
-        if orders.chain.gang:
-            self._widths.meetings.ask(orders.chain.id, orders.chain.workers)
+        self._gangs.started(orders)
         self._due.mark(orders)
 
     def _over(self, chain: ChainId) -> None:
@@ -374,7 +366,7 @@ class Scheduler:
         if self.leaving:
             return instructions + self._preemption.stop_all(self._running.values())
         able = self.workers.able(self._now)
-        if self._widths.widest > 1 and self._plan.sharing and not self.draining:
+        if self._gangs.widths.widest > 1 and self._plan.sharing and not self.draining:
             idle, waiting = self.workers.idle(self._now), min(self._tree.ready, able)
             instructions += self._gangs.regroup(list(self._running.values()), waiting, idle, able, self._now)
             self._due.mark_all()
@@ -407,7 +399,7 @@ class Scheduler:
 
     def back_at(self) -> float | None:
         """Return when the next worker is tried again that was benched, or left out of gangs; ``None`` if none was."""
-        benched, left_out = self.workers.back_at(self._now), self._widths.meetings.next_at(self._now)
+        benched, left_out = self.workers.back_at(self._now), self._gangs.next_at(self._now)
         return benched if left_out is None else left_out if benched is None else min(benched, left_out)
 
     def source_of(self, chain: ChainId) -> StateKey | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from hpstage.plan.bound import Speeds, speeds
 from hpstage.plan.facts import StateReached
 from hpstage.plan.step_times import ALONE, StepTimes
-from hpstage.scheduler.meetings import Meetings
 
 # What twice as many workers are taken to gain before it is measured.
 _DOUBLING = 1.8
@@ -18,26 +17,15 @@ _LEAST_GAIN = 1.1
 
 
 class Widths:
-    """How much faster several workers train a chain than one, as measured by their own reports; and who may do so.
+    """How much faster several workers train a chain than one, as measured by their own reports.
 
-    Args:
-        widest: the most workers that can train a chain together; 1: gangs are never formed.
+    Attributes:
+        widest: the most workers that may train a chain together; 1: gangs are not formed.
     """
 
     def __init__(self, widest: int = 1) -> None:
-        self.meetings = Meetings()
-        self._widest = widest
+        self.widest = widest
         self._seconds: dict[int, tuple[float, float]] = {}  # by width: of one worker alone, and those that passed
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether several workers can train a chain together, if they meet."""
-        return self._widest > 1
-
-    @property
-    def widest(self) -> int:
-        """The most workers that may train a chain together now."""
-        return 1 if self.meetings.ended else self._widest
 
     def learn(self, reached: StateReached) -> None:
         """Take in a report of a gang's training: not of a chain's first step alone, which is slower than others."""
