@@ -29,7 +29,7 @@ class Connection:
         where: the scheduler's address, or the cluster.
         security: as for the cluster's other clients.
         topic: topic of the run's feed.
-        on_feed: called with each message of the feed; like ``on_left``, on Dask's loop.
+        on_feed: called with each event of the feed: its time, and the message; like ``on_left``, on Dask's loop.
         present: returns the incarnation of a worker at this moment, empty if none is known.
         on_left: called when a worker is gone, with the incarnation that it was.
         timeout: seconds to wait for the scheduler; by default Dask's.
@@ -44,7 +44,7 @@ class Connection:
         security: Security | None,
         topic: str,
         *,
-        on_feed: Callable[[dict[str, Any]], None],
+        on_feed: Callable[[tuple[float, dict[str, Any]]], None],
         present: Callable[[WorkerId], str],
         on_left: Callable[[WorkerId, Departure, str], None],
         timeout: float | None = None,
@@ -74,7 +74,9 @@ class Connection:
         """
         self.client.subscribe_topic("all", self._on_cluster)
         self._all = True
-        self.client.subscribe_topic(self._topic, self._on_topic)
+        self.client.subscribe_topic(self._topic, self._on_feed)
+        echo = f"{self._topic}-echo"  # delivered no sooner than events of topics subscribed to before
+        self.client.subscribe_topic(echo, lambda _: self._heard.set())
         deadline = time.monotonic() + _ECHO
         while not self._heard.is_set():
             if not self.alive:
@@ -83,7 +85,7 @@ class Connection:
                 raise ClusterError(
                     f"the scheduler at {self.client.scheduler.address} delivers no events; is it overloaded?"
                 )
-            self.client.log_event(self._topic, {"echo": True})
+            self.client.log_event(echo, {})
             self._heard.wait(0.01)
 
     def forget_the_dead(self, prefix: str) -> None:
@@ -107,13 +109,6 @@ class Connection:
         self.client.close()
 
     # --- on Dask's loop -----------------------------------------------------------------------------------
-
-    def _on_topic(self, event: tuple[float, dict[str, Any]]) -> None:
-        _, message = event
-        if "echo" in message:
-            self._heard.set()
-        else:
-            self._on_feed(message)
 
     async def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
         _, message = event

@@ -21,7 +21,7 @@ from distributed.deploy import Cluster
 from distributed.security import Security
 
 from hpstage.checkpoints import CheckpointStore
-from hpstage.cluster import worker as side
+from hpstage.cluster import site
 from hpstage.cluster.adaptive import DemandFeed
 from hpstage.cluster.connection import Connection
 from hpstage.cluster.courier import Courier
@@ -49,6 +49,7 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.place import Place
 from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
+from hpstage.cluster.worker import TrainingPlugin
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.errors.arguments import WORKERS, checked, instance, optional, seconds, whole
 from hpstage.executor import Environment, Executor
@@ -124,7 +125,7 @@ class DaskExecutor(Executor):
         self.worker_timeout = default if worker_timeout is None else worker_timeout
         self._where: str | LocalCluster = ""
         self._security: Security | None = None
-        self._plugin: side.TrainingPlugin | None = None
+        self._plugin: TrainingPlugin | None = None
         self._connection: Connection | None = None
         self._reconnecting: threading.Thread | None = None
         self._closed = threading.Event()
@@ -166,7 +167,7 @@ class DaskExecutor(Executor):
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None, gpus_per_worker: int) -> Environment:
         self._where, self._security = self._place.open(gpus_per_worker)
         driver = socket.gethostname(), os.getpid()
-        self._plugin = side.TrainingPlugin(
+        self._plugin = TrainingPlugin(
             self._run, packed, driver=driver, script=this_script(), silence=self.worker_timeout
         )
         try:
@@ -179,7 +180,7 @@ class DaskExecutor(Executor):
         client = connection.client
         self._install(client, self._plugin)
         try:
-            answers: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
+            answers: dict[str, bytes | None] = client.run(site.described, self._run, on_error="ignore")
         except OSError as error:
             raise ClusterError(
                 f"the scheduler at {self._where} went away while the workers were being set up ({error}); run the same "
@@ -191,7 +192,7 @@ class DaskExecutor(Executor):
             self.use(checkpoints)
         return environment
 
-    def _install(self, client: Client, plugin: side.TrainingPlugin) -> None:
+    def _install(self, client: Client, plugin: TrainingPlugin) -> None:
         """Install the plugin on all workers; retry if one is lost during setup."""
         for attempt in range(_SETUPS):
             try:
@@ -258,7 +259,7 @@ class DaskExecutor(Executor):
         sent = []
         for worker in workers:
             key = self._new_key()
-            future = self._submit(worker, key, side.answer, self._run, key, encoded)
+            future = self._submit(worker, key, site.answer, self._run, key, encoded)
             # In a thread, since waiting for a result that is lost with its worker never ends. Not
             # result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
             result: futures.Future[dict[str, Any] | None] = futures.Future()
@@ -300,12 +301,12 @@ class DaskExecutor(Executor):
         key = self._new_key()
         encoded = encode(chain)
         arguments: tuple[object, ...] = self._run, key, encoded, self._checkpoints, worker, incarnations[0]
-        future = self._submit(host_of(worker), key, side.run_chain, *arguments)
+        future = self._submit(host_of(worker), key, site.run_chain, *arguments)
         followers = {}
         for rank, member in enumerate(chain.gang, 1):
             key = self._new_key()
             arguments = self._run, key, encoded, self._checkpoints, rank, incarnations[rank]
-            followers[member] = self._submit(member, key, side.follow_chain, *arguments)
+            followers[member] = self._submit(member, key, site.follow_chain, *arguments)
         with self._lock:
             self._futures[chain.id] = future
         self._followers.add(chain.id, followers)
@@ -450,7 +451,8 @@ class DaskExecutor(Executor):
 
     # --- on Dask's threads --------------------------------------------------------------------------------
 
-    def _on_feed(self, message: dict[str, Any]) -> None:
+    def _on_feed(self, event: tuple[float, dict[str, Any]]) -> None:
+        _, message = event
         if "trying" in message:
             self._trying.add(message["trying"])
         elif "audited" in message:

@@ -1,4 +1,4 @@
-"""Site: a run's training process on one worker, and its chains.
+"""Site: a run's training process on one worker and its chains, and the tasks that make it train.
 
 All of this runs on the worker's event loop without blocking it; training takes place in the other process.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 import socket
 import time
 import uuid
@@ -17,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from distributed import Worker
+from distributed import Worker, get_worker
 from msgspec.structs import asdict
 
 from hpstage.cluster.auditing import Auditing, make_way
@@ -46,9 +47,11 @@ from hpstage.cluster.messages import (
     decode_report,
     decode_request,
     encode,
+    name_of,
 )
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.cluster.turns import Turn
+from hpstage.errors import ClusterError
 from hpstage.execution.flight import Gathering
 from hpstage.execution.gang import GATHER_SECONDS
 from hpstage.executor import Environment
@@ -427,3 +430,37 @@ class Site:
 
 def _unable(summary: str, kind: Literal["trainable", "killed"] = "trainable") -> Loaded:
     return Loaded(problem=Problem(kind=kind, summary=summary, traceback=""))
+
+
+# --- entered by Dask ----------------------------------------------------------------------------------------
+
+
+async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: str, incarnation: str) -> list[bytes]:
+    """Dask task: train a chain in this incarnation of a worker and return all its reports, encoded."""
+    return await _site(run).train(key, chain, checkpoints, lane, incarnation)
+
+
+async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, rank: int, incarnation: str) -> str:
+    """Dask task: train a chain in another worker's gang; return why it could not be joined, or an empty string."""
+    return await _site(run).follow(key, chain, checkpoints, rank, incarnation)
+
+
+async def answer(run: str, key: str, request: bytes) -> dict[str, Any] | None:
+    """Dask task: answer a :class:`TryOut`, a :class:`Measure` or a :class:`LookAt`, encoded."""
+    return await _site(run).answer(key, request)
+
+
+def _site(run: str) -> Site:
+    plugin = get_worker().plugins.get(name_of(run))
+    if plugin is None or plugin.site is None:
+        raise ClusterError(f"run {run} is over, or its trainable never reached {platform.node()}")
+    site: Site = plugin.site
+    return site
+
+
+def described(run: str, dask_worker: Worker) -> bytes | None:
+    """Return this worker's description, encoded; ``None`` if the plugin is not installed yet."""
+    plugin = dask_worker.plugins.get(name_of(run))
+    if plugin is None or plugin.site is None or plugin.site.description is None:
+        return None
+    return encode(plugin.site.description)

@@ -1,4 +1,4 @@
-"""The worker's side: a plugin that creates a run's training process on the worker, and the tasks that make it train.
+"""The plugin that creates a run's training process on each worker.
 
 All of this runs on the worker's event loop without blocking it; training takes place in the other process.
 """
@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import socket
 from dataclasses import dataclass
-from typing import Any
 
-from distributed import Status, Worker, WorkerPlugin, get_worker
+from distributed import Status, Worker, WorkerPlugin
 
 from hpstage.cluster.messages import (
     Load,
-    encode,
     name_of,
 )
 from hpstage.cluster.site import Site
-from hpstage.errors import ClusterError
 
 logger = logging.getLogger("hpstage")
 
@@ -92,34 +88,3 @@ class _News:
         if "during heartbeat" in message:
             return bool(self.worker.status == Status.running)
         return not message.endswith("ended with CancelledError")
-
-
-async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: str, incarnation: str) -> list[bytes]:
-    """Dask task: train a chain in this incarnation of a worker and return all its reports, encoded."""
-    return await _site(run).train(key, chain, checkpoints, lane, incarnation)
-
-
-async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, rank: int, incarnation: str) -> str:
-    """Dask task: train a chain in another worker's gang; return why it could not be joined, or an empty string."""
-    return await _site(run).follow(key, chain, checkpoints, rank, incarnation)
-
-
-async def answer(run: str, key: str, request: bytes) -> dict[str, Any] | None:
-    """Dask task: answer a :class:`TryOut`, a :class:`Measure` or a :class:`LookAt`, encoded."""
-    return await _site(run).answer(key, request)
-
-
-def _site(run: str) -> Site:
-    plugin = get_worker().plugins.get(name_of(run))
-    if plugin is None or plugin.site is None:
-        raise ClusterError(f"run {run} is over, or its trainable never reached {platform.node()}")
-    site: Site = plugin.site
-    return site
-
-
-def described(run: str, dask_worker: Worker) -> bytes | None:
-    """Return this worker's description, encoded; ``None`` if the plugin is not installed yet."""
-    plugin = dask_worker.plugins.get(name_of(run))
-    if plugin is None or plugin.site is None or plugin.site.description is None:
-        return None
-    return encode(plugin.site.description)

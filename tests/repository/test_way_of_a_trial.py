@@ -21,10 +21,10 @@ from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.reports import Reports
 
 PACKAGE = Path(__file__).parents[2] / "hpstage"
-MOST = 26
+MOST = 24
 OF_A_CLUSTER = {
-    *("cluster/executor.py", "cluster/worker.py", "cluster/site.py", "cluster/trainer.py"),
-    *("cluster/training_process.py", "cluster/connection.py", "cluster/inbox.py"),
+    *("cluster/executor.py", "cluster/site.py", "cluster/trainer.py"),
+    *("cluster/training_process.py", "cluster/inbox.py"),
 }
 APART = {"errors/arguments.py", "search/dry_run.py", "driver/membership.py", "execution/inline.py"}
 """What checks arguments, joins the plan, and stands for a cluster."""
