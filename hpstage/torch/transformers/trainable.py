@@ -295,7 +295,7 @@ class TrainerTrainable(TorchTrainable):
         return value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)  # hashable: batches of a kind are remembered
 class _Samples:
     """The samples of a step. They are collated in training, where it is known how many are accumulated."""
 
