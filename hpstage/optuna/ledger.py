@@ -89,6 +89,11 @@ class Ledger:
     def _storage(self) -> BaseStorage:
         return private.storage_of(self.study)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``study.stop()`` was called since :meth:`take_stop`."""
+        return private.is_stopped(self.study)
+
     def take_stop(self) -> bool:
         """Return whether ``study.stop()`` was called since this was last asked."""
         stopped = private.is_stopped(self.study)

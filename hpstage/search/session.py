@@ -159,6 +159,7 @@ class Session:
         if present != self._workers:
             self._resize(present)
         self._roster.begin()
+        self._stopping |= self._roster.stopped
         for trial in self._roster.trials:
             if trial.finished:
                 self._count(trial, 1)

@@ -90,6 +90,7 @@ class Roster(Trials):
     ) -> None:
         self.trials: list[SessionTrial] = []
         self.by_id: dict[TrialId, SessionTrial] = {}
+        self.stopped = False  # whether the space has stopped the study in an earlier call
         self.proposed = 0  # number of trials proposed by the sampler
         self.unclaimed: list[SessionTrial] = []  # forks of an earlier call not yet recreated by the algorithm
         self.metrics: Set[str] = frozenset()  # names of those that the first trial was found to have
@@ -148,6 +149,7 @@ class Roster(Trials):
         record = self._driver.plan.searches.get(self._started.study)
         if record is not None and not record.ended and record.started.same_call(self._started):
             self._take_over(record, [])
+            self.stopped = not self._started.extends and any(proposed.stops for proposed in record.proposed)
         elif self._started.extends:
             if record is None:
                 raise UsageError(
@@ -349,6 +351,7 @@ class Roster(Trials):
             params=_written(trial.params),
             noted=made.noted,
             rejected=made.rejected,
+            stops=fork is None and self._ledger.is_stopped,
         )
         if described is not None:
             plateaus = dict(described.plateaus)

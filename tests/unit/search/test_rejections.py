@@ -236,6 +236,25 @@ def test_stop_within_the_space_trains_what_was_proposed() -> None:
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 5
 
 
+def test_a_search_that_the_space_has_stopped_proposes_no_more_when_it_is_resumed() -> None:
+    def stopping(trial: optuna.Trial) -> dict[str, object]:
+        if trial.number == 4:
+            trial.study.stop()
+        return {"a": trial.suggest_int("a", 1, 9)}
+
+    def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 3:
+            raise KeyboardInterrupt
+
+    study, options = optuna.create_study(), {"n_trials": 50, "store": MemoryJournal()}
+    options["algorithm"] = FullTraining(window=2)
+    with pytest.raises(KeyboardInterrupt):
+        search(study, stopping, callbacks=[interrupt], **options)
+    assert len(study.trials) == 5
+    search(study, stopping, **options)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 5
+
+
 # --- forks --------------------------------------------------------------------------------------------------
 
 
