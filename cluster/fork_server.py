@@ -32,7 +32,7 @@ from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from hpstage.cluster import memory
+from hpstage.cluster import malloc
 from hpstage.cluster.outputs import outputs
 from hpstage.errors import UsageError
 from hpstage.training.code.owner import is_users
@@ -82,7 +82,7 @@ def python() -> list[str]:
 
 def training_environment() -> dict[str, str]:
     """Return the variables of a training process of this one, to be set before it starts."""
-    return {**os.environ, **memory.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")}
+    return {**os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")}
 
 
 def search_path() -> list[str]:

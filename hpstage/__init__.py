@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hpstage.search.optimize import optimize
     from hpstage.search.results import LoadedState, Soup, StoredPlan, TrainedTrial, open
     from hpstage.search.results.result import Result
-    from hpstage.training.logs import log
     from hpstage.training.pickles import pickled
     from hpstage.training.run import Run
+    from hpstage.training.step_log import log
 
 __version__ = "0.3.0"
 
@@ -73,7 +73,7 @@ _HOMES = {
     "TrainedTrial": "hpstage.search.results",
     "check": "hpstage.checking",
     "local_cluster": "hpstage.cluster",
-    "log": "hpstage.training.logs",
+    "log": "hpstage.training.step_log",
     "open": "hpstage.search.results",
     "optimize": "hpstage.search.optimize",
     "pickled": "hpstage.training.pickles",

@@ -38,7 +38,7 @@ from torch.utils.data import TensorDataset
 
 import hpstage.torch
 from hpstage.checkpoints.state_tree import digest
-from hpstage.cluster import memory
+from hpstage.cluster import malloc
 from hpstage.training.trainables import as_trainable
 from hpstage.workloads.resnet import resnet
 
@@ -153,9 +153,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not memory.ENVIRONMENT.items() <= os.environ.items():
+    if not malloc.ENVIRONMENT.items() <= os.environ.items():
         # As in training processes: what the system takes to give memory, again and again, is not what is asked here.
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **memory.ENVIRONMENT})
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **malloc.ENVIRONMENT})
     torch.set_num_threads(1)
     if options.follow:
         follow()

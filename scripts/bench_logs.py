@@ -19,7 +19,7 @@ import torch
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.execution.recording import Recording, release_streams
 from hpstage.plan.facts import StateKey
-from hpstage.training.logs import Recorder, log
+from hpstage.training.step_log import Recorder, log
 
 _CALLS, _ROUNDS = 20_000, 7
 _STEP = 1e-3  # seconds

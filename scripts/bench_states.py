@@ -34,7 +34,7 @@ import torch
 from msgspec.structs import replace
 
 from hpstage.checkpoints import FolderCheckpoints, LiveCache
-from hpstage.cluster import memory
+from hpstage.cluster import malloc
 from hpstage.execution.bundle import Bundle
 from hpstage.execution.control import Control
 from hpstage.plan.facts import Kept, StateKey, WorkerId
@@ -234,7 +234,7 @@ def in_process(*arguments: str) -> dict[str, object]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     ran = subprocess.run(
         [sys.executable, __file__, *arguments],
-        env={**os.environ, **memory.ENVIRONMENT, **threads},
+        env={**os.environ, **malloc.ENVIRONMENT, **threads},
         stdout=subprocess.PIPE,
         check=True,
     )

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.cluster import DaskExecutor, local_cluster, memory
+from hpstage.cluster import DaskExecutor, local_cluster, malloc
 from hpstage.plan.facts import ChainId, NodeId, StateKey, WorkerId, to_numbers
 from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Stage, WorkerJoined
 from hpstage.schedule import Constant, Scalar
@@ -225,7 +225,7 @@ def variants(stack: ExitStack, model: str, workers: int) -> dict[str, Callable[[
         "plain": plain,
         "plain, other thread": lambda: plain(in_thread=True),
         "plain, Dask's trim threshold": lambda: plain(environment={"MALLOC_TRIM_THRESHOLD_": "65536"}),
-        "plain, malloc variables": lambda: plain(environment=memory.ENVIRONMENT),
+        "plain, malloc variables": lambda: plain(environment=malloc.ENVIRONMENT),
         "a task of Dask": lambda: Dask(stack, model, stock(workers)),
         "hpstage on a cluster of Dask": lambda: Hpstage(stack, model, stock(workers)),
         "hpstage local_cluster": lambda: Hpstage(stack, model, local_cluster(workers, gpus=0)),

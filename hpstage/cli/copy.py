@@ -23,7 +23,7 @@ from hpstage.errors.arguments import PLACE, optional
 from hpstage.plan.facts import DriverId, StateKey
 from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.logs import all_log_keys
+from hpstage.report.trial_log import all_log_keys
 from hpstage.store import Journal, Leases
 from hpstage.store.copying import common_end, copy_records
 from hpstage.store.opening import address_of, is_on_server, open_journal, open_or_make

@@ -22,7 +22,7 @@ from hpstage.driver.places import open_existing
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
-from hpstage.report.logs import all_log_keys
+from hpstage.report.trial_log import all_log_keys
 from hpstage.store import Leases
 from hpstage.text import table
 

@@ -11,7 +11,7 @@ import msgspec
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import audited_difference, difference, explain
 from hpstage.driver.driver_leases import DriverLeases
-from hpstage.driver.effects import Effects
+from hpstage.driver.ineffective import Effects
 from hpstage.driver.inputs import notices
 from hpstage.driver.notices import Notices
 from hpstage.driver.snapshots import SnapshotWriter

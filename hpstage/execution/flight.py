@@ -15,7 +15,7 @@ from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ChainId
 from hpstage.plan.messages import Chain, Stage
 from hpstage.schedule import Scalar, varies
-from hpstage.training.logs import Recorder
+from hpstage.training.step_log import Recorder
 
 
 class Values(dict[str, Scalar]):

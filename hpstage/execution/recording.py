@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hpstage.training.body import THREAD
-from hpstage.training.logs import Recorder, Sink, exchanged
+from hpstage.training.step_log import Recorder, Sink, exchanged
 
 _recorder: Recorder | None = None
 _thread = 0  # that which trains

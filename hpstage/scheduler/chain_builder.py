@@ -10,7 +10,7 @@ from hpstage.plan.messages import Boundary, Chain, Stage, Verify
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.regimes import Regimes, is_news
-from hpstage.scheduler.lines import Line
+from hpstage.scheduler.branches import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import step_after
 from hpstage.scheduler.stage_tree import StageTree

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hpstage.plan.facts import ChainId, DriverId
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.lines import Line, Wanted
+from hpstage.scheduler.branches import Line, Wanted
 from hpstage.scheduler.list_schedule import ListSchedule
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree

@@ -11,10 +11,10 @@ from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.branches import Line
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.expectation import source_of
 from hpstage.scheduler.gangs import Gangs, Start
-from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.stage_tree import StageTree

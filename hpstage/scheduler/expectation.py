@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hpstage.plan.facts import ChainId, StateKey, StateRef, WorkerId
 from hpstage.plan.messages import ExpectStates, host_of
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.lines import Line
+from hpstage.scheduler.branches import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import seconds_between
 from hpstage.scheduler.stage_tree import StageTree

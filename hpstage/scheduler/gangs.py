@@ -14,9 +14,9 @@ from hpstage.plan.facts import ChainId, StateReached, StateRef, WorkerId
 from hpstage.plan.messages import ChainEnded, Instruction, StopChain
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.branches import Line
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.expectation import source_of
-from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree

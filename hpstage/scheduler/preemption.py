@@ -16,8 +16,8 @@ from hpstage.plan.facts import ChainId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.branches import Line
 from hpstage.scheduler.chain_builder import NOTICE, ChainBuilder
-from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import seconds_between, step_before_end
 from hpstage.scheduler.stage_tree import StageTree

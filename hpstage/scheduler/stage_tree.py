@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.heads import Head, Heads
-from hpstage.scheduler.lines import Line, Wanted, WorkLeft, steps_left
+from hpstage.scheduler.branches import Line, Wanted, WorkLeft, steps_left
+from hpstage.scheduler.ready import Head, Heads
 
 # Relative changes of a node's measured seconds per step below this do not trigger re-sorting.
 _DRIFT = 0.1

@@ -18,7 +18,7 @@ def loop_of(subject: TorchTrainable) -> TorchLoop:
 
         return ElasticLoop(subject)
     if subject.numerics == AUTO or backend_named(subject.numerics).several:
-        from hpstage.torch.backends.lanes import StackedLoop
+        from hpstage.torch.backends.siblings import StackedLoop
 
         return StackedLoop(subject)
     return TorchLoop(subject)

@@ -15,7 +15,7 @@ from hpstage.schedule import Scalar
 from hpstage.torch.follow import group_values
 from hpstage.torch.horizon import Horizon
 from hpstage.trainable import Numerics
-from hpstage.training.logs import log
+from hpstage.training.step_log import log
 
 
 class TorchTrainable(ABC):

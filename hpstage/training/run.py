@@ -12,9 +12,9 @@ from hpstage.schedule import Scalar
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.world import World
 from hpstage.training.handover import Baton
-from hpstage.training.logs import log
 from hpstage.training.randomness import seed_of
 from hpstage.training.sample_order import SampleOrder
+from hpstage.training.step_log import log
 
 if TYPE_CHECKING:
     from hpstage.torch.follow import Follower

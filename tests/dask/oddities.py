@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpstage.cluster import memory
+from hpstage.cluster import malloc
 from hpstage.schedule import Scalar
 from hpstage.testing.toys import Counter
 from hpstage.training.trainables import Keyed
@@ -22,7 +22,7 @@ class Curious(Counter):
     def evaluate(self) -> dict[str, float]:
         found = {
             "threads": {os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"1"},
-            "memory": memory.ENVIRONMENT.items() <= os.environ.items(),
+            "memory": malloc.ENVIRONMENT.items() <= os.environ.items(),
             "here": os.environ.get("HPSTAGE_TEST_HERE") == os.getcwd(),
         }
         return {name: float(value) for name, value in found.items()}

@@ -23,7 +23,7 @@ from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
 from hpstage.testing.trainable import Make, TrainableContract, Values, fresh, outcome, trained
 from hpstage.training.identity.workload import code_identity
-from hpstage.training.logs import Noted, recording
+from hpstage.training.step_log import Noted, recording
 from hpstage.training.trainables import as_trainable
 
 pytest.importorskip("lightning")

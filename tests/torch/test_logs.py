@@ -19,7 +19,7 @@ from torch import nn
 import hpstage
 from hpstage import schedule as s
 from hpstage.schedule import Scalar
-from hpstage.training.logs import Recorder, recording
+from hpstage.training.step_log import Recorder, recording
 from hpstage.training.trainables import as_trainable
 
 STEPS = 10

@@ -12,7 +12,7 @@ from hpstage.checkpoints.store import CheckpointStore
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.logs import log_of
+from hpstage.report.trial_log import log_of
 
 Param = bool | int | float | str | None
 

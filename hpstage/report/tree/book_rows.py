@@ -6,7 +6,7 @@ from hpstage.report.book import Book
 from hpstage.report.names import plain, trial_name
 from hpstage.report.sums import failures_of
 from hpstage.report.tree.branches import changes, states
-from hpstage.report.tree.logs import logs_of
+from hpstage.report.tree.log_rows import logs_of
 from hpstage.report.tree.rows import (
     ROOT,
     BranchRow,

@@ -14,7 +14,7 @@ from hpstage.plan.audits import AuditReport, audits_of
 from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
-from hpstage.report.logs import TrialLog
+from hpstage.report.trial_log import TrialLog
 from hpstage.schedule import Schedule
 from hpstage.search.results.loading import LoadedState
 from hpstage.search.results.soup import Soup, soup_of

@@ -17,7 +17,7 @@ from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial, State
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.files import replacing
-from hpstage.report.logs import TrialLog, log_of
+from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
 from hpstage.search.results.loading import LoadedState, load
 from hpstage.search.results.weights import weights_of, write_weights

@@ -25,7 +25,7 @@ from hpstage.torch.backends.numbers import keep_numbers
 from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.capture.settings import compile_by_arguments_alone
-from hpstage.training.logs import log, recording
+from hpstage.training.step_log import log, recording
 
 logger = logging.getLogger("hpstage")
 

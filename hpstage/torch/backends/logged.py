@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpstage.training.logs import checked_name
+from hpstage.training.step_log import checked_name
 
 _MOST = 256  # names of a process
 

@@ -28,8 +28,8 @@ from hpstage.text import count_of
 from hpstage.torch.backends.backend import NotDeparting, StepBackend
 from hpstage.torch.backends.rounding import OtherwiseRounded, full_precision
 from hpstage.torch.backends.stacked.signature import shape_key
-from hpstage.training.logs import recording
 from hpstage.training.randomness import generators_restored
+from hpstage.training.step_log import recording
 
 logger = logging.getLogger("hpstage")
 

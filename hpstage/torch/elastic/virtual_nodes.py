@@ -14,8 +14,8 @@ from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.elastic.micro_batches import cut
 from hpstage.torch.elastic.reduction import Gradient, Rows, Share, Tree, mean
 from hpstage.torch.trainable import TorchTrainable, see_scalar
-from hpstage.training.logs import Noted, log, recording
 from hpstage.training.randomness import Purpose, mix, rekey
+from hpstage.training.step_log import Noted, log, recording
 
 Failed = tuple[int, Exception]
 """A virtual node, and what the user's code has raised in it."""

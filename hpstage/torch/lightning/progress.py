@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from hpstage.training.logs import log
+from hpstage.training.step_log import log
 
 _CLOCKS = ("_last_val_time", "_train_start_time")
 _PLAIN = (type(None), bool, int, float, str)

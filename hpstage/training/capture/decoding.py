@@ -13,13 +13,13 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
+from hpstage.training.capture.aliases import Rebuilt
 from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, named
 from hpstage.training.capture.atoms import is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
 from hpstage.training.capture.encoding import BUILTINS, CONTAINERS, Plain, is_answered
 from hpstage.training.capture.kind import numpy, torch
 from hpstage.training.capture.kinds import VALUES
-from hpstage.training.capture.memory import Rebuilt
 from hpstage.training.capture.on_disk import opened_file, opened_map
 from hpstage.training.capture.stateful import RandomSource
 from hpstage.training.capture.survey import Survey

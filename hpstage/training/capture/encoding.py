@@ -18,13 +18,13 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
+from hpstage.training.capture.aliases import Places
 from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
 from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import kind_of
-from hpstage.training.capture.memory import Places
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey

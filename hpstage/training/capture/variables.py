@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpstage.errors import StateError
+from hpstage.training.capture.aliases import holding
 from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
-from hpstage.training.capture.memory import holding
 from hpstage.training.capture.portrait import LOCAL, shown, text_of, texts_of
 from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked

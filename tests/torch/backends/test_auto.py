@@ -14,8 +14,8 @@ from hpstage.errors import StoreError, UsageError
 from hpstage.plan.log import NUMERICS, read_header
 from hpstage.search.numerics import fastest
 from hpstage.store import MemoryJournal, SQLiteJournal
-from hpstage.torch.backends.lanes import StackedLoop
 from hpstage.torch.backends.measuring import measure
+from hpstage.torch.backends.siblings import StackedLoop
 from hpstage.torch.loop import TorchLoop
 from tests.torch.backends.forking import by
 from tests.torch.backends.odd_programs import Tiny

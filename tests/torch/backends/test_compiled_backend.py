@@ -23,7 +23,7 @@ from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.torch.backends import formulas
 from hpstage.torch.backends.compiled import CompiledBackend
-from hpstage.training.logs import Recorder, recording
+from hpstage.training.step_log import Recorder, recording
 from tests.torch.backends.forking import by, compiled_of, forks_exactly
 from tests.torch.backends.odd_programs import Tiny
 from tests.torch.backends.searches import search

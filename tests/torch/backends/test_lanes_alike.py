@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from hpstage import schedule as s
 from hpstage.errors import UsageError
-from tests.torch.backends.test_lanes import Siblings, X, Y, kept, search
+from tests.torch.backends.test_siblings import Siblings, X, Y, kept, search
 
 SETTINGS: dict[str, Any] = {"scale": 1.0}
 

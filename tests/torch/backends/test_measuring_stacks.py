@@ -21,10 +21,10 @@ from hpstage.plan.log import NUMERICS, read_facts, read_header
 from hpstage.plan.step_times import among
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
-from hpstage.torch.backends.lanes import StackedLoop
 from hpstage.torch.backends.measuring_stacks import StackMeasurement
+from hpstage.torch.backends.siblings import StackedLoop
 from tests.torch.backends.searches import search
-from tests.torch.backends.test_lanes import Siblings
+from tests.torch.backends.test_siblings import Siblings
 
 HP = {"lr": 0.1, "batch_size": 6}
 

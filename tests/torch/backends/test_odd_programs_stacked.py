@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hpstage.checkpoints.state_tree import reread
 from hpstage.errors import UsageError
-from hpstage.torch.backends.lanes import StackedLoop
+from hpstage.torch.backends.siblings import StackedLoop
 from tests.torch.backends.forking import by, forks_exactly
 from tests.torch.backends.odd_programs import ODD, Hooked, Printing, SideEffects, Surgery, Tiny
 from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome

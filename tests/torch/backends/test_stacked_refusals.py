@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpstage.torch import TorchLoop
-from hpstage.torch.backends.effects import put_back
+from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Bundle, NotStackable, shape_key
 from tests.torch.backends.siblings import Hp, Mlp, Sibling, Trial, builder, hp_of, train
 

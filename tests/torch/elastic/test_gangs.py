@@ -19,7 +19,7 @@ from hpstage.errors import GangApart, GangLost, NonFiniteLoss, StateError, StopT
 from hpstage.plan.facts import StateKey
 from hpstage.torch.elastic.shared_memory import Reader
 from hpstage.trainable import Bundling, Elastic
-from hpstage.training.logs import Recorder, recording
+from hpstage.training.step_log import Recorder, recording
 from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, LOGGING, STEPS, Nodes, hp_at
 from tests.torch.elastic.followers import TIMEOUT, Followers, key_of, trained

@@ -18,7 +18,7 @@ from hpstage.errors import UsageError
 from hpstage.report import open_book
 from hpstage.report.names import plain
 from hpstage.report.tables import cell
-from hpstage.report.tree import logs
+from hpstage.report.tree import log_rows
 from hpstage.schedule import Scalar
 from tests.unit.report.test_tree_embed import HOSTILE
 
@@ -79,7 +79,7 @@ def run(*arguments: str | Path) -> str:
 
 def test_each_branch_has_its_part_of_the_curves_and_of_the_output(store: Path) -> None:
     book = open_book(store)
-    rows, lanes = logs.logs_of(book), list(book.lanes.values())
+    rows, lanes = log_rows.logs_of(book), list(book.lanes.values())
     assert sorted(rows) == list(range(len(lanes)))
     for index, row in rows.items():
         lane = lanes[index]
@@ -100,8 +100,8 @@ def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:
 
 
 def test_a_page_has_no_more_than_it_can_bear(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_CHARACTERS", 1)
-    assert len(logs.logs_of(open_book(store))) == 1
+    monkeypatch.setattr(log_rows, "_CHARACTERS", 1)
+    assert len(log_rows.logs_of(open_book(store))) == 1
 
 
 def test_the_command_prints_the_output_of_all_stages_and_obeys_none_of_it(store: Path) -> None:

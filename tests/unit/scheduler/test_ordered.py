@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage.plan.ordered import Ordered
-from hpstage.scheduler.lines import Line, Wanted
+from hpstage.scheduler.branches import Line, Wanted
 from tests.unit.plan.test_winners import NODE
 
 numbers = st.integers(0, 12)

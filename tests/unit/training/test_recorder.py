@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hpstage.checkpoints.stage_log import StageLog, decode, encode
 from hpstage.errors import UsageError
 from hpstage.plan.facts import StateKey
-from hpstage.training.logs import OUTPUT, POINTS, Recorder, log, recording
+from hpstage.training.step_log import OUTPUT, POINTS, Recorder, log, recording
 
 
 def recorded(values: dict[int, list[Any]], stop: int) -> StageLog | None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.building import Builder
+from hpstage.torch.backends.stacked.joint_state import FlatGroup
 from hpstage.torch.backends.stacked.member import Member
-from hpstage.torch.backends.stacked.memory import FlatGroup
 from hpstage.torch.backends.stacked.program import Program, Value
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.signature import shape_key, tensors_of

@@ -14,7 +14,7 @@ from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.refusal import NeedsPython
 from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.training.logs import checked_name, recording, snapshot
+from hpstage.training.step_log import checked_name, recording, snapshot
 
 
 class OneStep:

@@ -6,7 +6,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from hpstage.scheduler.lines import Line
+from hpstage.scheduler.branches import Line
 
 Head = tuple[float, Line, int]
 """A source from which a wanted step can be trained now, with the seconds of its longest path: a line, and a step."""

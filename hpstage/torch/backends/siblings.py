@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.effects import put_back
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
 from hpstage.torch.backends.measuring import SHARE
 from hpstage.torch.backends.measuring_stacks import StackMeasurement
+from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
@@ -32,8 +32,8 @@ from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, MODULES
 from hpstage.training.capture.survey import Record
 from hpstage.training.code.graph import OF_CODE
-from hpstage.training.logs import Noted, recording
 from hpstage.training.randomness import rekey
+from hpstage.training.step_log import Noted, recording
 
 logger = logging.getLogger("hpstage")
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial
-from hpstage.scheduler.heads import Heads
-from hpstage.scheduler.lines import Line
+from hpstage.scheduler.branches import Line
+from hpstage.scheduler.ready import Heads
 from tests.unit.calls import calls_of
 
 COUNT = 100

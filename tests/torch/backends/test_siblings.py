@@ -24,7 +24,7 @@ from hpstage.plan.facts import ChainStarted, StateReached
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
-from hpstage.torch.backends.lanes import StackedLoop
+from hpstage.torch.backends.siblings import StackedLoop
 from tests.bundled import Unmeasured
 
 STEPS = 12

@@ -6,9 +6,9 @@ import math
 
 from hpstage.errors import CheckpointError
 from hpstage.report.book import Book
-from hpstage.report.logs import broken_off_steps, joined, loaded, node_log_keys
 from hpstage.report.names import plain
 from hpstage.report.tree.rows import LogRow, utf8
+from hpstage.report.trial_log import broken_off_steps, joined, loaded, node_log_keys
 
 _POINTS = 24  # of a curve, on a branch
 _NAMES = 8  # of curves, on a branch
