@@ -182,8 +182,8 @@ class Algorithm(ABC):
 
     @property
     def takes_nan(self) -> bool:
-        """Whether NaN before a trial's end is a value like others, which :meth:`Search.told` is given. By default it
-        fails the trial, as NaN at the end always does."""
+        """Whether NaN before a trial's end is a value like others, which :meth:`Search.reported` receives. By default
+        it fails the trial, as NaN at the end always does."""
         return False
 
     @property

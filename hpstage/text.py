@@ -109,22 +109,22 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, width: int | None = N
     A table that is wider than ``width`` columns folds those names first; then the last columns go below their row, each
     with its name. Words are never cut.
     """
-    head, *body = rows
+    header, *body = rows
     natural = [max(map(_columns, column)) for column in zip(*rows, strict=True)]
     if width is None or _with_gaps(natural) <= width:
         return _grid(rows, natural, left)
-    words = [max(map(_columns, name.split()), default=0) for name in head]
+    words = [max(map(_columns, name.split()), default=0) for name in header]
     cells = [max(map(_columns, column)) for column in zip(*body, strict=True)] if body else words
     narrow = [max(pair) for pair in zip(words, cells, strict=True)]
-    kept = next((count for count in range(len(head), 0, -1) if _with_gaps(narrow[:count]) <= width), 1)
-    names = [_folded(name, its) for name, its in zip(head[:kept], narrow, strict=False)]
+    kept = next((count for count in range(len(header), 0, -1) if _with_gaps(narrow[:count]) <= width), 1)
+    names = [_folded(name, its) for name, its in zip(header[:kept], narrow, strict=False)]
     deep = max(map(len, names))
     heading = [[name[i] if i < len(name) else "" for name in names] for i in range(deep)]
     grid = _grid([*heading, *(row[:kept] for row in body)], narrow[:kept], left).split("\n")
     lines = grid[:deep]
     for line, row in zip(grid[deep:], body, strict=True):
         first = _folded(line, width) if kept == 1 else [line]
-        below = [f"{name} {cell}" for name, cell in zip(head[kept:], row[kept:], strict=True) if cell]
+        below = [f"{name} {cell}" for name, cell in zip(header[kept:], row[kept:], strict=True) if cell]
         lines += [*first, *(f"  {part}" for part in _packed(below, width - 2))]
     return "\n".join(lines)
 

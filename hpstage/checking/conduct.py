@@ -51,7 +51,7 @@ def check(
     say: Say | None = None,
     children: Children | None = None,
 ) -> CheckReport:
-    """Check whether a trainable is exact: trained alone or forked anywhere, it gives the same bits.
+    """Check whether a trainable is exact: straight through or forked anywhere, it gives the same bits.
 
     A trial drawn from the space is trained straight through for a few steps in a separate process, and again: in
     another process (with other string hashes, at another time), in a process that was given several threads, from
@@ -102,9 +102,9 @@ def check(
         if children is None:
             children = closing.enter_context(Children(libraries_of(trainer)))
         states = children.folder()
-        children.perform(packed, states, first, found.tell)
+        children.perform(packed, states, first, found.take)
         if found.straight.problem is None:
-            children.perform(packed, states, second, found.tell)
+            children.perform(packed, states, second, found.take)
     # The process that is given other threads has the same hash seed as the first: it differs in all else.
     hashes = found.apart(ways.AGAIN) is not None and not found.unlike(ways.THREADS)
     style: Style = (
@@ -125,7 +125,7 @@ def check(
 
 @contextmanager
 def _trained_by(trainable: object, numerics: str) -> Iterator[None]:
-    """Set the step backend of the user's object meanwhile."""
+    """Set the step backend of the user's object within the context."""
     subject: Any = getattr(trainable, "subject", trainable)
     before = vars(subject).copy()
     subject.numerics = numerics
@@ -160,7 +160,7 @@ class _Found:
         self._answered = answered
         self._records: dict[str, list[Record]] = {}
 
-    def tell(self, record: Record) -> None:
+    def take(self, record: Record) -> None:
         """Add the record of a finished run."""
         self._records.setdefault(record.name, []).append(record)
         if self._say is not None:

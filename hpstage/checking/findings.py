@@ -133,7 +133,7 @@ class CheckReport:
         end = f"{trained:,} steps trained in {self.seconds:.0f} s"
         if self.ok:
             verdict = (
-                f"{self.subject} is exact: every way leads to the same bits, in all of {self.compared:,} things that "
+                f"{self.subject} is exact: all ways lead to the same bits, in all of {self.compared:,} values that "
                 f"were compared after each step, and in all metrics."
             )
             return "\n".join([*lines, "", verdict, end])

@@ -96,9 +96,9 @@ class Preflight:
     timed: bool
     trials: Spread
     steps_asked: Spread
-    """Steps of all trials, up to the steps the algorithm asks for."""
+    """Steps of all trials, up to the steps that the algorithm requests."""
     steps_unique: Spread
-    """Distinct steps among them."""
+    """Unique steps among them."""
     steps_trained: Spread
     merge_rate: Spread
     cost_weighted_merge_rate: Spread
@@ -192,7 +192,7 @@ class Preflight:
             most = "at most " if kind == "elastic" else ""
             yield (
                 f"Cheapest {kind} fleet within {within}: {most}{count_of(fleet.workers, 'GPU')}, in "
-                f"{duration(fleet.makespan)}: {worker_hours(fleet.paid_seconds)} paid{cost}."
+                f"{duration(fleet.makespan)}: {worker_hours(fleet.paid_seconds)} allocated{cost}."
             )
 
     def _notes(self) -> Iterator[str]:
@@ -292,7 +292,7 @@ def preflight(
         deadline: seconds; find the cheapest fixed fleet that makes it, and the cheapest one that follows the demand, as
             with ``cluster.adapt``.
         gpu_price: of a worker for an hour.
-        start_seconds: what starting a worker of an elastic fleet takes, which is paid for.
+        start_seconds: seconds to start a worker of an elastic fleet, which are allocated.
         disruptions: what becomes of workers, with another seed in each rehearsal: slow ones, and preemptible ones that
             are taken away.
 
@@ -310,7 +310,11 @@ def preflight(
         kept_every = checkpoint_every or max(1.0, _SAFETY / cast("float", step_seconds))
         _check_states(n_trials or len(points_of(space)) or 1, steps, kept_every)
     costs = Costs(
-        step_seconds=1.0 if step_seconds is None else _asked(step_seconds) if callable(step_seconds) else step_seconds,
+        step_seconds=1.0
+        if step_seconds is None
+        else _checked(step_seconds)
+        if callable(step_seconds)
+        else step_seconds,
         evaluate_seconds=evaluate_seconds,
         load_seconds=load_seconds,
         save_seconds=save_seconds,
@@ -357,7 +361,7 @@ class _Rehearsals:
     """Rehearses a search on fleets, as often as metrics or chance may change its figures.
 
     Args:
-        chain: the sampler, and those that it asks.
+        chain: the sampler, and those that it calls.
         most: of one fleet.
 
     Raises:
@@ -429,16 +433,16 @@ def _spread(values: Iterable[float]) -> Spread:
     return Spread(statistics.median(found), min(found), max(found))
 
 
-def _asked(step_seconds: StepSeconds) -> StepSeconds:
+def _checked(step_seconds: StepSeconds) -> StepSeconds:
     """Return the user's function, whose answers are checked."""
     answer = seconds(least=0)
 
     def ask(values: Mapping[str, Scalar]) -> float:
         try:
-            told = step_seconds(values)
+            found = step_seconds(values)
         except Exception as error:
             raise UsageError(f"step_seconds({dict(values)}) raises {type(error).__name__}: {error}") from error
-        return answer.of(f"step_seconds({dict(values)})", told)  # type: ignore[no-any-return]
+        return answer.of(f"step_seconds({dict(values)})", found)  # type: ignore[no-any-return]
 
     return ask
 

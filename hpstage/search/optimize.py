@@ -109,7 +109,7 @@ def optimize(
     In the main thread, the first Ctrl-C or SIGTERM stops the search cleanly: no further stages are started, running
     stages end after the current step (training functions, which return their metrics on request, after the next one),
     their states are kept, and nothing is trained again when the search resumes. The second stops at once and loses
-    the steps since the last kept states. SIGTERM then ends the process, as it does by default. User-defined signal
+    the steps since the last saved states. SIGTERM then ends the process, as it does by default. User-defined signal
     handlers are left alone.
 
     Args:
@@ -152,16 +152,17 @@ def optimize(
             printed and logged output; elsewhere (a file, a notebook, ``TERM=dumb``) a line at most every ten seconds.
         extend: continue the study's last search, whether it ended or not, with more ``steps``, more ``n_trials`` or
             another ``algorithm``: its trials count among ``n_trials``, their known values are replayed to the
-            algorithm, and kept states are trained further. A finished trial that is trained further gets its longer
+            algorithm, and saved states are trained further. A finished trial that is trained further gets its longer
             result in a new trial of the study (Optuna's finished trials cannot be changed), with all its values and the
             user attribute ``hpstage:extends``. Forks of population based training are recreated by it, and stay as they
             are under another algorithm. An asynchronous algorithm may train a little further each time.
         sharing: ``False`` trains every trial alone, for comparison.
         evaluate_every: also evaluate each trial after every multiple of so many steps, on the way to where the
             algorithm wants it: curves of all metrics, as intermediate values of the study's trials, in reports and by
-            :meth:`Result.trial`. The algorithm is not told of them (``OptunaPruner``, whose pruner would see them, has
-            ``interval``). Nothing is retrained for it: steps that an earlier call, or another process, has trained past
-            without keeping them are left out. Each of these states is kept; ``checkpoint_budget`` limits their bytes.
+            :meth:`Result.trial`. They are not reported to the algorithm (``OptunaPruner``, whose pruner would see them,
+            has ``interval``). Nothing is retrained for it: steps that an earlier call, or another process, has trained
+            past without keeping them are left out. Each of these states is kept; ``checkpoint_budget`` limits their
+            bytes.
         checkpoint_every: keep every state whose step, counted from the start of training, is a multiple of this:
             10 keeps the states at steps 10, 20, 30 and so on of every trial, wherever its schedules change. By default
             a state is kept at least after each minute of training. States from which trials are known or likely to
@@ -169,15 +170,15 @@ def optimize(
         checkpoint_budget: bytes that the checkpoints of the whole plan may take (``"20 GB"``); beyond that, checkpoints
             whose retraining costs the fewest seconds per byte are evicted, but never one that is still needed. By
             default none is evicted until the disk is full.
-        verify: which forks are verified: a few steps are trained both straight through and from the kept state, and
+        verify: which forks are verified: a few steps are trained both straight through and from the saved state, and
             everything that training can reach is compared. ``"first-fork"`` does so once per workload, within its first
             steps (two of which are trained twice), once under each kind of values (a category, a switch, a number that
             is 0, 1, between or beyond, a schedule that varies), and where an object with five methods begins to change
             something new; ``"all"`` additionally for each chain of stages; ``"off"`` never. Inexact training ends this
             call, and later ones on the store. :func:`hpstage.check` does more.
         audit: what is trained again to see whether it is the same, whatever training may depend on. ``"idle"``: workers
-            that have nothing to train take kept states at random, late ones and those under kinds of values not yet
-            audited more often, and train again, in a fresh process, from the kept state before; now and then a whole
+            that have nothing to train take saved states at random, late ones and those under kinds of values not yet
+            audited more often, and train again, in a fresh process, from the saved state before; now and then a whole
             trial, alone. An audit ends at once when its worker is needed. ``"winner"``: the best trial is trained again
             before this call returns; ``"off"``: nothing is. A difference ends this call, and later ones on the store.
             See :attr:`Result.audit`. Executors that cannot audit (``InlineExecutor``) leave ``"idle"`` out.

@@ -54,7 +54,7 @@ def is_pickle(content: bytes) -> bool:
 
 
 REMEDY = (
-    "a pickle also tells which equal texts are one object in memory, which loading changes: keep "
+    "a pickle also records which equal texts are one object in memory, which loading changes: keep "
     "hpstage.pickled(object) there in place of pickle.dumps(object), which pickle.loads reads, or its arrays and "
     "numbers themselves"
 )

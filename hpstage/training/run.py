@@ -54,7 +54,7 @@ class Run:
         self._given: Any = None  # to batches()
         self._stream: dict[str, Any] | None = None if state is None else state.get("stream")
         self._metrics: dict[str, float] | None = None if state is None else state["metrics"]
-        self._unwanted: dict[str, Any] | None = None  # a report that was not asked for
+        self._unwanted: dict[str, Any] | None = None  # a report that was not requested
         self.wants_report = self._metrics is None
         self._baton = Baton()
 

@@ -1,4 +1,4 @@
-"""What training logs: scalars by step, and what is printed meanwhile.
+"""What training logs: scalars by step, and what is printed.
 
 The user's code calls :func:`log`, and whoever trains a chain states where that goes (:func:`recording`). Nothing of it
 is reached from the trainable, so no log is part of a state. No random number is drawn, no gradient kept.
@@ -64,7 +64,7 @@ def exchanged(sink: Sink | None) -> Sink | None:
 
 @contextmanager
 def recording(sink: _S) -> Iterator[_S]:
-    """Let logged values go elsewhere meanwhile."""
+    """Let logged values go elsewhere within the context."""
     before = exchanged(sink)
     try:
         yield sink

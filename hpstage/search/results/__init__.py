@@ -1,4 +1,4 @@
-"""What was trained: the trials of a plan, their kept states, and the models in them."""
+"""What was trained: the trials of a plan, their saved states, and the models in them."""
 
 from hpstage.search.results.loading import LoadedState
 from hpstage.search.results.soup import Soup

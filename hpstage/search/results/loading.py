@@ -1,4 +1,4 @@
-"""Loading a kept state into new objects, in this process."""
+"""Loading a saved state into new objects, in this process."""
 
 from __future__ import annotations
 

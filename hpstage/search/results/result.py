@@ -49,7 +49,7 @@ class Result:
     search: str = ""
     """The study's name in the plan, if it differs from its own."""
     checkpoints: CheckpointStore | None = None
-    """The kept states; ``None`` if they were in a temporary folder."""
+    """The saved states; ``None`` if they were in a temporary folder."""
     trainable: object = None
     address: str = ""
     """The store's address for commands, without secrets; ``""`` if it was in memory."""
@@ -93,7 +93,7 @@ class Result:
         return self.study.best_trials
 
     def trial(self, trial: FrozenTrial | int | str) -> TrainedTrial:
-        """Return a trial of the study as it was trained: its schedules, its metrics by step, and its kept states.
+        """Return a trial of the study as it was trained: its schedules, its metrics by step, and its saved states.
 
         Args:
             trial: a trial of the study, its number, or its id ``"<study>/<number>"``.
@@ -140,7 +140,7 @@ class Result:
     def soup(
         self, trials: Iterable[FrozenTrial | int | str | tuple[FrozenTrial | int | str, Step]], *, part: str = "model"
     ) -> Soup:
-        """Average the weights of kept states, and evaluate the model that has them with the trainable.
+        """Average the weights of saved states, and evaluate the model that has them with the trainable.
 
         The means are computed in double precision, and do not depend on the order. Buffers of floating point are
         averaged as well: the running statistics of BatchNorm are means of statistics, not those of the averaged

@@ -79,7 +79,7 @@ class Soup:
 
 
 def soup_of(trials: Sequence[tuple[TrainedTrial, Step]], trainable: object, *, part: str = "model") -> Soup:
-    """Average kept states; see :meth:`Result.soup`."""
+    """Average saved states; see :meth:`Result.soup`."""
     members = sorted({(trial.id, trial.step(step)): trial for trial, step in trials}.items())
     if len(members) < 2:
         raise UsageError(f"a soup needs at least two states; there is {len(members) or 'none'}")

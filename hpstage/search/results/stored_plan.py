@@ -17,7 +17,7 @@ from hpstage.search.results.trial import TrainedTrial, trial_of
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoredPlan:
-    """A plan as it was when it was opened. Read-only; searches may go on meanwhile."""
+    """A plan as it was when it was opened. Read-only; searches may continue in the meantime."""
 
     plan: SearchPlan
     checkpoints: CheckpointStore

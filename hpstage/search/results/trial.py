@@ -40,7 +40,7 @@ Step = int | Literal["best"] | None
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainedTrial:
-    """A trial on a plan: its schedules, metrics and kept states. Read-only."""
+    """A trial on a plan: its schedules, metrics and saved states. Read-only."""
 
     planned: PlannedTrial
     plan: SearchPlan
@@ -83,7 +83,7 @@ class TrainedTrial:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """All known metrics by step, also those that only another trial on the same line had asked for."""
+        """All known metrics by step, also those that only another trial on the same branch had requested."""
         return {step: dict(state.metrics) for step, state in self._states().items() if state.metrics is not None}
 
     @property
@@ -150,7 +150,7 @@ class TrainedTrial:
         """Return what it has logged and printed: the logs of its stages, end to end.
 
         Raises:
-            CheckpointMissing: the checkpoints, and the logs beside them, were in a temporary folder.
+            CheckpointMissing: the checkpoints, and the logs next to them, were in a temporary folder.
         """
         if self.checkpoints is None:
             raise CheckpointMissing(_IN_TEMPORARY_FOLDER)
@@ -214,7 +214,7 @@ class TrainedTrial:
         )
 
     def _states(self) -> dict[int, State]:
-        """Return the states on the trial's line, by step, as far as it was asked for."""
+        """Return the states on the trial's path, by step, as far as they were requested."""
         return {state.step: state for state in self.planned.states() if state.step <= self.planned.asked}
 
     def _from(self, step: int, retrain: bool) -> tuple[int, Any]:

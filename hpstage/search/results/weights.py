@@ -1,4 +1,4 @@
-"""The tensors of a kept state by name, and files of them."""
+"""The tensors of a saved state by name, and files of them."""
 
 from __future__ import annotations
 
