@@ -8,7 +8,7 @@
 
 Without --tree-aware this is successive halving as published: it trains more, and keeps two workers busier.
 
-A demo that was interrupted goes on where it was when it is started again; one that was finished begins anew.
+An interrupted demo resumes when it is started again; a finished one begins from scratch.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def phase(folder: Path, options: argparse.Namespace, client: Client | None, *, s
 
 
 def compared(ours: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
-    """The stage tree against the same trials trained alone."""
+    """The stage tree against the same trials without sharing."""
     theirs: dict[str, Any] = alone["states"]
     ideal = alone["worker_seconds"] / ours["cost_weighted_merge_rate"]
     return {
@@ -267,7 +267,7 @@ def run(folder: Path, options: argparse.Namespace) -> int:
 
 
 def compare(folder: Path, options: argparse.Namespace, client: Client | None) -> int:
-    """Train what is asked for, and print the figures."""
+    """Train what is requested, and print the figures."""
     ours = phase(folder, options, client, sharing=True)
     bound = ours["lower_bound_seconds"]
     over = ours["makespan"] / bound if bound else None
@@ -302,7 +302,7 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
         print(f"metrics and weights of all {figures['states_compared']} evaluated states: {verdict}")
         failed = not figures["metrics_equal"] or ours["steps_trained"] != ours["steps_unique"]
         if options.record and not failed:
-            from figures import record  # the file beside this one, which the demo's trainable does not need
+            from figures import record  # the file next to this one, which the demo's trainable does not need
 
             record("demo", rows(figures), "./scripts/demo --compare")
     (folder / "finished").touch()

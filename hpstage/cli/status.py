@@ -45,7 +45,7 @@ class DriverStatus(msgspec.Struct, frozen=True):
 
 
 class ChainStatus(msgspec.Struct, frozen=True):
-    """A chain that its driver runs: it stands at ``step`` of ``node``, as far as was told, and goes on to ``stop``
+    """A chain that its driver runs: it is at ``step`` of ``node`` by its last report, and ends at ``stop``
     of ``last``. ``name``: that of the worker for people, its host and number."""
 
     chain: str
@@ -60,8 +60,8 @@ class ChainStatus(msgspec.Struct, frozen=True):
 
 
 class PlanStatus(msgspec.Struct, frozen=True):
-    """The whole plan. Seconds are those of workers; those used count also what was wasted, those paid also idle time.
-    ``nodes``: those along which something was asked. ``audits``: those that came to an end. Their seconds are used by
+    """The whole plan. Seconds are those of workers; those used include wasted ones, those paid also idle time.
+    ``nodes``: those with a requested step. ``audits``: those that came to an end. Their seconds are used by
     no trial."""
 
     workload: str
@@ -109,13 +109,13 @@ def status(
         str | None,
         typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.", show_default="list those here"),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks of --watch.")] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two refreshes of --watch.")] = 1.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="One line of JSON; with --watch, one at each change.")
     ] = False,
 ) -> None:
-    """Tell what the searches of a plan have done and are doing.
+    """Show what the searches of a plan have done and are doing.
 
     It reads the store alone, from any host that reaches it, and changes nothing: searches need not run. Without STORE
     it lists those below .hpstage, where searches are kept that name none, the last written first.
@@ -144,7 +144,7 @@ def status(
             while True:
                 try:
                     account.catch_up(journal)
-                except HistoryChanged:  # what is there now is another plan
+                except HistoryChanged:  # the journal now holds another plan
                     account = new_account(journal)
                     account.catch_up(journal)
                 found = status_of(account, journal)
@@ -267,11 +267,11 @@ def as_text(found: Status, width: int | None = None) -> str:
                 clean(study.study),
                 study.state,
                 _trials(study),
-                ", ".join(map(_told, study.best)) or "-",
+                ", ".join(map(_best, study.best)) or "-",
                 f"{study.steps_asked:,}",
                 rate(study.merge_rate),
                 hours(study.seconds_used),
-                hours(study.seconds_saved) if _is_told(study) else "-",
+                hours(study.seconds_saved) if _is_shown(study) else "-",
             )
             for study in found.studies[-_LINES:]
         ]
@@ -302,14 +302,14 @@ def as_text(found: Status, width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def _is_told(study: StudyRow) -> bool:
-    """Whether it is said what a study saves: before trials share what was trained, that is less than nothing."""
+def _is_shown(study: StudyRow) -> bool:
+    """Whether a study's savings are shown: before trials share what was trained, they are negative."""
     return study.state == "ended" or study.seconds_saved > 0
 
 
 def _saved(found: Status) -> str:
     plan = found.plan
-    if plan.seconds_saved <= 0 and not any(map(_is_told, found.studies)):
+    if plan.seconds_saved <= 0 and not any(map(_is_shown, found.studies)):
         return "nothing yet"
     return f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"
 
@@ -323,13 +323,13 @@ def _caused(cause: CauseStatus) -> str:
 
 
 def _trials(study: StudyRow) -> str:
-    told = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
-    # Forks are trials beyond those that the search was asked for.
+    counts = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
+    # Forks are trials beyond those that the search was to propose.
     unknown = study.n_trials is None or sum(study.trials.values()) > study.n_trials
-    return told if unknown or study.state == "ended" else f"{told} (of {study.n_trials:,})"
+    return counts if unknown or study.state == "ended" else f"{counts} (of {study.n_trials:,})"
 
 
-def _told(best: Best) -> str:
+def _best(best: Best) -> str:
     end = f"{best.goal} " if best.goal in ("lowest", "highest") else ""
     return f"{end}{clean(best.metric)} {shortened(best.value)} (trial {clean(best.trial.rpartition('/')[2])})"
 
