@@ -28,6 +28,7 @@ import optuna
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.algorithm import Algorithm
 from hpstage.algos import (
     ASHA,
@@ -201,8 +202,8 @@ def decay_branches(horizons: list[int], decay: Fraction) -> dict[str, Any]:
     total_sum, longest = sum(horizons), max(horizons)
     return {
         "name": f"WSD, {len(horizons)} horizons to {longest}, f = {decay}",
-        "steps_asked": plan.steps_asked,
-        "steps_unique": plan.steps_unique,
+        "steps_asked": merged(plan).steps_asked,
+        "steps_unique": merged(plan).steps_unique,
         "steps_trained": plan.totals.steps_trained,
         "expected_asked": total_sum,
         "expected_unique": (1 - decay) * longest + decay * total_sum,

@@ -33,11 +33,11 @@ import optuna
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import shortest_makespan
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import StateKey
-from hpstage.plan.savings import shortest_makespan
 from hpstage.store import MemoryJournal
 
 Grid = dict[str, list[Any]]

@@ -35,6 +35,7 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.optuna import StageTreeSampler
 from hpstage.plan.facts import StateKey, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.plan import SearchPlan
@@ -125,11 +126,11 @@ def search(task: Task, space: Callable[[Any], dict[str, Any]], sampler: BaseSamp
         error = task.error(schedules)
         study.tell(trial, error)
         best = min(best, error)
-        trained = plan.totals.steps_unique
+        trained = merged(plan).steps_unique
         within = [best if trained <= budget * STEPS else w for budget, w in zip(BUDGETS, within, strict=True)]
         if trained >= BUDGETS[-1] * STEPS:
             break
-    return within, plan.totals.steps_asked / plan.totals.steps_unique
+    return within, merged(plan).steps_asked / merged(plan).steps_unique
 
 
 def samplers(space: Callable[[Any], dict[str, Any]], seed: int) -> dict[str, tuple[BaseSampler, str]]:

@@ -39,13 +39,13 @@ import optuna
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged, shortest_makespan
 from hpstage.algos import SuccessiveHalving
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
 from hpstage.plan.facts import DriverId, DriverJoined, StateKey, TrialAdded, TrialId
 from hpstage.plan.log import fold_all, open_plan
-from hpstage.plan.savings import shortest_makespan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 
@@ -245,7 +245,7 @@ def arrivals(options: argparse.Namespace) -> dict[str, float]:
         figures[f"{kind}_steps"] = steps
         figures[f"{kind}_used_h"] = sum(plan.totals.worker_seconds for plan in plans) / 3600
         figures[f"{kind}_mean_h"] = sum(study.ended - study.arrived for study in studies) / len(studies) / 3600
-        figures[f"{kind}_trained_over_distinct"] = steps / sum(plan.totals.steps_unique for plan in plans)
+        figures[f"{kind}_trained_over_distinct"] = steps / sum(merged(plan).steps_unique for plan in plans)
     return figures | {"shared_over_own_used": figures["shared_used_h"] / figures["own_used_h"]}
 
 

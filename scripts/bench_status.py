@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench_status.py [--json FILE] [--stages 100000]
 
 The plan is that of a simulated search in SQLite: trials part at steps 10 and 20 of 30, until so many stages have been
-trained. Each figure is of a process of its own, from its start to its end.
+trained, with the snapshots that searches write. Each figure is of a process of its own, from its start to its end.
 
 status_s, tree_s, report_s  wall seconds of ``hpstage status --json``, ``hpstage tree`` and ``hpstage report``
 status_cpu_s, ...          their seconds of processor time, which other processes disturb less
@@ -29,6 +29,7 @@ def fill(folder: Path, stages: int) -> None:
     """A store in ``folder`` with a search that has trained at least so many stages."""
     from hpstage import schedule as s
     from hpstage.driver.driver import Driver
+    from hpstage.driver.snapshots import SnapshotWriter
     from hpstage.execution.simulated import SimulatedExecutor
     from hpstage.plan.facts import SearchStarted, StateKey, TrialAdded, TrialEnded, TrialId, TrialProposed
     from hpstage.plan.log import open_plan
@@ -37,7 +38,11 @@ def fill(folder: Path, stages: int) -> None:
 
     with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
         plan = open_plan(journal, StateKey("0" * 32), {})
-        driver = Driver(plan, Scheduler(plan), SimulatedExecutor(8, evaluate_seconds=0.1, state_bytes=1000), journal)
+        executor, snapshots = (
+            SimulatedExecutor(8, evaluate_seconds=0.1, state_bytes=1000),
+            SnapshotWriter(journal, plan),
+        )
+        driver = Driver(plan, Scheduler(plan), executor, journal, snapshots=snapshots)
         started = SearchStarted(
             "study", "FullTraining()", ("value",), 30, None, "RandomSampler", 0.0, directions=("maximize",)
         )
@@ -58,6 +63,7 @@ def fill(folder: Path, stages: int) -> None:
                 answered += len(driver.wait())
             driver.log.write([TrialEnded("study", t.trial, "COMPLETE", (0.001 * n,), 30, 0.0) for n, t in batch])
         driver.finish()
+        snapshots.close()
 
 
 def run(folder: Path, *words: str) -> tuple[float, float, float, bytes]:

@@ -34,6 +34,7 @@ from distributed import Client, LocalCluster
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.redis_plans import open_redis
@@ -102,7 +103,7 @@ class Round:
         together = self.search(("low", "high"))
         after = self.search(("low",), ("high",))
         seconds_apart = sum(plan.totals.worker_seconds for plan in apart)
-        steps_apart = sum(plan.steps_unique for plan in apart)
+        steps_apart = sum(merged(plan).steps_unique for plan in apart)
         figures: dict[str, float] = {
             "steps asked": together.steps_asked,
             "distinct steps, apart": steps_apart,
@@ -111,7 +112,7 @@ class Round:
             "predicted apart / one plan": steps_apart / together.steps_unique,
         }
         for name, plan in (("together", together), ("after", after)):
-            assert plan.steps_unique == together.steps_unique
+            assert merged(plan).steps_unique == together.steps_unique
             figures[f"{name}: steps trained"] = plan.totals.steps_trained + plan.totals.steps_wasted
             figures[f"{name}: alone / measured"] = alone.totals.worker_seconds / plan.totals.worker_seconds
             figures[f"{name}: apart / measured"] = seconds_apart / plan.totals.worker_seconds

@@ -14,6 +14,7 @@ from itertools import groupby
 
 import msgspec
 
+from hpstage.accounting.accounting import Accounting
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD, RECORDS
 from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.cluster.dashboard.study import Activity, StudyLane, StudyView
@@ -45,9 +46,7 @@ from hpstage.plan.facts import (
 from hpstage.plan.log import fold_checked
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
-from hpstage.plan.payments import Charge, Waste
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.observer import Observer
 from hpstage.store import Cursor
 
 logger = logging.getLogger("hpstage")
@@ -65,16 +64,15 @@ _LONGEST = 1e9
 _decode = msgspec.json.Decoder(Fact).decode
 
 
-class PlanView(Observer):
+class PlanView(Accounting):
     """A plan, and the views of its studies."""
 
     def __init__(self) -> None:
         super().__init__(SearchPlan(StateKey("")))  # until the first record gives the workload
-        self.position = 0  # position of the next record
         self.hash = b""  # of the records so far, by which their sender checks whether the journal still has them
         self.heard = 0.0  # time of the last report
         self.store = ""  # the store's address, without secrets
-        self.whole = False  # whether the end of the journal was reached once, so that the numbers are those of the plan
+        self.has_end = False  # whether the end of the journal was reached once: figures are those of the plan
         self.problem = ""
         self.studies: dict[str, StudyView] = {}
         self.left: dict[str, tuple[float, float]] = {}  # by study: seconds left, and when that was heard
@@ -93,15 +91,14 @@ class PlanView(Observer):
                 fact = _decode(record)
                 if self.position == 0 and isinstance(fact, PlanCreated):
                     self.plan = SearchPlan(fact.workload, sharing=fact.described.get("sharing") != "off")
-                fold_checked(self.plan, fact, self.position, self.apply)
-                self.position += 1
+                fold_checked(self.plan, (fact,), self.position, self.fold_fact)
             self.hash = Cursor(0, self.hash).after(records).hash
         finally:
             self._count()
 
-    def front(self, node: NodeId) -> int:
+    def trained_to(self, node: NodeId) -> int:
         """Return the step up to which a node is trained; training covers a node from its start, without gaps."""
-        return self.trained.get(node) or self.plan.nodes[node].start
+        return self.front(node) or self.plan.nodes[node].start
 
     def is_out_of_reach(self, node: Node) -> bool:
         """Whether training fails before it reaches the node. O(depth), if there are failures."""
@@ -167,32 +164,35 @@ class PlanView(Observer):
             self._changed.add(line.id)
             below += [(child, child.start) for child in line.children if child.start > passed]
 
-    def apply(self, fact: Fact) -> Charge | Waste | None:
+    def fold_fact(self, fact: Fact) -> None:
+        """Fold a fact into the plan, into the tables, and into what the page shows of them."""
         plan = self.plan
         match fact:
-            case TargetAsked():
-                self._asked(fact)
-                return None
-            case StateReached():
-                return self._told(fact)
             case ChainClosed():
                 self._touch([plan.chains.get(fact.chain)])
-                return super().apply(fact)
             case DriverLeft():
                 self._touch(chain for chain in plan.chains.values() if chain.driver == fact.driver)
                 driver = plan.drivers.get(fact.driver)
                 if driver is not None and fact.reason == "gone":
                     self.drivers_lost += 1
                     self._taken_for_dead.add((driver.host, driver.pid))
-                return super().apply(fact)
             case StateLost():
-                kept = len(plan.kept)
-                super().apply(fact)
-                self.states_lost[fact.reason] += kept - len(plan.kept)  # 0 if another driver has reported it already
-                self._changed.add(fact.node)
-                return None
-        paid = super().apply(fact)
+                # Another driver may have reported it already.
+                self.states_lost[fact.reason] += plan.nodes[fact.node].states[fact.step].kept is not None
+            case TrialProposed(study=name, trial=trial) | TrialEnded(study=name, trial=trial) if trial is not None:
+                self.studies[name].withdraw(trial)
+        plan.apply(fact)
         match fact:
+            case TargetAsked():
+                self._requested(fact)
+                return
+            case StateReached():
+                self._arrived(fact)
+                return
+        paid = self.apply(fact)
+        match fact:
+            case StateLost():
+                self._changed.add(fact.node)
             case ChainStarted():
                 self._touch([plan.chains[fact.chain]])
             case ChainProlonged():
@@ -202,7 +202,8 @@ class PlanView(Observer):
                 study = self._study_of(paid.trial)
                 if study is not None:
                     study.trial_changes.mark(paid.trial)
-                    study.lose(fact, plan)
+                    study.chains_lost[fact.outcome] += 1
+                    self._mark(study, fact.at)
             case StageFailed():
                 self.failed["evaluate" if fact.evaluating else "train"] += 1
                 self._touch_below(fact.node, fact.step)
@@ -210,27 +211,27 @@ class PlanView(Observer):
                 self.drivers_rejoined += (fact.host, fact.pid) in self._taken_for_dead
                 self._taken_for_dead.discard((fact.host, fact.pid))
             case SearchStarted():
-                self.studies.setdefault(fact.study, StudyView(fact, plan.tally(fact.study).totals)).restart(fact)
-            case TrialProposed(trial=trial) if trial is not None:
-                self.studies[fact.study].set_trial(trial, None)
-            case TrialEnded():
-                self.studies[fact.study].set_trial(fact.trial, fact.state)
+                self.studies.setdefault(fact.study, StudyView(fact, self.tally(fact.study))).restart(fact)
+            case TrialProposed(trial=trial) | TrialEnded(trial=trial) if trial is not None:
+                self.studies[fact.study].enter(trial)
             case SearchEnded():
                 self.studies[fact.study].ended = True
-        return paid
+
+    def _mark(self, study: StudyView, at: float) -> None:
+        """Add a point to a study's history after something was reached or lost."""
+        study.mark(at, self.alone_seconds(study.name))
 
     def _study_of(self, trial: TrialId) -> StudyView | None:
         """Return the trial's study; ``None`` in a plan that was driven without a study."""
         return self.studies.get(self.plan.study_of(trial))
 
-    def _asked(self, fact: TargetAsked) -> None:
+    def _requested(self, fact: TargetAsked) -> None:
         study = self._study_of(fact.trial)
-        planned = self.plan.trials.get(fact.trial)
-        if study is None or planned is None:
-            super().apply(fact)
+        planned, row = self.plan.trials[fact.trial], self.trial(fact.trial)
+        new, asked = fact.step not in row.targets, row.asked
+        self.apply(fact)
+        if study is None:
             return
-        new, asked = fact.step not in planned.targets, planned.asked
-        super().apply(fact)
         self._driven[fact.driver] = study.name
         if new:
             for lane in study.ask(planned, asked, fact.step):
@@ -240,30 +241,29 @@ class PlanView(Observer):
         if state.metrics is not None and new:
             study.tell(planned, fact.step, state.metrics)
 
-    def _told(self, fact: StateReached) -> Charge | Waste | None:
+    def _arrived(self, fact: StateReached) -> None:
         plan, id = self.plan, fact.node
         node = plan.nodes[id]
-        state = node.state(fact.step)
-        answered = [] if fact.metrics is None or state is None else list(state.unanswered or ())
-        front, fails_at = self.front(id), self.fails_at(id)
-        paid = super().apply(fact)
+        request = None if fact.metrics is None else self.requests.get((id, fact.step))
+        answered = () if request is None else request.waiting or ()
+        front, fails_at = self.trained_to(id), self.fails_at(id)
+        paid = self.apply(fact)
         assert paid is not None
         self._changed.add(id)
-        reached = self.front(id)
+        reached = self.trained_to(id)
         self._changed.update(child.id for child in node.children if front < child.start <= reached)
         if fails_at is not None and self.fails_at(id) != fails_at:
             self._touch_below(id, fails_at)
         study = self._study_of(paid.trial)
         if study is not None:
             study.trial_changes.mark(paid.trial)
-            study.mark(fact.at, plan)
+            self._mark(study, fact.at)
         metrics = node.states[fact.step].metrics
         for trial in answered:
             told = self._study_of(trial)
             if told is not None and metrics is not None:
                 told.tell(plan.trials[trial], fact.step, metrics)
-                told.mark(fact.at, plan)
-        return paid
+                self._mark(told, fact.at)
 
 
 def running(view: PlanView) -> dict[NodeId, int]:
@@ -281,8 +281,8 @@ def cut(view: PlanView, study: str, lane: StudyLane, running: int | None) -> Ite
     Trained pieces are done, or reused if a trial of another study asked for them first.
     """
     node, reach = lane.node, lane.reach
-    front = view.front(node.id)
-    askers = view.plan.payments.askers(node, node.start, min(front, reach))
+    front = view.trained_to(node.id)
+    askers = view.first_askers(node, node.start, min(front, reach))
     for mine, steps in groupby(askers, lambda asker: asker[2].study == study):
         pieces = list(steps)
         yield pieces[0][0], pieces[-1][1], "done" if mine else "reused"
@@ -295,7 +295,7 @@ def cut(view: PlanView, study: str, lane: StudyLane, running: int | None) -> Ite
             yield front, reach, "failed"
         else:
             ready = running is None and (
-                front > node.start or node.parent is None or view.front(node.parent.id) >= node.start
+                front > node.start or node.parent is None or view.trained_to(node.parent.id) >= node.start
             )
             yield front, reach, "ready" if ready else "waiting"
 
@@ -309,8 +309,8 @@ class Shown:
     study: StudyView
 
     @property
-    def seconds_alone(self) -> float:
-        return self.study.totals.alone_seconds(self.view.plan.totals)
+    def seconds_saved(self) -> float:
+        return self.view.saved_seconds(self.study.name)
 
     def seconds_left(self, now: float) -> float | None:
         """Return the time left, ``now`` on this process's monotonic clock; ``None`` for what does not run, or of which
@@ -380,7 +380,7 @@ class Board:
         if not view.problem and first <= view.position:
             try:
                 view.fold(records[view.position - first :])
-                view.whole = view.whole or (view.position > 0 and len(records) < RECORDS)
+                view.has_end = view.has_end or (view.position > 0 and len(records) < RECORDS)
             except (HpstageError, msgspec.MsgspecError) as error:
                 logger.warning("the dashboard page cannot show a plan: %s", error)
                 view.problem = str(error)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from hpstage.accounting.measured import can_be_drawn
 from hpstage.cluster.dashboard.board import PlanView
 from hpstage.cluster.dashboard.study import StudyLane, StudyView
 from hpstage.cluster.dashboard.work import place_of
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
 from hpstage.plan.nodes import Node
-from hpstage.report.measured import can_be_drawn
 from hpstage.report.names import plain
 from hpstage.report.tree.branches import changes
 from hpstage.report.tree.rows import (
@@ -106,7 +106,7 @@ class Feed:
             and can_be_drawn(state.metrics.get(metric, float("nan")))
         ]
         best = max if study.maximize else min
-        front = min(lane.reach, self._view.front(node.id))
+        front = min(lane.reach, self._view.trained_to(node.id))
         return BranchRow(
             node.id, parent, node.start, lane.reach, front, lane.trials, best(values) if values else None,
             _state(lane, ended=study.ended), changes(node), kept_state(node.states), values_of(node, lane.reach),
@@ -130,7 +130,7 @@ class Feed:
                 value = float(ended.values[0])
             index = self._trials.setdefault(id, len(self._trials))
             rows.trials[index] = trial_row(
-                number, trial, branch, None if ended is None else ended.state, finite(value),
+                number, self._view.trials.get(id), branch, study.trials.get(id), finite(value),
                 {} if proposed is None else proposed.params,
             )  # fmt: skip
             del self._wanted_trials[id]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 
+from hpstage.accounting.savings import less_training
 from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.feed import failures_on
-from hpstage.plan.savings import less_training
 from hpstage.report.names import plain
 from hpstage.text import clean, count_of, shortened, time_left
 
@@ -23,12 +23,14 @@ def headline(shown: Shown, seconds_left: float | None = None) -> list[str]:
         found.append(shared)
     elif totals.steps_asked:
         found.append(f"nothing shared yet: {totals.steps_asked:,} steps")
-    saved = shown.seconds_alone - totals.worker_seconds
+    saved = shown.seconds_saved
     if totals.answers and saved > 0:
         found.append(f"{worker_time(saved)} saved")
     over = len(study.trials) - study.trials_by_end[None]
     of = study.started.n_trials or len(study.trials)
     found.append(f"{over:,} of {max(of, len(study.trials)):,} trials over")
+    if rejected := study.trials_by_end["REJECTED"]:
+        found.append(f"{rejected:,} rejected")
     record = shown.view.plan.searches.get(study.name)
     if record is not None and not study.ended:
         not_begun = record.not_begun + max(0, of - len(study.trials))

@@ -20,11 +20,11 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hpstage.accounting.sums import Sums
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.pieces import STATES
 from hpstage.cluster.dashboard.study import ACTIVITIES, Activity, StudyView
 from hpstage.plan.facts import ChainOutcome, Departure, StateLoss, WorkerId
-from hpstage.plan.totals import Totals
 
 _MOST_STUDIES = 50
 """Maximum number of studies exported: the latest started, plus all with an active driver."""
@@ -177,7 +177,7 @@ class _Collector(Collector):
             for _, board in found:
                 for plan, view in board.plans.items():
                     known = plans.get(plan)
-                    if view.whole and not view.problem and (known is None or known.position < view.position):
+                    if view.has_end and not view.problem and (known is None or known.position < view.position):
                         plans[plan] = view
             for name, view in plans.items():
                 sheet.plan(name[:_PLAN_LABEL], view)
@@ -185,7 +185,8 @@ class _Collector(Collector):
             driven = {plan: view.driven() for plan, view in plans.items()}
             for plan, study in _chosen(plans, driven):
                 workers = len(busy[plan].get(study.name, ()))
-                sheet.study(plan[:_PLAN_LABEL], study, plans[plan].plan.totals, workers, driven[plan][study.name])
+                view, label = plans[plan], plan[:_PLAN_LABEL]
+                sheet.study(label, view, study, workers, driven[plan][study.name])
             for scheduler, _ in found:
                 sheet.workers(scheduler, plans.values())
         return sheet.families.values()
@@ -216,7 +217,7 @@ class _Sheet:
         self.families[name].add_metric([label.encode("utf-8", "replace").decode() for label in labels], value)  # type: ignore[attr-defined]
 
     def plan(self, plan: str, view: PlanView) -> None:
-        totals = view.plan.totals
+        totals = view.whole()
         self._add("hpstage_plan_steps_asked", totals.steps_asked, plan)
         self._add("hpstage_plan_steps_distinct", totals.steps_unique, plan)
         self._add("hpstage_plan_steps_trained", totals.steps_trained, plan)
@@ -239,17 +240,17 @@ class _Sheet:
         self._add("hpstage_plan_drivers_rejoined", view.drivers_rejoined, plan)
         self._add("hpstage_plan_records", view.position, plan)
 
-    def study(self, plan: str, study: StudyView, whole: Totals, workers: int, drivers: int) -> None:
+    def study(self, plan: str, view: PlanView, study: StudyView, workers: int, drivers: int) -> None:
         labels = (plan, study.name)
         for state in STATES:
             self._add("hpstage_stages", study.stages[state], *labels, state)
         unfinished = study.trials_by_end[None]
-        trials = {"running": 0, "open": 0, "complete": 0, "pruned": 0, "fail": 0}
+        trials = {"running": 0, "open": 0, "complete": 0, "pruned": 0, "fail": 0, "rejected": 0}
         trials |= {end.lower(): count for end, count in study.trials_by_end.items() if end is not None}
         trials["open" if study.ended else "running"] = unfinished
         for end, count in trials.items():
             self._add("hpstage_trials", count, *labels, end)
-        totals, alone = study.totals, study.totals.alone_seconds(whole)
+        totals = study.totals
         self._add("hpstage_steps_asked", totals.steps_asked, *labels)
         self._add("hpstage_steps_distinct", totals.steps_unique, *labels)
         self._add("hpstage_steps_trained", totals.steps_trained, *labels)
@@ -257,8 +258,8 @@ class _Sheet:
         self._add("hpstage_merge_rate", totals.merge_rate, *labels)
         for activity, seconds in _seconds(totals).items():
             self._add("hpstage_worker_seconds", seconds, *labels, activity)
-        self._add("hpstage_alone_worker_seconds", alone, *labels)
-        self._add("hpstage_saved_worker_seconds", alone - totals.worker_seconds, *labels)
+        self._add("hpstage_alone_worker_seconds", view.alone_seconds(study.name), *labels)
+        self._add("hpstage_saved_worker_seconds", view.saved_seconds(study.name), *labels)
         self._add("hpstage_training_workers", workers, *labels)
         self._add("hpstage_study_drivers", drivers, *labels)
         for outcome in dict.fromkeys((*_OUTCOMES, *study.chains_lost)):
@@ -276,7 +277,7 @@ class _Sheet:
         self._add("hpstage_scheduler_workers", len(known) - len(busy), scheduler.address, "idle")
 
 
-def _seconds(totals: Totals) -> dict[Activity, float]:
+def _seconds(totals: Sums) -> dict[Activity, float]:
     found: dict[Activity, float] = {
         "train": totals.train_seconds,
         "evaluate": totals.evaluate_seconds,

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hpstage.accounting.lanes import Lane, extend
+from hpstage.accounting.measured import can_be_drawn
+from hpstage.accounting.tally import Tally
 from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.pieces import PieceState
-from hpstage.plan.facts import ChainLost, NodeId, SearchStarted, TrialId
+from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
-from hpstage.plan.plan import SearchPlan
-from hpstage.plan.tally import StudyTotals
-from hpstage.report.lanes import Lane, extend
-from hpstage.report.measured import can_be_drawn
 
 Activity = Literal["train", "evaluate", "load", "save", "wasted"]
 """What workers spend their time on; ``wasted``: training that was discarded, regardless of its purpose."""
@@ -83,12 +82,12 @@ class History:
 class StudyView:
     """The state of a study over all of its calls."""
 
-    def __init__(self, started: SearchStarted, totals: StudyTotals) -> None:
+    def __init__(self, started: SearchStarted, tally: Tally) -> None:
         self.started = started
-        self.totals = totals
+        self.totals = tally.sums
+        self.trials = tally.ends
+        self.trials_by_end = tally.by_end
         self.ended = False
-        self.trials: dict[TrialId, str | None] = {}  # how each ended, if it did
-        self.trials_by_end: Counter[str | None] = Counter()
         self.stages: Counter[PieceState] = Counter()  # pieces of lanes by state
         self.lanes: dict[NodeId, StudyLane] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
@@ -121,12 +120,16 @@ class StudyView:
         self.longest = max(self.longest, started.steps)
         self._ranking = sorted(map(self._rank, self.standing.values()))
 
-    def set_trial(self, trial: TrialId, end: str | None) -> None:
-        """Set how the trial ended; ``None``: it has not ended."""
-        if trial in self.trials:
-            self.trials_by_end[self.trials[trial]] -= 1
-        self._stand(trial, end, self.standing.get(trial))
-        self.trials_by_end[end] += 1
+    def withdraw(self, trial: TrialId) -> None:
+        """Take a trial out of the ranking, before its end or its farthest result changes."""
+        result = self.standing.get(trial)
+        if result is not None:
+            del self._ranking[bisect_left(self._ranking, self._rank(result))]
+
+    def enter(self, trial: TrialId) -> None:
+        """Put a trial into the ranking again."""
+        if trial in self.standing:
+            insort(self._ranking, self._rank(self.standing[trial]))
         self.trial_changes.mark(trial)
 
     def ask(self, trial: PlannedTrial, before: int, step: int) -> list[StudyLane]:
@@ -146,7 +149,9 @@ class StudyView:
         result = Result(trial.id, step, value)
         standing = self.standing.get(trial.id)
         if standing is None or step > standing.step:
-            self._stand(trial.id, self.trials.get(trial.id), result)
+            self.withdraw(trial.id)
+            self.standing[trial.id] = result
+            self.enter(trial.id)
         self.results.append(result)
         self.told += 1
         if can_be_drawn(value):
@@ -155,33 +160,18 @@ class StudyView:
         better = rung.best is None or (value > rung.best if self.maximize else value < rung.best)
         rung.best = value if better else rung.best
 
-    def lose(self, fact: ChainLost, plan: SearchPlan) -> None:
-        """Record that a chain charged to the study was lost, or discarded its last training."""
-        self.chains_lost[fact.outcome] += 1
-        self.mark(fact.at, plan)
-
-    def mark(self, at: float, plan: SearchPlan) -> None:
+    def mark(self, at: float, alone_seconds: float) -> None:
         """Add a point to the history after something was reached or lost."""
         self._latest = max(self._latest, at - self.began)  # reports of several workers come out of order
-        self.history.add(self._latest, self.totals.alone_seconds(plan.totals), self.totals.worker_seconds)
+        self.history.add(self._latest, alone_seconds, self.totals.worker_seconds)
 
     def best(self, count: int) -> list[Result]:
         """Return the best standing results, the best first; as in Optuna, completed trials come before all others."""
         return [self.standing[trial] for _, _, _, trial in self._ranking[:count]]
 
-    def _stand(self, trial: TrialId, end: str | None, result: Result | None) -> None:
-        """Update a trial's end or its farthest result."""
-        before = self.standing.get(trial)
-        if before is not None:
-            del self._ranking[bisect_left(self._ranking, self._rank(before))]
-        self.trials[trial] = end
-        if result is not None:
-            self.standing[trial] = result
-            insort(self._ranking, self._rank(result))
-
     def _rank(self, result: Result) -> _Rank:
         sign = -1 if self.maximize else 1
-        return self.trials[result.trial] != "COMPLETE", sign * result.value, len(result.trial), result.trial
+        return self.trials.get(result.trial) != "COMPLETE", sign * result.value, len(result.trial), result.trial
 
 
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:

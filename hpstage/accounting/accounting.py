@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hpstage.accounting.payments import Charge, NodeRow, Waste
+from hpstage.accounting.audits import AuditFigures
+from hpstage.accounting.payments import Charge, Waste
+from hpstage.accounting.presence import Presence
 from hpstage.accounting.sums import Sums, summed
-from hpstage.accounting.tally import Tally
-from hpstage.plan.audits import AuditFigures
+from hpstage.accounting.tally import NodeRow, Tally
 from hpstage.plan.endings import Endings
 from hpstage.plan.facts import (
     Audited,
@@ -27,15 +28,22 @@ from hpstage.plan.facts import (
     StateReached,
     TargetAsked,
     TrainingEnded,
+    TrialEnded,
     TrialId,
+    TrialProposed,
     WorkerId,
     WorkersChanged,
 )
+from hpstage.plan.log import facts_of
 from hpstage.plan.messages import host_of
 from hpstage.plan.nodes import Node, PlannedTrial, lines_beyond
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.presence import Presence
+from hpstage.plan.uncollected import uncollected
 from hpstage.scheduler.widths import Widths
+from hpstage.store import Journal
+
+# Records of a long journal that are read at a time.
+_PIECE = 10_000
 
 
 @dataclass(slots=True)
@@ -43,6 +51,8 @@ class TrialRow:
     """What was requested of a trial, and what it has and has paid for."""
 
     study: str
+    tally: Tally = field(repr=False)
+    """That of its study."""
     targets: tuple[int, ...] = ()
     """Steps requested, in ascending order."""
     asked: int = 0
@@ -99,7 +109,6 @@ class Accounting:
         self.presence = Presence()
         self.calls: dict[DriverId, Call] = {}
         self.audits = AuditFigures()
-        self.now: float | None = None  # the latest time reported on the workers' clock; None: there was none
         self.widths = Widths()  # as measured by gangs
         self.widest = 1  # number of workers that have trained a chain together
         self._endings = Endings()
@@ -116,6 +125,15 @@ class Accounting:
         self.position += 1
         handler = self.HANDLERS.get(fact.__class__)
         return None if handler is None else handler(self, fact)
+
+    def follow(self, journal: Journal, seen: Callable[[Fact], object] = lambda fact: None) -> None:
+        """Fold the records of the journal that are folded into the plan, calling ``seen`` with each fact."""
+        with uncollected():
+            while self.position < self.plan.position:  # in pieces: a long journal need not be in memory at once
+                records = journal.read(self.position, min(_PIECE, self.plan.position - self.position))
+                for fact in facts_of(records, self.position):
+                    self.apply(fact)
+                    seen(fact)
 
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. The first trial to request a step of a node pays for it. O(segments)."""
@@ -142,7 +160,7 @@ class Accounting:
 
     def _ask_first(self, planned: PlannedTrial, row: TrialRow, step: int) -> None:
         """Account for steps that were not requested of the trial before."""
-        tally = self.tally(row.study)
+        tally = row.tally
         tally.sums.steps_asked += step - row.asked
         row.asked = step
         fresh = own = 0
@@ -150,15 +168,14 @@ class Accounting:
         node: Node | None = planned.node_at(step)
         while node is not None:
             start, its = node.start, self.node(node)
-            maker = self.tally_of(node.maker)
-            ours = maker is tally and not tally.reach  # no other study has requested it
+            ours = its.maker is tally and not tally.reach  # no other study has requested it
             if ours and its.reach >= stop:
                 break  # then so was all above it
             if ours and its.reach == start and node.maker is planned:
                 own += stop - start  # nobody has requested it before: so it is for most
                 its.reach = stop
             else:
-                tally.ask(its, stop, maker)
+                tally.ask(its, stop)
                 if stop > its.reach:
                     fresh += stop - its.reach
                     its.ask(planned, stop)
@@ -169,20 +186,20 @@ class Accounting:
 
     def _answer(self, planned: PlannedTrial, row: TrialRow, step: int) -> None:
         """Count an answered target, once per target. O(segments)."""
-        tally, before = self.tally(row.study), row.answered
+        tally, before = row.tally, row.answered
         tally.sums.answers += 1
         if step <= before:
             return
         row.answered = step
         for node, start, stop in planned.path_to(step):
             if stop > before:
-                steps = stop - max(start, before)
-                tally.answer(self.node(node), steps, self._pace(node), self.tally_of(node.maker))
+                its = self.node(node)
+                pace = its.seconds / its.trained if its.trained else self._pace(node)
+                tally.answer(its, stop - max(start, before), pace)
 
     def _reached(self, fact: StateReached) -> Charge:
-        self.now = fact.at
         self.presence.hear(fact.at)
-        row = self.node(self.plan.nodes[fact.node])
+        row = self.nodes.get(fact.node) or self.node(self.plan.nodes[fact.node])
         request = self.requests.get((fact.node, fact.step))
         waiting = None if request is None else request.waiting
         if waiting and fact.start == fact.step:  # for its evaluation alone
@@ -190,14 +207,14 @@ class Accounting:
         else:
             payer = row.payer(fact.step)
         if row.trained:
-            maker = self.tally_of(row.node.maker)
             for tally in self.tallies.values():
-                tally.repace(row, fact, maker)
+                tally.repace(row, fact)
         row.trained += fact.step - fact.start
         row.seconds += fact.own_seconds
-        row.front = max(row.front, fact.step)
+        if fact.step > row.front:
+            row.front = fact.step
         own = self.trial(payer.id)
-        seconds = self.tally(own.study).sums.reach(fact)
+        seconds = own.tally.sums.reach(fact)
         own.paid_seconds += seconds
         if fact.metrics is not None:
             if request is None:
@@ -214,11 +231,10 @@ class Accounting:
         return Charge(fact, payer.id, seconds)
 
     def _waste(self, fact: ChainLost) -> Waste:
-        self.now = fact.at
         self.presence.hear(fact.at)
         payer = self.node(self.plan.nodes[fact.node]).payer(fact.step + 1)
         own = self.trial(payer.id)
-        seconds = self.tally(own.study).sums.waste(fact)
+        seconds = own.tally.sums.waste(fact)
         own.paid_seconds += seconds
         self._work(fact)
         return Waste(fact, payer.id, seconds)
@@ -226,18 +242,24 @@ class Accounting:
     def _work(self, fact: StateReached | ChainLost) -> None:
         """Extend the period of work of a chain's driver."""
         found = self._open.get(fact.chain)
-        if found is None:
-            if self._closed is None or self._closed[0] != fact.chain:
-                return
-            found = self._closed[1:]
-        driver, team = found
+        if found is not None:
+            driver, team = found
+        elif self._closed is not None and self._closed[0] == fact.chain:
+            _, driver, team = self._closed
+        else:  # the journal does not record its start
+            driver, team = DriverId(""), (host_of(fact.worker),)
+            self.presence.work(driver, "", team, fact.began)
         call = self.calls.get(driver)
         if call is None:
             call = self.calls[driver] = Call(fact.began, fact.at)
         elif (began := fact.began) < call.first:
             call.first = began
-        call.last = max(call.last, fact.at)
-        call.workers.update(team if fact.workers > 1 else team[:1])
+        if fact.at > call.last:
+            call.last = fact.at
+        if fact.workers > 1:
+            call.workers.update(team)
+        else:
+            call.workers.add(team[0])
 
     def _end(self, fact: TrainingEnded) -> None:
         """Take back what trials on the line requested beyond its end: alone, they would have ended there, too."""
@@ -258,14 +280,13 @@ class Accounting:
             for start, stop, asker in row.first_askers(last, row.reach):
                 its = self.trial(asker.id)
                 its.fresh -= stop - start
-                self.tally(its.study).sums.steps_first -= stop - start
-            maker = self.tally_of(node.maker)
+                its.tally.sums.steps_first -= stop - start
             for tally in self.tallies.values():
-                tally.retract(row, last, maker)
+                tally.retract(row, last)
             row.reach = min(row.reach, last)
         for trial in ended:
             planned, own = self.plan.trials[trial], self.trials[trial]
-            self.tally(own.study).sums.steps_asked += fact.last - own.asked
+            own.tally.sums.steps_asked += fact.last - own.asked
             own.asked = fact.last
             own.targets = tuple([step for step in own.targets if step <= fact.last])
             request = self.request(fact.node, fact.last)
@@ -276,13 +297,11 @@ class Accounting:
                 self._answer(planned, own, fact.last)
 
     def _start(self, fact: ChainStarted) -> None:
-        self.now = fact.at
         workers = (fact.worker, *fact.gang)
         self.presence.work(fact.driver, self._pools.get(fact.driver, ""), workers, fact.at)
         self._open[fact.chain] = fact.driver, tuple(map(host_of, workers))
 
     def _close(self, fact: ChainClosed) -> None:
-        self.now = fact.at
         self.presence.hear(fact.at)
         if fact.chain in self._open:
             self._closed = (fact.chain, *self._open.pop(fact.chain))
@@ -300,6 +319,15 @@ class Accounting:
         tally.before = tally.sums.since(Sums())
         tally.paid_before = self.presence.seconds(fact.study)
         tally.drivers_before = frozenset(self.presence.drivers_of(fact.study))
+
+    def _propose(self, fact: TrialProposed) -> None:
+        if fact.trial is not None:
+            self.tally(fact.study).end(fact.trial, None if fact.rejected is None else "REJECTED")
+
+    def _finish(self, fact: TrialEnded) -> None:
+        tally = self.tally(fact.study)
+        if tally.ends.get(fact.trial) != "REJECTED":
+            tally.end(fact.trial, fact.state)
 
     def _audit(self, fact: Audited) -> None:
         self.presence.hear(fact.at)
@@ -335,6 +363,8 @@ class Accounting:
         DriverLeft: _leave,
         WorkersChanged: lambda self, fact: self.presence.change(fact),
         SearchStarted: _begin,
+        TrialProposed: _propose,
+        TrialEnded: _finish,
         StageFailed: _fail,
         Audited: _audit,
     }
@@ -345,13 +375,14 @@ class Accounting:
         """Return the row of a trial, which begins now if it has none."""
         row = self.trials.get(id)
         if row is None:
-            row = self.trials[id] = TrialRow(self.plan.study_of(id))
+            study = self.plan.study_of(id)
+            row = self.trials[id] = TrialRow(study, self.tally(study))
         return row
 
     def node(self, node: Node) -> NodeRow:
         row = self.nodes.get(node.id)
         if row is None:
-            row = self.nodes[node.id] = NodeRow(node)
+            row = self.nodes[node.id] = NodeRow(node, self.trial(node.maker.id).tally)
         return row
 
     def request(self, node: NodeId, step: int) -> Request:
@@ -366,18 +397,27 @@ class Accounting:
             tally = self.tallies[study] = Tally()
         return tally
 
-    def tally_of(self, trial: PlannedTrial) -> Tally:
-        return self.tally(self.trial(trial.id).study)
-
     # --- figures ------------------------------------------------------------------------------------------
 
     def whole(self) -> Sums:
         """Return the sums of all studies. O(studies)."""
         return summed(tally.sums for tally in self.tallies.values())
 
-    def alone_seconds(self, study: str) -> float:
-        """Estimate the worker seconds of a study's results, each trial trained alone. O(1)."""
-        return self.tally(study).sums.alone_seconds(self.plan.totals.average_evaluate_seconds)
+    def alone_seconds(self, study: str | None = None) -> float:
+        """Estimate the worker seconds of the results of a study, or of all, without sharing. O(studies)."""
+        tallies = self.tallies.values() if study is None else (self.tally(study),)
+        evaluate_seconds = self.plan.totals.average_evaluate_seconds
+        return sum([tally.sums.alone_seconds(evaluate_seconds) for tally in tallies])
+
+    def saved_seconds(self, study: str | None = None) -> float:
+        """Estimate the worker seconds that a study, or the plan, has saved. Negative where loading and losses outweigh
+        sharing."""
+        used = self.whole() if study is None else self.tally(study).sums
+        return self.alone_seconds(study) - used.worker_seconds
+
+    def requested_nodes(self) -> int:
+        """Return the number of nodes along which anything was requested."""
+        return sum([row.reach > row.node.start for row in self.nodes.values()])
 
     def front(self, node: NodeId) -> int:
         """Return the farthest step that a node has ever reached; 0: none."""
@@ -419,6 +459,13 @@ class Accounting:
                 return row.seconds / row.trained
             at = at.parent
         return self.plan.totals.average_step_seconds
+
+
+def accounted(plan: SearchPlan, journal: Journal) -> Accounting:
+    """Return the tables of a plan, from the records of its journal that are folded into it."""
+    found = Accounting(plan)
+    found.follow(journal)
+    return found
 
 
 def _with(steps: tuple[int, ...], step: int) -> tuple[int, ...]:

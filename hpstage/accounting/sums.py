@@ -12,7 +12,7 @@ from hpstage.plan.facts import ChainLost, StateReached
 
 def merge_rate(requested: float, unique: float) -> float:
     """Return steps requested over all trials / unique steps among them (arXiv 2006.11972, section 2): how much less is
-    trained than if each trial were trained alone. Of a search, of a study (all its searches) or of a plan (all its
+    trained than without sharing. Of a search, of a study (all its searches) or of a plan (all its
     studies); by cost, seconds take the place of steps."""
     return requested / unique if unique else 1.0
 
@@ -44,7 +44,7 @@ class Sums:
     answers: int = 0
     """Targets that have a result."""
     alone_train_seconds: float = 0.0
-    """Estimated seconds of training up to those results, each trial trained alone."""
+    """Estimated seconds of training up to those results, without sharing."""
 
     @property
     def worker_seconds(self) -> float:
@@ -103,3 +103,24 @@ def summed(studies: Iterable[Sums]) -> Sums:
             setattr(found, name, getattr(found, name) + getattr(one, name))
     found.steps_unique = found.steps_first
     return found
+
+
+@dataclass(slots=True)
+class Merged:
+    """Training that a set of trials asks for: the sum over trials (``asked``), and without repetitions (``unique``), of
+    which some is ``done``."""
+
+    steps_asked: int = 0
+    steps_unique: int = 0
+    steps_done: int = 0
+    seconds_asked: float = 0.0
+    seconds_unique: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return merge_rate(self.steps_asked, self.steps_unique)
+
+    @property
+    def cost_weighted_rate(self) -> float:
+        """The merge rate with measured seconds in place of steps."""
+        return merge_rate(self.seconds_asked, self.seconds_unique)

@@ -1,12 +1,21 @@
-"""The sums of one study, with the state needed to update them. Pure."""
+"""The sums of one study, and the rows of nodes that many studies may use. Pure."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Literal
 
-from hpstage.accounting.payments import NodeRow
 from hpstage.accounting.sums import Sums
-from hpstage.plan.facts import DriverId, NodeId, StateReached
+from hpstage.plan.facts import DriverId, NodeId, StateReached, TrialId
+from hpstage.plan.nodes import Node, PlannedTrial
+
+End = Literal["COMPLETE", "PRUNED", "FAIL", "REJECTED"]
+"""How a trial has ended; REJECTED: the space has described none, so that nothing was trained. In the study, it is
+pruned or has failed."""
 
 
 @dataclass(slots=True)
@@ -23,15 +32,22 @@ class Tally:
     paid_before: float = 0.0
     drivers_before: frozenset[DriverId] = frozenset()
     reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step requested, unless it is the node's
+    ends: dict[TrialId, End | None] = field(default_factory=dict)
+    """How each of its trials has ended, ``None`` if it has not."""
+    by_end: Counter[End | None] = field(default_factory=Counter)
+    """How many have ended so."""
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
-    def ask(self, row: NodeRow, stop: int, maker: Tally) -> None:
-        """Count the unique steps of a target on a node, before its reach is extended.
+    def end(self, trial: TrialId, end: End | None) -> None:
+        """Note how a trial has ended; ``None``: it has begun."""
+        if trial in self.ends:
+            self.by_end[self.ends[trial]] -= 1
+        self.ends[trial] = end
+        self.by_end[end] += 1
 
-        Args:
-            maker: the tally of the study whose trial made the node.
-        """
-        id = row.node.id
+    def ask(self, row: NodeRow, stop: int) -> None:
+        """Count the unique steps of a target on a node, before its reach is extended."""
+        id, maker = row.node.id, row.maker
         fresh = stop - self.reach.get(id, row.reach if maker is self else row.node.start)
         if fresh > 0:
             self.sums.steps_unique += fresh
@@ -40,26 +56,84 @@ class Tally:
             if maker is not self and stop > row.reach:
                 maker.reach.setdefault(id, row.reach)  # from now on, they differ
 
-    def retract(self, row: NodeRow, last: int, maker: Tally) -> None:
+    def retract(self, row: NodeRow, last: int) -> None:
         """Take back the steps of a node beyond ``last``, where its training has ended, before its reach is."""
         id = row.node.id
-        beyond = self.reach.get(id, row.reach if maker is self else last) - last
+        beyond = self.reach.get(id, row.reach if row.maker is self else last) - last
         if beyond > 0:
             self.sums.steps_unique -= beyond
             if id in self.reach:
                 self.reach[id] = last
 
-    def answer(self, row: NodeRow, steps: int, pace: float, maker: Tally) -> None:
+    def answer(self, row: NodeRow, steps: int, pace: float) -> None:
         """Count further steps up to a trial's last result, at a node's seconds per step."""
-        if maker is self:
+        if row.maker is self:
             row.answered += steps
         else:
             self._answered[row.node.id] = self._answered.get(row.node.id, 0) + steps
         self.sums.alone_train_seconds += steps * pace
 
-    def repace(self, row: NodeRow, fact: StateReached, maker: Tally) -> None:
+    def repace(self, row: NodeRow, fact: StateReached) -> None:
         """Update estimates before folding ``fact``, which changes the seconds per step of a node trained before."""
-        steps = row.answered if maker is self else self._answered.get(row.node.id)
+        steps = row.answered if row.maker is self else self._answered.get(row.node.id)
         if steps:
             after = (row.seconds + fact.own_seconds) / (row.trained + fact.step - fact.start)
             self.sums.alone_train_seconds += steps * (after - row.seconds / row.trained)
+
+
+class NodeRow:
+    """Of a node: how far and by whom it was requested, how far and how long it was trained."""
+
+    __slots__ = ("answered", "askers", "front", "maker", "node", "reach", "seconds", "trained")
+
+    def __init__(self, node: Node, maker: Tally) -> None:
+        self.node = node
+        self.maker = maker  # the tally of the study whose trial made it
+        self.reach = node.start  # the farthest step that any trial requested
+        # The ascending stops up to which it was requested first, and the trials that did. A node that was requested by
+        # its maker alone, as most are, has none.
+        self.askers: list[tuple[int, PlannedTrial]] | None = None
+        self.answered = 0  # steps up to their last results of the trials of the maker's study, summed
+        self.front = 0  # the farthest step that it has ever reached; 0: none
+        self.trained = 0  # steps trained, including repetitions
+        self.seconds = 0.0  # training time of these steps
+
+    def ask(self, trial: PlannedTrial, stop: int) -> None:
+        """Record that the trial is the first to request the node beyond its reach so far, up to ``stop``."""
+        if self.askers is None:
+            if trial is not self.node.maker:
+                known = [(self.reach, self.node.maker)] if self.reach > self.node.start else []
+                self.askers = [*known, (stop, trial)]
+        else:
+            if self.askers and self.askers[-1][1] is trial:
+                self.askers.pop()
+            self.askers.append((stop, trial))
+        self.reach = stop
+
+    def payer(self, step: int) -> PlannedTrial:
+        """Return the trial that requested first the step that leads to ``step``, or else the node's maker."""
+        if self.askers is None:
+            return self.node.maker
+        at = bisect_left(self.askers, step, key=_stop)
+        return self.askers[at][1] if at < len(self.askers) else self.node.maker
+
+    def first_askers(self, start: int, stop: int) -> Sequence[tuple[int, int, PlannedTrial]]:
+        """Return ``(start, stop, trial)`` for the steps ``[start, stop)``: who requested them first, in the order of
+        the steps. Steps that no trial requested are left out."""
+        stop = min(stop, self.reach)
+        if start >= stop:
+            return ()
+        if self.askers is None:
+            return ((start, stop, self.node.maker),)
+        found = []
+        for index in range(bisect_right(self.askers, start, key=_stop), len(self.askers)):
+            last, trial = self.askers[index]
+            end = min(stop, last)
+            found.append((start, end, trial))
+            start = end
+            if start >= stop:
+                break
+        return found
+
+
+_stop = itemgetter(0)

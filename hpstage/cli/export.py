@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpstage.accounting.book import open_book
+from hpstage.accounting.tables import Table, events, stages, states, trials, workers
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.plan.facts import Fact
-from hpstage.report.book import open_book
 from hpstage.report.files import replacing
-from hpstage.report.tables import Table, events, stages, states, trials, workers
 from hpstage.store.redaction import redacted
 from hpstage.text import clean, count_of, shortened
 
@@ -68,8 +68,8 @@ def export(
     trials as runs of TensorBoard, MLflow or Weights & Biases.
 
     Files of an earlier export are replaced. The plan is not changed. hpstage.report.frames gives the same tables to a
-    notebook; hpstage.report.tables says what their columns mean. Weights are a safetensors file with the names of the
-    model's state_dict; hpstage.open(STORE) gives the same to Python.
+    notebook; hpstage.accounting.tables says what their columns mean. Weights are a safetensors file with the names of
+    the model's state_dict; hpstage.open(STORE) gives the same to Python.
 
     A run has the trial's parameters, what it has logged (hpstage logs) and its metrics, by step. TensorBoard's event
     files are in a folder for each trial. MLflow's runs are in FOLDER/mlflow.db (mlflow ui --backend-store-uri

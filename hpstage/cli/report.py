@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hpstage.accounting.book import open_book
 from hpstage.cli.terminal import echo
-from hpstage.report.book import open_book
 from hpstage.text import clean
 
 _FOLDER = Path("hpstage-report")

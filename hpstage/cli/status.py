@@ -12,19 +12,18 @@ from typing import Annotated
 import msgspec
 import typer
 
+from hpstage.accounting.account import Account, new_account
+from hpstage.accounting.audits import audited
+from hpstage.accounting.book import Book
+from hpstage.accounting.failures import by_cause, failures_of, where
+from hpstage.accounting.studies import Best, StudyRow, study_rows
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.errors.arguments import seconds
-from hpstage.plan.audits import audited
 from hpstage.plan.facts import DriverId
 from hpstage.plan.messages import host_of
-from hpstage.report.account import Account, new_account
-from hpstage.report.book import Book
-from hpstage.report.failures import by_cause, where
 from hpstage.report.names import worker_names, workers_in_order
-from hpstage.report.studies import Best, StudyRow, study_rows
-from hpstage.report.sums import failures_of
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
 from hpstage.text import aligned, clean, count_of, hours, paid_hours, rate, shortened, table, worker_hours
@@ -184,22 +183,22 @@ def status_of(account: Account, journal: Journal) -> Status:
             if lane := chain.worker.partition("#")[2]:
                 name += f", lane {lane}"
             chains.append(ChainStatus(id, chain.worker, name, chain.driver, began, node, step, last.node, last.stop))
-    used, alone = sum(study.seconds_used for study in studies), sum(study.seconds_alone for study in studies)
+    whole = account.whole()
     return Status(
         plan=PlanStatus(
             workload=plan.workload,
             records=plan.position,
             trials=len(plan.trials),
-            nodes=sum(node.reach > node.start for node in plan.nodes),
-            steps_asked=plan.steps_asked,
-            steps_unique=plan.steps_unique,
-            steps_trained=plan.totals.steps_trained,
-            steps_wasted=plan.totals.steps_wasted,
-            merge_rate=plan.merge_rate,
-            seconds_alone=alone,
-            seconds_used=used,
-            seconds_paid=plan.presence.seconds(),
-            seconds_saved=alone - used,
+            nodes=account.requested_nodes(),
+            steps_asked=whole.steps_asked,
+            steps_unique=whole.steps_unique,
+            steps_trained=whole.steps_trained,
+            steps_wasted=whole.steps_wasted,
+            merge_rate=whole.merge_rate,
+            seconds_alone=account.alone_seconds(),
+            seconds_used=whole.worker_seconds,
+            seconds_paid=account.presence.seconds(),
+            seconds_saved=account.saved_seconds(),
             failures=len(account.failures()),
             differences=len(plan.differences),
             audits=len(account.audits.found),

@@ -12,13 +12,13 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
+from hpstage.accounting.account import Account, new_account
+from hpstage.accounting.book import Book, open_book
+from hpstage.accounting.lanes import Lane
 from hpstage.cli.terminal import columns, echo, show
 from hpstage.errors import UsageError
 from hpstage.plan.facts import NodeId
-from hpstage.report.account import Account, new_account
-from hpstage.report.book import Book, open_book
 from hpstage.report.files import replacing
-from hpstage.report.lanes import Lane
 from hpstage.report.tree.branches import State, changes, states
 from hpstage.store.opening import open_journal
 from hpstage.text import clean, count_of, folded, shortened
@@ -127,9 +127,12 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
         cramped = not trunk and _GUIDE * (level + 1) > deepest
         inner = (place, level) if trunk or cramped else (own, level + 1)
         waiting += [(child, *inner, trunk, cramped) for child in children]
-    if len(shown) == len(lanes):
-        return drawn
-    return Group(drawn, Text(f"... {count_of(len(lanes) - len(shown), 'node')} left out (--lines, --depth, --study)"))
+    notes = []
+    if len(shown) < len(lanes):
+        notes.append(f"... {count_of(len(lanes) - len(shown), 'node')} left out (--lines, --depth, --study)")
+    if book.rejected:
+        notes.append(f"{count_of(len(book.rejected), 'trial')} rejected by the space, of which nothing was trained")
+    return Group(drawn, *map(Text, notes)) if notes else drawn
 
 
 def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[NodeId]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from hpstage.accounting.accounting import Accounting, accounted
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import audited_difference, difference, explain
 from hpstage.driver.driver_leases import DriverLeases
@@ -69,6 +70,8 @@ _OTHERS = 0.02
 _WATCH = 1.0
 # Seconds between two looks whether the caller still waits for audits.
 _REST = 0.2
+# Number of facts that figures lag behind at most.
+_UNACCOUNTED = 10_000
 # Number of damaged or missing checkpoints that are logged.
 _LOST_LOGGED = 3
 
@@ -123,6 +126,8 @@ class Driver:
         self._patience = WorkerTimeout(scheduler)
         self._effects = Effects(plan)
         self._notices = Notices(plan)
+        self._accounting: Accounting | None = None  # until anybody looks at figures
+        self._unaccounted: list[Fact] = []  # since they were looked at
         executor.adapt(scheduler.demand)
         self._pool = executor.pool  # a closed one has none
         joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
@@ -426,6 +431,20 @@ class Driver:
         if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver and not self._left:
             raise LeaseLost([f"driver/{fact.driver}"])  # its targets are no longer trained
         self._answers += self.scheduler.fold(fact)
+        if self._accounting is not None:
+            self._unaccounted.append(fact)
+            if len(self._unaccounted) > _UNACCOUNTED:
+                _ = self.accounting
+
+    @property
+    def accounting(self) -> Accounting:
+        """The tables of the plan's figures, which are folded as far as they lag behind when they are looked at."""
+        if self._accounting is None:
+            self._accounting = accounted(self.plan, self.log.journal)
+        for fact in self._unaccounted:
+            self._accounting.apply(fact)
+        self._unaccounted.clear()
+        return self._accounting
 
 
 def _batches(reports: Iterable[Report]) -> Iterator[list[Report]]:

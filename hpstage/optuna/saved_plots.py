@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpstage.accounting.book import open_book
 from hpstage.errors import UsageError
-from hpstage.report.book import open_book
 from hpstage.report.tree.for_plotly import plotly_stage_tree
 
 if TYPE_CHECKING:

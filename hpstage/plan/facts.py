@@ -178,6 +178,8 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
     @property
     def began(self) -> float:
         """When the chain set out for this state."""
+        if self.workers == 1.0:
+            return self.at - self.save_seconds - self.evaluate_seconds - self.train_seconds - self.load_seconds
         share = max(1.0, self.workers)  # in a bundle, others wait while it loads, evaluates or saves
         at = self.at - self.save_seconds / share - self.evaluate_seconds / share
         return at - self.train_seconds / self.workers - self.load_seconds / share

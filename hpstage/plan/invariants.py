@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule.scalars import distinct
 
@@ -32,24 +30,12 @@ def validate(plan: SearchPlan) -> None:
                 assert plan.kept[state.kept.key] is state
     assert all(state.kept is not None and state.kept.key == key for key, state in plan.kept.items())
     assert plan.kept_bytes == sum(state.kept.bytes for state in plan.kept.values() if state.kept is not None)
-    unique: dict[int, int] = {}
-    first: dict[tuple[str, int, int], int] = {}  # by trial, node and step: steps that it asked for first
     for trial in plan.trials.values():
         assert list(trial.targets) == sorted(set(trial.targets)) and trial.last.start < trial.steps
         for node, start, stop in trial.path_to(trial.asked):
             assert node.start == start < stop
-            unique[node.id] = max(unique.get(node.id, 0), stop - start)
-            for begin, end, asker in plan.payments.askers(node, node.start, node.reach):
-                first[asker.id, node.id, begin] = end - begin
         ending = plan.ending_on(trial.id, trial.steps)
         if ending is None:
             assert trial.asked == max(trial.targets, default=0)
         else:
             assert max(trial.targets, default=0) <= trial.asked <= ending.last
-    fresh: Counter[str] = Counter()
-    for (id, _, _), steps in first.items():
-        fresh[id] += steps
-    assert all(trial.fresh == fresh[id] for id, trial in plan.trials.items())
-    assert plan.steps_unique == fresh.total()
-    assert plan.steps_asked == sum(trial.asked for trial in plan.trials.values())
-    assert plan.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in plan.nodes)

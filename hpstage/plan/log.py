@@ -59,14 +59,14 @@ def open_plan(
         created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded), *origin)
         journal.append([_record_of(created)], expect=Cursor())  # may lose a race: the check below covers both
     _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
-    plan = _from_snapshot(journal, workload, sharing)
+    plan = from_snapshot(journal, workload, sharing)
     if plan is None:
         plan = SearchPlan(workload, sharing=sharing)
         fold_all(journal, plan, plan.apply)
     return plan
 
 
-def _from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> SearchPlan | None:
+def from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> SearchPlan | None:
     """Return the plan of a journal, folded from its snapshot on; ``None`` if that is of no use."""
     if not isinstance(journal, Snapshots):
         return None
@@ -106,8 +106,7 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
     records, behind = journal.read_on(plan.cursor, limit)
     first = plan.cursor.position
     with _newer_named(journal):
-        for position, fact in enumerate(_facts(records, first), first):
-            fold_checked(plan, fact, position, fold)
+        fold_checked(plan, facts_of(records, first), first, fold)
     plan.cursor = behind
     return len(records)
 
@@ -141,15 +140,18 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def fold_checked(plan: SearchPlan, fact: Fact, position: int, fold: Callable[[Fact], object]) -> None:
-    """Fold the fact at a position of the journal.
+def fold_checked(plan: SearchPlan, facts: Iterable[Fact], first: int, fold: Callable[[Fact], object]) -> None:
+    """Fold facts, the first of which is at position ``first`` of the journal.
 
     Raises:
-        StoreError: it contradicts those before it.
+        StoreError: one contradicts those before it.
     """
+    position = first
     try:
-        check(plan, fact)
-        fold(fact)
+        for fact in facts:
+            check(plan, fact)
+            fold(fact)
+            position += 1
     except (InternalError, UsageError, LookupError, ValueError, AssertionError) as error:
         kind = "" if isinstance(error, HpstageError) else f"{type(error).__name__}: "
         raise StoreError(
@@ -262,7 +264,7 @@ class Facts(Sequence[Fact]):
         return Facts(self._records[at]) if isinstance(at, slice) else _decode(self._records[at], at)
 
     def __iter__(self) -> Iterator[Fact]:
-        return _facts(self._records, 0)
+        return facts_of(self._records)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -271,10 +273,11 @@ class Facts(Sequence[Fact]):
 def read_facts(journal: Journal) -> Iterator[Fact]:
     """Yield the facts of a journal in order. Raises :class:`StoreError` at a record that is not a fact."""
     with _newer_named(journal):
-        yield from _facts(journal.read(), 0)
+        yield from facts_of(journal.read())
 
 
-def _facts(records: Sequence[bytes], start: int) -> Iterator[Fact]:
+def facts_of(records: Sequence[bytes], start: int = 0) -> Iterator[Fact]:
+    """Yield the facts of records, the first of which is at position ``start`` of a journal."""
     try:
         yield from map(_decoder.decode, records)
     except msgspec.MsgspecError:

@@ -94,11 +94,11 @@ class NodeTree:
                 if agreed == step:
                     values = first if forms is None else tuple([distinct(form.value(step)) for form in forms])
                     child = self.child_of(node, step, values)
-                    if child is None or node.reach < step:
-                        return min(node.reach, step)
+                    if child is None or node.extent < step:
+                        return min(node.extent, step)
                     node = child
                 step = agreed
-        return min(node.reach, steps)
+        return min(node.extent, steps)
 
     def _root(
         self, names: tuple[str, ...], first: tuple[object, ...], forms: tuple[Form, ...] | None, maker: PlannedTrial

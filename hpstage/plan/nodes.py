@@ -72,7 +72,6 @@ class Node:
         "_history",
         "_states",
         "_trail",
-        "answered",
         "curves",
         "first",
         "id",
@@ -80,7 +79,6 @@ class Node:
         "maker",
         "names",
         "parent",
-        "reach",
         "seconds",
         "start",
         "trained",
@@ -106,8 +104,6 @@ class Node:
         self._children: Node | Sequence[Node] = _NO_CHILDREN  # in the order of their starts; many have one
         self._states: State | dict[int, State] = _NO_STATES  # most have one
         self.keep_at: Ordered[int] = _NONE  # steps at which trials state that they will be forked
-        self.reach = start  # the farthest step that any trial asked for
-        self.answered = 0  # steps up to their last results of the trials of the maker's study, summed
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
         self._history: History | None = None  # up to and including the values at its start
@@ -186,6 +182,11 @@ class Node:
         states = self._states
         return {states.step: states} if isinstance(states, State) else states
 
+    @property
+    def extent(self) -> int:
+        """The farthest step at which its line has a state, requested or trained, or a child begins; else its start."""
+        return max([self.start, *self.states, *(child.start for child in self.children[-1:])])
+
     def state(self, step: int) -> State | None:
         """Return the state at a step, if it has come up."""
         states = self._states
@@ -263,11 +264,9 @@ class PlannedTrial:
     __slots__ = (
         "answered",
         "asked",
-        "fresh",
         "id",
         "keep_at",
         "last",
-        "paid_seconds",
         "plateaus",
         "steps",
         "study",
@@ -284,8 +283,6 @@ class PlannedTrial:
         self.targets: tuple[int, ...] = ()  # steps asked for, ascending
         self.asked = 0  # the farthest target
         self.answered = 0  # the farthest target with a result
-        self.fresh = 0  # steps that it was the first trial to ask for
-        self.paid_seconds = 0.0  # of workers, rounded
 
     @property
     def schedules(self) -> dict[str, Schedule]:
@@ -307,11 +304,6 @@ class PlannedTrial:
     def root(self) -> Node:
         """The node in which its training begins. O(segments)."""
         return self.node_at(1)
-
-    @property
-    def shared(self) -> int:
-        """Number of its steps that another trial had asked for before."""
-        return self.asked - self.fresh
 
     def node_at(self, step: int) -> Node:
         """Return the node that holds the state after ``step`` steps (1 <= step <= steps). O(segments after it)."""

@@ -51,12 +51,9 @@ from hpstage.plan.node_tree import NodeTree
 from hpstage.plan.nodes import Node, PlannedTrial, State, lines_beyond
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.open_targets import OpenTargets
-from hpstage.plan.payments import Charge, Payments, Waste
-from hpstage.plan.presence import Presence
 from hpstage.plan.regimes import Regimes
 from hpstage.plan.searches import Searches
 from hpstage.plan.step_times import StepTimes
-from hpstage.plan.tally import Tally
 from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Winners
 from hpstage.schedule import Scalar
@@ -83,9 +80,7 @@ class SearchPlan:
         self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
-        self.tallies: dict[str, Tally] = {}  # by study
         self.winners = Winners()
-        self.payments = Payments()
         self.failures: list[StageFailed] = []
         self.endings = Endings()
         self.open_targets = OpenTargets()
@@ -98,7 +93,6 @@ class SearchPlan:
         self.audited: set[StateRef] = set()  # states that audits have found equal
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # drivers that have not left
-        self.presence = Presence()
         self.place = ""  # checkpoint location of the driver that joined last
         self.chains: dict[ChainId, OpenChain] = {}
         self.losses: dict[StateRef, list[ChainLost]] = {}  # consecutive worker deaths on the path from a state
@@ -114,9 +108,9 @@ class SearchPlan:
 
     # --- folding ------------------------------------------------------------------------------------------
 
-    def apply(self, fact: Fact) -> Charge | Waste | None:
-        """Fold a fact that passed :func:`hpstage.plan.checks.check`, and return what a trial paid for it, if any."""
-        return _HANDLERS[fact.__class__](self, fact)
+    def apply(self, fact: Fact) -> None:
+        """Fold a fact that passed :func:`hpstage.plan.checks.check`."""
+        _HANDLERS[fact.__class__](self, fact)
 
     def _create(self, fact: PlanCreated) -> None:
         self.id = fact.id or fact.workload
@@ -141,47 +135,24 @@ class SearchPlan:
             ended |= dict.fromkeys(state.unanswered or ())
             self.open_targets.drop(state)
             state.unanswered = None
-        for node, last in lines_beyond(self.nodes[fact.node], fact.step, fact.last):
-            for start, stop, asker in self.payments.askers(node, last, node.reach):
-                asker.fresh -= stop - start
-                self._tally_of(asker).totals.steps_first -= stop - start
-            maker = self._tally_of(node.maker)
-            for tally in self.tallies.values():
-                tally.retract(node, last, maker)
-            self.totals.steps_unique -= max(0, node.reach - last)
-            node.reach = min(node.reach, last)
         for trial in ended:
             planned = self.trials[trial]
-            self._count(planned, fact.last - planned.asked)
+            planned.asked = fact.last
             planned.targets = tuple([step for step in planned.targets if step <= fact.last])
             if fact.outcome == "complete" and fact.last not in planned.targets:
                 planned.targets += (fact.last,)
                 self._answer(planned, fact.last)
 
-    def _count(self, planned: PlannedTrial, steps: int) -> None:
-        """Count more steps as asked of a trial, or fewer."""
-        self.totals.steps_asked += steps
-        self._tally_of(planned).totals.steps_asked += steps
-        planned.asked += steps
-
-    def _waste(self, fact: ChainLost) -> Waste:
-        waste = self.payments.waste(fact, self.nodes[fact.node])
-        self.presence.hear(fact.at)
+    def _waste(self, fact: ChainLost) -> None:
         self.totals.waste(fact)
-        totals = self._tally_of(self.trials[waste.trial]).totals
-        totals.waste(fact)
-        totals.charged_seconds += waste.seconds
         if fact.blames:
             self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
-        return waste
 
     def _start(self, fact: ChainStarted) -> None:
         chain = OpenChain.begun(fact)
         root = self.nodes[fact.spans[0].node]
         if root.parent is None:
             self.searches.train(root)
-        me = self.drivers.get(fact.driver)
-        self.presence.work(fact.driver, "" if me is None else me.pool, chain.workers, fact.at)
         source = self.source_of(chain)
         if source is not None and source.used < fact.at:
             source.used = fact.at
@@ -192,7 +163,6 @@ class SearchPlan:
             self.chains[fact.chain].prolong(fact.spans)
 
     def _close(self, fact: ChainClosed) -> None:
-        self.presence.hear(fact.at)
         self.chains.pop(fact.chain, None)
 
     def _join(self, fact: DriverJoined) -> None:
@@ -201,7 +171,6 @@ class SearchPlan:
 
     def _leave(self, fact: DriverLeft) -> None:
         self.drivers.pop(fact.driver, None)
-        self.presence.end(fact.driver)
         self.forget(fact.driver)
         if not self.drivers:
             self.endings.forget_failures()
@@ -209,7 +178,7 @@ class SearchPlan:
     def _begin(self, fact: SearchStarted) -> None:
         self._tree.default(fact.defaults)
         self.winners.begin(fact)
-        self.searches.begin(fact, self.tally(fact.study).totals, self.presence.seconds(fact.study))
+        self.searches.begin(fact)
 
     def _time(self, fact: StepsTimed) -> None:
         self.step_times = self.step_times or StepTimes(fact.seconds)
@@ -225,26 +194,16 @@ class SearchPlan:
         if planned is not None:
             self.winners.end(fact, self.result_of(planned))
 
-    def _reached(self, fact: StateReached) -> Charge:
-        self.presence.hear(fact.at)
+    def _reached(self, fact: StateReached) -> None:
         node = self.nodes[fact.node]
         state = node.ensure_state(fact.step)
-        waiting = self.open_targets.waiting(state) if fact.start == fact.step else ()  # for its evaluation alone
-        charge = self.payments.charge(fact, node, next((self.trials[trial] for trial in waiting), None))
         if self.losses:
             self.losses.pop(StateRef(node.id, fact.start), None)
-        if node.trained:
-            maker = self._tally_of(node.maker)
-            for tally in self.tallies.values():
-                tally.repace(node, fact, maker)
-        elif node.parent is None and fact.step > fact.start:
+        if not node.trained and node.parent is None and fact.step > fact.start:
             self.searches.train(node)
         node.trained += fact.step - fact.start
         node.seconds += fact.own_seconds
         self.totals.reach(fact)
-        totals = self._tally_of(self.trials[charge.trial]).totals
-        totals.reach(fact)
-        totals.charged_seconds += charge.seconds
         if fact.metrics is not None:
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
@@ -258,7 +217,6 @@ class SearchPlan:
         chain = self.chains.get(fact.chain)
         if chain is not None:
             chain.advance(state, fact)
-        return charge
 
     def _verify(self, fact: ForkVerified) -> None:
         if fact.difference is None:
@@ -267,7 +225,6 @@ class SearchPlan:
             self.differences.append(fact)
 
     def _audit(self, fact: Audited) -> None:
-        self.presence.hear(fact.at)
         if fact.outcome == "equal":
             self.audited.add(StateRef(fact.node, fact.step))
 
@@ -363,11 +320,11 @@ class SearchPlan:
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. The first trial to ask for a step of a node pays for it. O(segments)."""
         planned = self._planned(fact.trial, fact.step)
-        self.presence.serve(fact.driver, self._study_of(planned))
         ending = self.endings.ending(planned, fact.step)
         step = fact.step if ending is None else ending.last
         if step > planned.asked:
-            self._ask_first(planned, step)
+            planned.asked = step
+            self.searches.ask(self._study_of(planned), planned.id)
         if ending is not None and ending.outcome == "pruned":
             return  # it has no value there
         state = planned.node_at(step).ensure_state(step)
@@ -391,36 +348,7 @@ class SearchPlan:
         steps = (*before, step) if not before or before[-1] < step else tuple(sorted((*before, step)))
         return self._targets.setdefault(steps, steps)
 
-    def _ask_first(self, planned: PlannedTrial, step: int) -> None:
-        """Account for steps that were not asked of the trial before."""
-        tally = self._tally_of(planned)
-        self.searches.ask(planned.study, planned.id)
-        self._count(planned, step - planned.asked)
-        fresh = own = 0
-        stop = step
-        node: Node | None = planned.node_at(step)
-        while node is not None:
-            start, reach = node.start, node.reach
-            ours = not tally.reach and node.maker.study == planned.study  # no other study has asked for it
-            if ours and reach >= stop:
-                break  # then so was all above it
-            if ours and reach == start and node.maker is planned:
-                own += stop - start  # nobody has asked for it before: so it is for most
-                node.reach = stop
-            else:
-                tally.ask(node, stop, self._tally_of(node.maker))
-                if stop > reach:
-                    fresh += stop - reach
-                    self.payments.ask(planned, node, stop)
-                    node.reach = stop
-            stop, node = start, node.parent
-        tally.totals.steps_unique += own
-        tally.totals.steps_first += fresh + own
-        self.totals.steps_unique += fresh + own
-        planned.fresh += fresh + own
-
     def _answer(self, planned: PlannedTrial, step: int) -> None:
-        self._tally_of(planned).answer(planned, step, self.step_seconds)
         self.winners.answer(planned.study, planned.node_at(step).ensure_state(step))
         planned.answered = max(planned.answered, step)
         if planned.answered >= planned.asked:
@@ -429,50 +357,20 @@ class SearchPlan:
     # --- reading ------------------------------------------------------------------------------------------
 
     @property
-    def steps_asked(self) -> int:
-        """Total steps asked for, over all trials."""
-        return self.totals.steps_asked
-
-    @property
-    def steps_unique(self) -> int:
-        """Distinct steps among those asked for."""
-        return self.totals.steps_unique
-
-    @property
     def defaults(self) -> Mapping[str, Scalar]:
         """Values of hyperparameters that trials lack."""
         return self._tree.defaults
-
-    @property
-    def merge_rate(self) -> float:
-        return self.totals.merge_rate
 
     def study_of(self, trial: TrialId) -> str:
         """Return the trial's study; in a plan driven without a study, the prefix of the trial's id."""
         proposed = self.searches.proposed.get(trial)
         return proposed.study if proposed is not None else trial.rpartition("/")[0]
 
-    def tally(self, study: str) -> Tally:
-        tally = self.tallies.get(study)
-        if tally is None:
-            tally = self.tallies[study] = Tally()
-        return tally
-
-    def _tally_of(self, trial: PlannedTrial) -> Tally:
-        return self.tally(self._study_of(trial))
-
     def _study_of(self, trial: PlannedTrial) -> str:
         """Return the trial's study. A trial is proposed before anything is asked of it."""
         if not trial.study:
             trial.study = self.study_of(trial.id)
         return trial.study
-
-    def shared_until(self, trial: PlannedTrial, step: int) -> Iterator[tuple[Node, int]]:
-        """Yield, for each node on the trial's path, the number of steps up to ``step`` that another trial had asked for
-        first."""
-        for node, start, stop in trial.path_to(min(step, trial.asked)):
-            askers = self.payments.askers(node, start, stop)
-            yield node, sum([end - begin for begin, end, asker in askers if asker is not trial])
 
     def result_of(self, trial: PlannedTrial) -> State | None:
         """Return the state of the trial's last result, if it has any."""
@@ -495,7 +393,7 @@ class SearchPlan:
 
 
 # Dispatched by type, since a match statement over all types would take as long as the handlers.
-_HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
+_HANDLERS: dict[type, Callable[[SearchPlan, Any], None]] = {
     PlanCreated: SearchPlan._create,
     TrialAdded: SearchPlan._add,
     TargetAsked: SearchPlan._ask,
@@ -513,7 +411,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     ChainClosed: SearchPlan._close,
     DriverJoined: SearchPlan._join,
     DriverLeft: SearchPlan._leave,
-    WorkersChanged: lambda plan, fact: plan.presence.change(fact),
+    WorkersChanged: lambda plan, fact: None,  # what is paid for decides nothing
     SearchStarted: SearchPlan._begin,
     TrialProposed: SearchPlan._propose,
     TrialEnded: SearchPlan._finish,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from hpstage.errors import InternalError
 from hpstage.plan.facts import NodeId, SearchEnded, SearchStarted, TrialEnded, TrialId, TrialProposed
 from hpstage.plan.nodes import Node
-from hpstage.plan.tally import StudyTotals
 
 
 @dataclass(slots=True)
@@ -17,8 +16,6 @@ class SearchRecord:
     """The recorded progress of a search, from which an interrupted call resumes."""
 
     started: SearchStarted
-    before: StudyTotals  # the study's totals when the search began
-    paid_before: float  # seconds of its workers until then
     proposed: list[TrialProposed] = field(default_factory=list)
     open: dict[TrialId, None] = field(default_factory=dict)  # unfinished trials, in order
     paused: dict[TrialId, None] = field(default_factory=dict)  # of these, those that have all results asked of them
@@ -38,8 +35,8 @@ class Searches(Mapping[str, SearchRecord]):
         self._latest: dict[str, SearchRecord] = {}
         self.proposed: dict[TrialId, TrialProposed] = {}  # of all searches
 
-    def begin(self, fact: SearchStarted, totals: StudyTotals, paid: float) -> None:
-        record = SearchRecord(fact, totals.copy(), paid)
+    def begin(self, fact: SearchStarted) -> None:
+        record = SearchRecord(fact)
         last = self._of(fact.study) if fact.extends else record
         self._latest[fact.study] = record
         if fact.extends:

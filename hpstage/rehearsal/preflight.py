@@ -73,7 +73,7 @@ class Fleet:
     workers: int
     makespan: Spread
     lower_bound: Spread
-    """Lower bound on any schedule of the same work on such workers (:mod:`hpstage.plan.bound`)."""
+    """Lower bound on any schedule of the same work on such workers (:mod:`hpstage.accounting.bound`)."""
     alone_bound: Spread
     """Lower bound without sharing, on any schedule that trains each trial alone."""
     worker_seconds: Spread

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import msgspec
 import optuna
 
+from hpstage.accounting.bound import speeds
+from hpstage.accounting.savings import Savings, shortest_makespan
 from hpstage.algorithm import Algorithm
 from hpstage.checkpoints.needed import needed_states
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
-from hpstage.plan.bound import speeds
 from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.savings import Savings, shortest_makespan
 from hpstage.plan.step_times import ALONE
 from hpstage.rehearsal.costs import Costs
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn

@@ -10,12 +10,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpstage.report.book import Book, Searched, open_book
+from hpstage.accounting.book import Book, Searched, open_book
+from hpstage.accounting.causes import Causes, causes_of
 from hpstage.report.frames import Frames, frames
 from hpstage.store import Journal
 
 if TYPE_CHECKING:
-    from hpstage.report.causes import Causes, causes_of
     from hpstage.report.pictures import (
         draw_beside_alone,
         draw_merge_rate,
@@ -45,8 +45,6 @@ __all__ = [
 
 # The modules of the names that are imported on first use.
 _HOMES = {
-    "Causes": "causes",
-    "causes_of": "causes",
     "draw_beside_alone": "pictures",
     "draw_merge_rate": "pictures",
     "draw_metrics": "pictures",
@@ -78,8 +76,8 @@ def write_report(
     path.
 
     ``index.html`` holds the whole report, pictures included. Beside it lie the pictures (``*.svg``), the savings
-    (``savings.json``) and the tables of :mod:`hpstage.report.tables` (``trials.csv``, ``stages.csv``, ``states.csv``,
-    ``workers.csv``). Files of an earlier report are replaced, the page last.
+    (``savings.json``) and the tables of :mod:`hpstage.accounting.tables` (``trials.csv``, ``stages.csv``,
+    ``states.csv``, ``workers.csv``). Files of an earlier report are replaced, the page last.
 
     Args:
         source: an open journal; a store as for ``optimize(store=...)``, which is read and never changed, even while

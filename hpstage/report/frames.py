@@ -1,6 +1,6 @@
 """Tidy data frames of a plan, from its journal alone. Needs pandas (``pip install "hpstage[report]"``).
 
-These are the tables of :mod:`hpstage.report.tables`, which documents their columns and sums.
+These are the tables of :mod:`hpstage.accounting.tables`, which documents their columns and sums.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpstage.accounting import tables
+from hpstage.accounting.book import open_book
+from hpstage.accounting.tables import Table
 from hpstage.errors import UsageError
 from hpstage.plan.facts import Fact
-from hpstage.report import tables
-from hpstage.report.book import open_book
-from hpstage.report.tables import Table
 from hpstage.store import Journal
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The frames of a plan; their columns are described by the functions of :mod:`hpstage.report.tables`."""
+    """The frames of a plan; their columns are described by the functions of :mod:`hpstage.accounting.tables`."""
 
     trials: pd.DataFrame
     stages: pd.DataFrame

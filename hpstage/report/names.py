@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hpstage.accounting.account import Account
+from hpstage.accounting.book import Book
 from hpstage.plan.facts import TrialId, WorkerId
 from hpstage.plan.messages import host_of
-from hpstage.report.account import Account
-from hpstage.report.book import Book
 from hpstage.text import clean
 
 _MOST = 60  # maximum number of characters of a name

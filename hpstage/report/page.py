@@ -9,14 +9,13 @@ from itertools import islice
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from hpstage.accounting.book import Book
+from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of, where
+from hpstage.accounting.savings import Savings
+from hpstage.accounting.studies import study_rows
 from hpstage.driver.differences import explain
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
-from hpstage.plan.savings import Savings
-from hpstage.report.book import Book
-from hpstage.report.failures import by_cause, failed_otherwise, where
 from hpstage.report.pictures import Picture
-from hpstage.report.studies import study_rows
-from hpstage.report.sums import failures_of
 from hpstage.report.tree.embed import frame
 from hpstage.schedule import Constant, Schedule
 from hpstage.text import count_of, duration, paid_hours, rate, shortened

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpstage.accounting.tables import Table
 from hpstage.checkpoints.stage_log import StageLog
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing
 from hpstage.plan.facts import NodeId, StateKey
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hpstage.accounting.book import Book
+from hpstage.accounting.tables import stages, states, trials, workers
 from hpstage.errors import UsageError
 from hpstage.plan.uncollected import uncollected
-from hpstage.report.book import Book
 from hpstage.report.files import replacing
 from hpstage.report.page import page
 from hpstage.report.pictures import HALF, NARROW, PICTURES, Picture
 from hpstage.report.pictures.style import svg
-from hpstage.report.sums import savings_of
-from hpstage.report.tables import stages, states, trials, workers
 
 
 def write_book(folder: Path, book: Book, *, tables: bool = True) -> Path:
@@ -34,7 +33,7 @@ def _write(folder: Path, book: Book, *, tables: bool) -> Path:
     for table in (trials, stages, states, workers) if tables else ():
         with replacing(folder / f"{table.__name__}.csv") as path:
             table(book).write_csv(path)
-    saved = savings_of(book)
+    saved = book.savings
     with replacing(folder / "savings.json") as path:
         path.write_text(json.dumps(saved.as_dict(), indent=2) + "\n", encoding="utf-8")
     pictures = {picture: _drawn(picture, book) for picture in PICTURES}

@@ -2,7 +2,7 @@
 they are no longer wanted. Pure.
 
 Forking is exact and cheap here, so a chain may be cut anywhere and continue elsewhere with the same result. Schedules
-with cuts come closer to the lower bound (:mod:`hpstage.plan.bound`) than schedules without: three equal chains on two
+with cuts come closer to the lower bound (``accounting/bound.py``) than schedules without: three equal chains on two
 workers take 1.5 times their length instead of 2 (McNaughton, "Scheduling with deadlines and loss functions", 1959).
 """
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from hpstage.plan.bound import Speeds, speeds
 from hpstage.plan.facts import StateReached
-from hpstage.plan.step_times import ALONE, StepTimes
 
 # What twice as many workers are taken to gain before it is measured.
 _DOUBLING = 1.8
@@ -84,14 +82,3 @@ class Widths:
             spare -= width
             heapq.heappush(ahead, (shorter, place))
         return shared
-
-
-def measured_speeds(reports: Iterable[StateReached], step_times: StepTimes | None, workers: int) -> Speeds:
-    """Return how fast so many workers were at best: in gangs by their reports, side by side as measured before."""
-    widths, widest = Widths(), 1
-    for reached in reports:
-        widths.learn(reached)
-        widest = max(widest, int(reached.workers))
-    times = step_times or ALONE
-    lanes, _ = times.seconds[-1]
-    return speeds(workers, lanes=lanes, step_times=times, widest=widest, speedup=widths.speedup)

@@ -157,7 +157,7 @@ class _Lines:
             known = way.start
             if way.line >= 0:
                 node = self._plan.nodes[way.line]
-                known = min(node.start + node.trained, node.reach)
+                known = min(node.start + node.trained, node.extent)
             self._reach[way.line] = known
         return known
 

@@ -9,11 +9,11 @@ from typing import Literal
 
 from optuna.trial import FrozenTrial, TrialState
 
+from hpstage.accounting.failures import origin
 from hpstage.driver.driver import Driver
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
-from hpstage.report.failures import origin
 from hpstage.search.costs import NOISY
 from hpstage.search.trials import SessionTrial
 from hpstage.text import clean_lines
@@ -74,7 +74,7 @@ class Outcomes:
                 steps = ending.last  # training has ended itself, after the last value reported or with it
             if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
                 state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
-            shared = list(self._driver.plan.shared_until(planned, steps))
+            shared = list(self._driver.accounting.shared_until(planned, steps))
             saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
             attrs = {
                 "hpstage:steps": steps,

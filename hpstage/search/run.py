@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from itertools import dropwhile
 
 from optuna.trial import TrialState
 
+from hpstage.accounting.savings import savings_of
 from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.audits import audits_of
-from hpstage.plan.facts import StateReached, WorkerId
+from hpstage.plan.facts import WorkerId
 from hpstage.plan.log import Facts
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.savings import savings
-from hpstage.report.whole import seconds_at_work
-from hpstage.scheduler.widths import measured_speeds
 from hpstage.search.call import Call
 from hpstage.search.results.result import Result
 from hpstage.search.session import Session
@@ -35,7 +31,6 @@ def run(call: Call) -> Result:
         try:
             with call.join(workers) as driver:
                 session = call.session(driver)
-                begun = driver.plan.searches.get(session.name)
                 with call.ledger.optimize_loop():
                     session.run(call.request.workers)
                 if driver.plan.searches[session.name].ended:
@@ -54,8 +49,7 @@ def run(call: Call) -> Result:
             logger.warning("%s. This process starts the search again by itself.", error)
         if driver is not None:
             workers = driver.abandon()
-    whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call
-    result = _result(call, driver, session, whole)
+    result = _result(call, driver, session)
     _warn_of_nothing(session, call.ledger)
     if not result.savings.steps_trained:
         _explain_known(driver.plan, session, call.ledger, call.request.steps)
@@ -131,29 +125,15 @@ def _repeats(session: Session, ledger: Ledger) -> bool:
     return earlier.issuperset(frozenset(trials[trial.number].params.items()) for trial in session.trials)
 
 
-def _result(call: Call, driver: Driver, session: Session, whole: bool) -> Result:
+def _result(call: Call, driver: Driver, session: Session) -> Result:
     plan, name = driver.plan, session.name
-    search, facts = plan.searches[name], Facts(call.places.journal.read())
-    workers = driver.scheduler.workers.most
-    of_search = dropwhile(lambda fact: fact != search.started, facts)
-    saved = savings(
-        plan,
-        name,
-        [trial.id for trial in session.trials if trial.id in plan.trials],
-        failed=session.states[TrialState.FAIL],
-        whole=whole,
-        makespan=seconds_at_work(of_search, plan.presence.drivers_of(name)),
-        workers=workers,
-        audits=audits_of(plan, facts).figures,
-        fleet=measured_speeds((fact for fact in facts if isinstance(fact, StateReached)), plan.step_times, workers),
-    )
     places = call.places
     return Result(
         study=call.request.study,
-        savings=saved,
+        savings=savings_of(driver.accounting, name, latest=True),
         store=places.folder,
         plan=plan,
-        journal=facts,
+        journal=Facts(places.journal.read()),
         search=name,
         checkpoints=places.checkpoints if places.lasting else None,
         trainable=call.request.trainable,

@@ -11,9 +11,9 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.book import Book
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import open_book
-from hpstage.report.book import Book
 from hpstage.report.tree.embed import tree_page
 from hpstage.report.tree.layout import lay_out
 from hpstage.store import MemoryJournal

@@ -23,6 +23,9 @@ from typer.testing import CliRunner
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.lanes import lanes_of
+from hpstage.accounting.savings import merged
+from hpstage.accounting.studies import StudyRow
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cli.status import PlanStatus, Status, as_text
@@ -44,7 +47,6 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.log import open_plan
 from hpstage.report import frames, open_book
-from hpstage.report.studies import StudyRow
 from hpstage.store import RedisJournal, SQLiteJournal, Store
 from hpstage.testing.toys import Failing
 from hpstage.text import clean
@@ -187,9 +189,12 @@ def test_status_tells_what_the_search_said(searched: tuple[Path, hpstage.Result]
     folder, result = searched
     found = status(folder)
     plan, studies = found["plan"], {study["study"]: study for study in found["studies"]}
-    assert plan["steps_asked"] == result.plan.steps_asked and plan["steps_unique"] == result.plan.steps_unique
+    assert (
+        plan["steps_asked"] == merged(result.plan).steps_asked
+        and plan["steps_unique"] == merged(result.plan).steps_unique
+    )
     assert plan["steps_trained"] == result.plan.totals.steps_trained
-    assert plan["merge_rate"] == result.plan.merge_rate
+    assert plan["merge_rate"] == merged(result.plan).rate
     assert plan["seconds_used"] + plan["seconds_saved"] == plan["seconds_alone"]
     assert plan["seconds_used"] == pytest.approx(result.plan.totals.worker_seconds, abs=1e-3)
     assert (plan["checkpoints"], plan["checkpoint_bytes"]) == (len(result.plan.kept), result.plan.kept_bytes)
@@ -332,14 +337,15 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
     folder, result = searched
     lines = told("tree", folder).splitlines()
     plan = result.plan
-    asked = [node for node in plan.nodes if node.reach > node.start]
+    lanes = lanes_of(plan.trials)
+    asked = [lane.node for lane in lanes.values()]
     assert len(lines) == len(asked)
     by_id = {int(re.match(r"[│├└─ ]*#(\d+) ", line)[1]): line for line in lines}  # type: ignore[index]
     for node in asked:
         line = by_id[node.id]
         indent = line.index("#")
         assert (indent == 0) == (node.parent is None) or len(node.parent.children) == 1  # type: ignore[union-attr]
-        assert f"  {node.start}-{node.reach}  " in line
+        assert f"  {node.start}-{lanes[node.id].reach}  " in line
         through = sum(node in [leg[0] for leg in t.path_to(t.asked)] for t in plan.trials.values())
         assert re.search(rf"  {through} trials?$", line)
         failed = any(failure.node == node.id for failure in plan.failures)

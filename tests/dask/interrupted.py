@@ -15,6 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import DaskExecutor
 from hpstage.executor import Executor
@@ -63,7 +64,7 @@ def found(result: hpstage.Result) -> dict[str, object]:
         ],
         "trained": totals.steps_trained,
         "wasted": totals.steps_wasted,
-        "unique": totals.steps_unique,
+        "unique": merged(result.plan).steps_unique,
     }
 
 

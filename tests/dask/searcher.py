@@ -14,6 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.algos import SuccessiveHalving
 from hpstage.executor import Executor
 from hpstage.plan.invariants import validate
@@ -61,7 +62,7 @@ def search(folder: Path, executor: Executor, seconds: float = 0.0) -> None:
         checkpoint_every=INTERVAL,
     )
     validate(result.plan)
-    dump(folder, study, result.plan.totals.steps_trained, result.plan.steps_unique)
+    dump(folder, study, result.plan.totals.steps_trained, merged(result.plan).steps_unique)
 
 
 def dump(folder: Path, study: optuna.Study, trained: int | None, unique: int | None) -> None:

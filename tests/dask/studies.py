@@ -15,6 +15,7 @@ from distributed import Client
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.algos import SuccessiveHalving
 from hpstage.executor import Executor
 from hpstage.plan.facts import ChainStarted, DriverJoined, Fact, StateReached
@@ -81,7 +82,7 @@ def trials(study: optuna.Study) -> Trials:
 def undisturbed(seed: int = 7, n_trials: int = TRIALS) -> tuple[Trials, int]:
     """The study in one process that nothing happens to, and its distinct steps."""
     result = search(Steady(None), hpstage.InlineExecutor(), MemoryJournal(), seed=seed, n_trials=n_trials)
-    return trials(result.study), result.plan.steps_unique
+    return trials(result.study), merged(result.plan).steps_unique
 
 
 class Running:

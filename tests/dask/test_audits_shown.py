@@ -8,13 +8,13 @@ import optuna
 import pytest
 
 import hpstage
+from hpstage.accounting.account import new_account
+from hpstage.accounting.audits import audited
 from hpstage.cli.status import as_text, status_of
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.headline import standing
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.audits import audited
 from hpstage.report import write_report
-from hpstage.report.account import new_account
 from hpstage.store import MemoryJournal
 
 

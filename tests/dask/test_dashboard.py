@@ -60,7 +60,7 @@ def shown(board: Board, study: str = "study") -> tuple[PlanView, StudyView]:
 def covered(board: Board) -> int:
     """Distinct steps that were trained."""
     [view] = board.plans.values()
-    return sum(view.front(node.id) - node.start for node in view.plan.nodes)
+    return sum(view.trained_to(node.id) - node.start for node in view.plan.nodes)
 
 
 Pieces = list[tuple[int, int, int, str]]
@@ -153,7 +153,7 @@ def test_what_it_saves_is_about_what_the_result_says() -> None:
     result, journal = searched(trainable=Steady(None, 0.001))
     view, study = shown(board_of(journal))
     # Seconds per step are estimated as results come, there at the end.
-    assert study.totals.alone_seconds(view.plan.totals) == pytest.approx(result.savings.worker_seconds_alone, rel=0.5)
+    assert view.alone_seconds(study.name) == pytest.approx(result.savings.worker_seconds_alone, rel=0.5)
 
 
 def test_a_page_that_is_sent_what_changes_has_the_tree_of_every_moment() -> None:

@@ -13,15 +13,14 @@ from typer.testing import CliRunner
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.history import moments
+from hpstage.accounting.savings import less_training
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
 from hpstage.cluster.dashboard.headline import headline
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.savings import less_training
 from hpstage.report import open_book, write_report
-from hpstage.report.pictures.merge_rate import moments
-from hpstage.report.sums import savings_of
 from hpstage.search import call as front_door
 from hpstage.search.progress import Progress, ProgressView, line
 from hpstage.search.progress.display import Display
@@ -133,7 +132,7 @@ def test_steps_are_counted_alike(told: Told) -> None:
     assert told.row("Steps asked for")[0] == f"{savings.steps_asked:,}"
     assert told.row("Distinct steps among them")[0] == f"{savings.steps_unique:,}"
     assert told.row("Steps trained")[0] == f"{savings.steps_trained:,}"
-    assert f"{savings.steps_asked:,} asked, {savings.steps_unique:,} distinct" in " ".join(told.status.split())
+    assert f"{savings.steps_asked:,} requested, {savings.steps_unique:,} unique" in " ".join(told.status.split())
 
 
 def test_the_merge_rate_is_one_figure_and_the_one_by_cost_another_in_other_words(told: Told) -> None:
@@ -160,8 +159,8 @@ def test_seconds_used_alone_and_saved_agree_and_add_up(told: Told) -> None:
     assert saved > 0
     for value, name, on_page in (
         (used, "seconds_used", shown.study.totals.worker_seconds),
-        (alone, "seconds_alone", shown.seconds_alone),
-        (saved, "seconds_saved", shown.seconds_alone - shown.study.totals.worker_seconds),
+        (alone, "seconds_alone", shown.view.alone_seconds(STUDY)),
+        (saved, "seconds_saved", shown.seconds_saved),
     ):
         assert study[name] == pytest.approx(value, abs=1e-3) == plan[name] == pytest.approx(on_page, abs=1e-3)
     for name, value in (("worker_seconds", used), ("worker_seconds_alone", alone), ("saved_seconds", saved)):
@@ -179,8 +178,8 @@ def test_seconds_paid_agree(told: Told) -> None:
     paid = savings.paid_seconds
     assert paid > savings.worker_seconds
     assert paid == told.json["plan"]["seconds_paid"] == told.json["studies"][0]["seconds_paid"]
-    assert paid == told.figures["paid_seconds"] == savings_of(told.book).paid_seconds
-    assert paid == told.shown.view.plan.presence.seconds(STUDY)
+    assert paid == told.figures["paid_seconds"] == told.book.savings.paid_seconds
+    assert paid == told.shown.view.presence.seconds(STUDY)
     phrase = paid_hours(paid, savings.worker_seconds)
     assert phrase in told.summary and phrase in told.status
     assert told.row("Worker time paid") == (duration(paid), phrase)
@@ -207,8 +206,8 @@ def test_where_a_plan_has_several_studies_its_own_merge_rate_is_told_apart(tmp_p
             optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=0)), Failing(), space,
             metric="value", steps=80, n_trials=8, executor=SimulatedExecutor(2), store=journal,
         )  # fmt: skip
+    from hpstage.accounting.account import new_account
     from hpstage.cli.status import as_text, status_of
-    from hpstage.report.account import new_account
 
     account = new_account(journal)
     account.catch_up(journal)

@@ -20,12 +20,13 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import hpstage
+from hpstage.accounting.account import new_account
+from hpstage.accounting.lanes import lanes_of
 from hpstage.cli.status import Status, status_of
 from hpstage.cluster.dashboard import install
 from hpstage.cluster.dashboard.follower import HANDLER, Follower
 from hpstage.cluster.dashboard.metrics import FAMILIES
 from hpstage.plan.facts import SearchEnded, SearchStarted
-from hpstage.report.account import new_account
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.dask.commands import until
 from tests.dask.steady import Steady
@@ -132,7 +133,7 @@ def test_the_numbers_of_a_search_are_those_of_its_status(cluster: LocalCluster, 
     samples = scrape(cluster)
     check(samples, status(journal), "told")
     states = by(samples, "hpstage_stages", "state", study="told")
-    assert states == {"done": sum(node.reach > node.start for node in result.plan.nodes)}
+    assert states == {"done": len(lanes_of(result.plan.trials))}
     workers = by(samples, "hpstage_scheduler_workers", "state", scheduler=cluster.scheduler_address)
     assert workers == {"idle": 2}
 

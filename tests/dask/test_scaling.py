@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.cluster.adaptive import DemandFeed
 from hpstage.executor import Executor
 from hpstage.plan.facts import StateReached
@@ -106,7 +107,9 @@ def test_a_cluster_that_adapts_grows_and_shrinks_with_the_tree(tmp_path: Path, a
         assert cluster.scheduler.adaptive_target == own == cluster.scheduler.handlers["adaptive_target"]
     assert values(result) == alone
     reached = [fact for fact in result.journal if isinstance(fact, StateReached)]
-    assert result.plan.totals.steps_trained == result.plan.steps_unique == sum(r.step - r.start for r in reached)
+    assert (
+        result.plan.totals.steps_trained == merged(result.plan).steps_unique == sum(r.step - r.start for r in reached)
+    )
 
 
 def test_what_several_searches_can_use_adds_up_until_they_end() -> None:
@@ -171,4 +174,4 @@ def test_the_autoscaler_of_the_kubernetes_operator_is_told_the_demand_and_retire
             result = future.result(120)
         assert desired() == 0
     assert values(result) == alone
-    assert result.plan.totals.steps_trained == result.plan.steps_unique
+    assert result.plan.totals.steps_trained == merged(result.plan).steps_unique

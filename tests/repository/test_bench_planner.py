@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from hpstage.accounting.savings import merged
 from hpstage.plan.log import open_existing_plan
 from hpstage.store import SQLiteJournal
 
@@ -34,7 +35,10 @@ def test_trials_share_what_their_kind_says(load: ModuleType, kind: str, trials: 
     load.insert(driver, kind, trials)
     driver.scheduler.validate()
     assert len(driver.plan.trials) == trials and len(driver.plan.nodes) == nodes
-    assert driver.plan.steps_unique == nodes * load.LENGTH and driver.plan.steps_asked == trials * load.STEPS
+    assert (
+        merged(driver.plan).steps_unique == nodes * load.LENGTH
+        and merged(driver.plan).steps_asked == trials * load.STEPS
+    )
 
 
 def test_its_executor_trains_all_that_is_asked_for(load: ModuleType) -> None:
@@ -44,7 +48,7 @@ def test_its_executor_trains_all_that_is_asked_for(load: ModuleType) -> None:
     while answered < 100:
         answered += len(driver.wait())
         driver.scheduler.validate()
-    assert driver.plan.totals.steps_trained == driver.plan.steps_unique
+    assert driver.plan.totals.steps_trained == merged(driver.plan).steps_unique
 
 
 @pytest.mark.ci
@@ -62,4 +66,4 @@ def test_each_part_gives_its_figures(bench: ModuleType, tmp_path: Path) -> None:
     assert folded["snapshot_mb"] * 1e6 == (tmp_path / "3000" / "plan.sqlite-snapshot").stat().st_size
     plan = open_existing_plan(journal)
     journal.close()
-    assert plan.totals.steps_trained == plan.steps_unique and not plan.chains
+    assert plan.totals.steps_trained == merged(plan).steps_unique and not plan.chains

@@ -25,8 +25,8 @@ PURE = [
     "hpstage.store.sqlite",
     "hpstage.execution.simulated",
     "hpstage.execution.inline",
-    "hpstage.report.causes",
-    "hpstage.report.lanes",
+    "hpstage.accounting.causes",
+    "hpstage.accounting.lanes",
 ]
 
 

@@ -25,7 +25,6 @@ UPWARDS = {
     ("training.run", "torch.follow"): "heavy: torch",
     ("training.function", "torch.loading.in_functions"): "heavy: torch",
     # For optuna-dashboard.
-    ("optuna.saved_plots", "report.book"): "a picture of the report's",
     ("optuna.saved_plots", "report.tree.for_plotly"): "a picture of the report's",
     ("optuna.saved_plots", "search.results.result"): "a type",
 }

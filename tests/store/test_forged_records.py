@@ -16,12 +16,12 @@ import redis
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.tables import events, stages, states, trials, workers
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.status import status_of
 from hpstage.errors import HpstageError, InternalError, StoreError
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.report import open_book
-from hpstage.report.tables import events, stages, states, trials, workers
 from hpstage.store import Journal, MemoryJournal, RedisJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer

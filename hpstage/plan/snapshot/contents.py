@@ -6,7 +6,7 @@ These are the lines to edit when the fields of the plan's other classes change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
@@ -30,14 +30,12 @@ from hpstage.plan.facts import (
     UserFailure,
     WorkerId,
 )
-from hpstage.plan.nodes import PlannedTrial, State
+from hpstage.plan.nodes import State
 from hpstage.plan.open_chain import OpenChain
-from hpstage.plan.payments import Payments
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.presence import Presence, _Present
 from hpstage.plan.regimes import Regime, Regimes
 from hpstage.plan.searches import Searches, SearchRecord
-from hpstage.plan.snapshot.columns import Rows, Texts, check_lengths, check_numbers, pick, slices
+from hpstage.plan.snapshot.columns import Rows, Texts, check_numbers, pick
 from hpstage.plan.snapshot.nodes import (
     NodeColumns,
     StateColumns,
@@ -48,7 +46,6 @@ from hpstage.plan.snapshot.nodes import (
 )
 from hpstage.plan.snapshot.trials import TrialColumns, columns_of_trials, fill_trials, new_trials
 from hpstage.plan.step_times import StepTimes
-from hpstage.plan.tally import StudyTotals, Tally
 from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Costs, _OfStudy
 from hpstage.schedule import Scalar
@@ -57,27 +54,6 @@ from hpstage.schedule import Scalar
 _KEYS = 100
 
 _PROPOSED, _ENDED = Rows(TrialProposed), Rows(TrialEnded)
-
-
-class AskedColumns(msgspec.Struct, array_like=True):
-    """``nodes`` that were not only asked for by their makers, by how many trials each (``counts``), the steps up to
-    which they did, and which trials, by their numbers, node after node."""
-
-    nodes: list[NodeId]
-    counts: list[int]
-    stops: list[int]
-    trials: list[int]
-
-
-class TallyColumns(msgspec.Struct, array_like=True):
-    """A study's totals; nodes and how far it asked for them; nodes and their answered steps."""
-
-    study: str
-    totals: StudyTotals
-    asked: list[NodeId]
-    reaches: list[int]
-    answered: list[NodeId]
-    steps: list[int]
 
 
 class ChainRow(msgspec.Struct, array_like=True):
@@ -95,23 +71,11 @@ class SearchRow(msgspec.Struct, array_like=True):
     """``proposed``: numbers of proposals."""
 
     started: SearchStarted
-    before: StudyTotals
-    paid_before: float
     proposed: list[int]
     open: list[TrialId]
     paused: list[TrialId]
     unbegun: dict[NodeId, int]
     ended: bool
-
-
-class PresenceRow(msgspec.Struct, array_like=True):
-    """``present``: pool and name of each worker, its drivers, and up to when its seconds are counted."""
-
-    now: float
-    present: list[tuple[str, WorkerId, list[DriverId], float]]
-    pools: dict[DriverId, dict[WorkerId, str]]
-    paid: dict[DriverId, float]
-    studies: dict[DriverId, str]
 
 
 class WinnersRow(msgspec.Struct, array_like=True):
@@ -129,9 +93,7 @@ class Contents(msgspec.Struct, array_like=True):
     trials: TrialColumns
     nodes: NodeColumns
     states: StateColumns
-    asked: AskedColumns
     totals: Totals
-    tallies: list[TallyColumns]
     proposals: msgspec.Raw
     proposed: list[int]
     searches: list[SearchRow]
@@ -140,7 +102,6 @@ class Contents(msgspec.Struct, array_like=True):
     open: list[tuple[DriverId, list[tuple[int, StateRef]]]]
     chains: list[ChainRow]
     drivers: list[DriverJoined]
-    presence: PresenceRow
     losses: list[list[ChainLost]]
     endings: list[TrainingEnded]
     failed: list[tuple[NodeId, int, UserFailure]]
@@ -165,25 +126,13 @@ def contents_of(plan: SearchPlan) -> Contents:
         trials=columns_of_trials(plan, texts),
         nodes=columns_of_nodes(plan.nodes, trials),
         states=columns_of_states(plan, trials, texts),
-        asked=_columns_of_asked(plan.payments, trials),
         totals=plan.totals,
-        tallies=[
-            TallyColumns(
-                study,
-                tally.totals,
-                [*tally.reach],
-                [*tally.reach.values()],
-                [*tally._answered],
-                [*tally._answered.values()],
-            )
-            for study, tally in plan.tallies.items()
-        ],
         proposals=_PROPOSED.split(proposals, texts),
         proposed=[rows[id(fact)] for fact in plan.searches.proposed.values()],
         searches=[
             SearchRow(
-                *(record.started, record.before, record.paid_before, [rows[id(fact)] for fact in record.proposed]),
-                *([*record.open], [*record.paused], record.unbegun, record.ended),
+                *(record.started, [rows[id(fact)] for fact in record.proposed], [*record.open], [*record.paused]),
+                *(record.unbegun, record.ended),
             )
             for record in plan.searches.values()
         ],
@@ -208,7 +157,6 @@ def contents_of(plan: SearchPlan) -> Contents:
             for one in plan.chains.values()
         ],
         drivers=[*plan.drivers.values()],
-        presence=_row_of_presence(plan.presence),
         losses=[*plan.losses.values()],
         endings=[*plan.endings.ended.values()],
         failed=[(node, *failed) for node, failed in plan.endings._failed.items()],
@@ -230,26 +178,6 @@ def _all_proposals(searches: Searches) -> list[TrialProposed]:
     return [*(found | {id(fact): fact for fact in searches.proposed.values()}).values()]
 
 
-def _row_of_presence(presence: Presence) -> PresenceRow:
-    return PresenceRow(
-        presence.now,
-        [(*worker, found.drivers, found.since) for worker, found in presence._present.items()],
-        presence._pools,
-        presence._paid,
-        presence._studies,
-    )
-
-
-def _columns_of_asked(payments: Payments, trials: Mapping[TrialId, int]) -> AskedColumns:
-    asked = payments._asked.values()
-    return AskedColumns(
-        nodes=[*payments._asked],
-        counts=[*map(len, asked)],
-        stops=[stop for askers in asked for stop, _ in askers],
-        trials=[trials[trial.id] for askers in asked for _, trial in askers],
-    )
-
-
 def fill(plan: SearchPlan, contents: Contents) -> None:
     """Fill an empty plan.
 
@@ -263,9 +191,6 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
     fill_states(plan, contents.states, ids, texts)
     fill_trials(plan, contents.trials, trials)
     plan.id, plan.place, plan.totals = contents.id, contents.place, contents.totals
-    _fill_asked(plan, contents.asked, trials)
-    for columns in contents.tallies:
-        _fill_tally(plan, columns)
     _fill_searches(plan.searches, contents, texts)
     plan.ended = {fact.trial: fact for fact in _ENDED.join(contents.ended, texts)}
 
@@ -290,7 +215,6 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
             row.id, row.driver, row.worker, row.spans, row.since, row.kept, row.gang, reached
         )
     plan.drivers = {fact.driver: fact for fact in contents.drivers}
-    _fill_presence(plan.presence, contents.presence)
     plan.losses = {StateRef(lost[0].node, lost[0].step): lost for lost in contents.losses}
     plan.endings.ended = {fact.node: fact for fact in contents.endings}
     plan.endings._failed = {node: (step, failure) for node, step, failure in contents.failed}
@@ -304,43 +228,19 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
 
 def _check(plan: SearchPlan) -> None:
     """Raise ValueError if sums, or keys of some of the kept states, are not what they are made of."""
-    if plan.steps_asked != sum([trial.asked for trial in plan.trials.values()]):
-        raise ValueError("the trials' steps do not add up")
-    fresh = sum([trial.fresh for trial in plan.trials.values()])
-    if not plan.steps_unique == fresh == sum([node.reach - node.start for node in plan.nodes]):
+    if plan.totals.steps_trained != sum([node.trained for node in plan.nodes]):
         raise ValueError("the nodes' steps do not add up")
     for key, state in islice(plan.kept.items(), 0, None, 1 + len(plan.kept) // _KEYS):
         if plan.key(state.node, state.step) != key:
             raise ValueError(f"step {state.step} of node {state.node.id} is not the state {key}")
 
 
-def _fill_asked(plan: SearchPlan, columns: AskedColumns, trials: Sequence[PlannedTrial]) -> None:
-    check_lengths(len(columns.nodes), columns.counts)
-    check_numbers(columns.nodes, len(plan.nodes))
-    asked = [*zip(columns.stops, pick(trials, columns.trials), strict=True)]
-    bounds = slices(columns.counts, len(asked))
-    plan.payments._asked = {node: asked[first:last] for node, (first, last) in zip(columns.nodes, bounds, strict=True)}
-
-
-def _fill_tally(plan: SearchPlan, columns: TallyColumns) -> None:
-    plan.tallies[columns.study] = Tally(
-        columns.totals,
-        dict(zip(columns.asked, columns.reaches, strict=True)),
-        dict(zip(columns.answered, columns.steps, strict=True)),
-    )
-
-
-def _fill_presence(presence: Presence, row: PresenceRow) -> None:
-    presence.now, presence._pools, presence._paid, presence._studies = row.now, row.pools, row.paid, row.studies
-    presence._present = {(pool, worker): _Present(drivers, since) for pool, worker, drivers, since in row.present}
-
-
 def _fill_searches(searches: Searches, contents: Contents, texts: Sequence[str | None]) -> None:
     proposals = _PROPOSED.join(contents.proposals, texts)
     for row in contents.searches:
         searches._latest[row.started.study] = SearchRecord(
-            *(row.started, row.before, row.paid_before, pick(proposals, row.proposed), dict.fromkeys(row.open)),
-            *(dict.fromkeys(row.paused), Counter(row.unbegun), row.ended),
+            *(row.started, pick(proposals, row.proposed), dict.fromkeys(row.open), dict.fromkeys(row.paused)),
+            *(Counter(row.unbegun), row.ended),
         )
     latest = pick(proposals, contents.proposed)
     searches.proposed = {fact.trial: fact for fact in latest if fact.trial is not None}

@@ -34,8 +34,6 @@ class NodeColumns(msgspec.Struct, array_like=True):
     values: list[Scalar]
     forms: list[Form]
     curves: list[tuple[int, list[int]]]
-    reaches: list[int]
-    answered: list[int]
     trained: list[int]
     seconds: list[float]
     keep_at: list[tuple[int, list[int]]]
@@ -53,8 +51,6 @@ def columns_of_nodes(nodes: Sequence[Node], trials: Mapping[TrialId, int]) -> No
         values=[*map(plain, chain.from_iterable([node.first for node in nodes]))],
         forms=[*forms.values()],
         curves=[(node, [numbers[id(form)] for form in some]) for node, some in varying],
-        reaches=[node.reach for node in nodes],
-        answered=[node.answered for node in nodes],
         trained=[node.trained for node in nodes],
         seconds=[node.seconds for node in nodes],
         keep_at=[(node.id, [*node.keep_at]) for node in nodes if node.keep_at],
@@ -69,20 +65,16 @@ def fill_nodes(plan: SearchPlan, columns: NodeColumns, trials: Sequence[PlannedT
     """
     tree, nodes = plan._tree, plan.nodes
     count = len(columns.parents)
-    check_lengths(
-        *(count, columns.starts, columns.makers, columns.reaches, columns.answered, columns.trained, columns.seconds)
-    )
+    check_lengths(*(count, columns.starts, columns.makers, columns.trained, columns.seconds))
     if not all(map(lt, columns.parents, range(count))):
         raise ValueError("a node comes before its parent")
     roots, curves = iter(columns.names), {node: pick(columns.forms, forms) for node, forms in columns.curves}
     values = iter([value if value.__class__ is not bool else distinct(value) for value in columns.values])
-    for number, (parent, start, maker, reach, answered, trained, seconds) in enumerate(
+    for number, (parent, start, maker, trained, seconds) in enumerate(
         zip(
             columns.parents,
             columns.starts,
             pick(trials, columns.makers),
-            columns.reaches,
-            columns.answered,
             columns.trained,
             columns.seconds,
             strict=True,
@@ -93,7 +85,7 @@ def fill_nodes(plan: SearchPlan, columns: NodeColumns, trials: Sequence[PlannedT
         first = tuple(islice(values, len(names)))
         forms = (*curves[number],) if number in curves else None
         node = Node(NodeId(number), above, start, names, first, forms, maker)
-        node.reach, node.answered, node.trained, node.seconds = reach, answered, trained, seconds
+        node.trained, node.seconds = trained, seconds
         nodes.append(node)
         if above is None:
             tree.begin(node)

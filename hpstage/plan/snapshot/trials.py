@@ -29,8 +29,6 @@ class TrialColumns(msgspec.Struct, array_like=True):
     asked_for: list[int]
     asked: list[int]
     answered: list[int]
-    fresh: list[int]
-    paid_seconds: list[float]
     keep_at: list[tuple[int, tuple[int, ...]]]
     plateaus: list[tuple[int, dict[str, Plateau]]]
 
@@ -48,8 +46,6 @@ def columns_of_trials(plan: SearchPlan, texts: Texts) -> TrialColumns:
         asked_for=asked_for,
         asked=[trial.asked for trial in trials],
         answered=[trial.answered for trial in trials],
-        fresh=[trial.fresh for trial in trials],
-        paid_seconds=[trial.paid_seconds for trial in trials],
         keep_at=[(number, trial.keep_at) for number, trial in enumerate(trials) if trial.keep_at],
         plateaus=[(number, dict(trial.plateaus)) for number, trial in enumerate(trials) if trial.plateaus],
     )
@@ -66,21 +62,18 @@ def new_trials(columns: TrialColumns, table: Sequence[str]) -> list[PlannedTrial
     """
     check_lengths(
         *(len(columns.ids), columns.steps, columns.last, columns.studies, columns.asked_for, columns.asked),
-        *(columns.answered, columns.fresh, columns.paid_seconds),
+        columns.answered,
     )
     trials = [*map(PlannedTrial, columns.ids, columns.steps)]
-    for trial, study, targets, asked, answered, fresh, paid in zip(
+    for trial, study, targets, asked, answered in zip(
         trials,
         pick(table, columns.studies),
         pick(columns.targets, columns.asked_for),
         columns.asked,
         columns.answered,
-        columns.fresh,
-        columns.paid_seconds,
         strict=True,
     ):
         trial.study, trial.targets, trial.asked, trial.answered = study, targets, asked, answered
-        trial.fresh, trial.paid_seconds = fresh, paid
     for trial, steps in some(trials, columns.keep_at):
         trial.keep_at = steps
     for trial, plateaus in some(trials, columns.plateaus):

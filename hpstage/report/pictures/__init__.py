@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
 from hpstage.report.pictures.beside_alone import draw_beside_alone
 from hpstage.report.pictures.merge_rate import draw_merge_rate
 from hpstage.report.pictures.metrics import draw_metrics

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
 from hpstage.report.pictures import style
 from hpstage.report.pictures.stage_tree import colour_of, draw_tree, legend_of
 from hpstage.report.tree.labels import write
@@ -49,11 +49,10 @@ def draw_beside_alone(book: Book) -> Figure:
     left.set_xlim(0.0, max(last, (width - tree) * right.get_xlim()[1] / tree))
     left.set_xticks(right.get_xticks())
     left.spines["bottom"].set_bounds(*right.spines["bottom"].get_bounds())
-    alone = sum(trial.asked for trial in book.trials.values())
-    once = sum(lane.reach - lane.node.start for lane in book.lanes.values())
+    saved = book.savings
     for axes, text in (
-        (left, f"{count_of(len(book.trials), 'trial')} alone: {count_of(alone, 'step')}"),
-        (right, f"As a stage tree: {count_of(once, 'step')}"),
+        (left, f"{count_of(saved.trials, 'trial')} alone: {count_of(saved.steps_asked, 'step')}"),
+        (right, f"As a stage tree: {count_of(saved.steps_unique, 'step')}"),
     ):
         axes.set_title(text, loc="left", fontsize=style.TITLE, color=style.INK, parse_math=False)
     return figure

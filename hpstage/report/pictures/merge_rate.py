@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from hpstage.plan.facts import NodeId, TrialId
-from hpstage.plan.totals import merge_rate
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
+from hpstage.accounting.history import Moment, moments
 from hpstage.report.pictures import style
 from hpstage.text import rate
 
@@ -63,78 +61,6 @@ def draw_merge_rate(book: Book) -> Figure:
     without = ", without the pauses between calls" if book.pauses.gaps else ""
     style.label(below, x=f"{name} since the first stage began{without}", y="steps")
     return figure
-
-
-class Moment(msgspec.Struct, frozen=True, gc=False):
-    """The steps asked of a book's trials and trained for them ``seconds`` after the first stage began, without the
-    pauses between calls."""
-
-    seconds: float
-    asked: int
-    distinct: int
-    trained: int
-
-    @property
-    def rate(self) -> float:
-        return merge_rate(self.asked, self.distinct)
-
-
-def moments(book: Book) -> list[Moment]:
-    """Return the book's history: its counts at each time when something was asked for or a stage finished.
-
-    ``distinct`` counts the distinct steps among ``asked``, regardless of which study trains them, so that the final
-    rate is the book's merge rate. ``trained`` counts the steps that the book's trials were charged, repetitions
-    included. Requests have no time; each is placed at the latest worker time recorded in the journal before it.
-    """
-    first = min(book.began, default=None)
-    if first is None:
-        first = min((ask.at for ask in book.account.asks if ask.at is not None), default=0.0)
-    asked, trained = _asked(book, first), _trained(book, first)
-    found: list[Moment] = []
-    steps, done = (0, 0), 0
-    for seconds in sorted({*asked, *trained}):
-        steps, done = asked.get(seconds, steps), trained.get(seconds, done)
-        found.append(Moment(seconds, *steps, done))
-    return found
-
-
-def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
-    """Return the steps asked for, and the distinct ones among them, up to each time of a request."""
-    reach: dict[NodeId, int] = {}
-    reached: dict[TrialId, int] = {}
-    asked = distinct = 0
-    found: dict[float, tuple[int, int]] = {}
-    now = first
-    for ask in book.account.asks:
-        # Monotonic: a host's clock may be wrong, and requests keep their order.
-        if ask.at is not None and ask.at > now:
-            now = ask.at
-        trial = book.trials.get(ask.trial)
-        if trial is None:
-            continue
-        step = min(ask.step, trial.asked)  # its training may have ended before
-        for node, start, stop in trial.path_to(step):
-            fresh = stop - reach.get(node.id, start)
-            if fresh > 0:
-                distinct += fresh
-                reach[node.id] = stop
-        asked += step - reached.get(ask.trial, 0)
-        reached[ask.trial] = step
-        found[now] = asked, distinct
-    return dict(zip(book.pauses.all_elapsed(first, found), found.values(), strict=True))
-
-
-def _trained(book: Book, first: float) -> dict[float, int]:
-    """Return the steps trained up to each time when a stage finished."""
-    facts = [charge.fact for charge in book.charges]
-    times = book.pauses.all_elapsed(first, [fact.at for fact in facts])
-    done = sorted(zip(times, [fact.step - fact.start for fact in facts], strict=True))
-    found: dict[float, int] = {}
-    trained = 0
-    for at, steps in done:
-        trained += steps
-        found[at] = trained
-    return found
 
 
 def _thinned(found: Sequence[Moment]) -> list[Moment]:

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
+from hpstage.accounting.book import Book
+from hpstage.accounting.lanes import Lane, foremost
+from hpstage.accounting.measured import Measured, can_be_drawn
 from hpstage.plan.facts import NodeId
-from hpstage.report.book import Book
-from hpstage.report.lanes import Lane, foremost
-from hpstage.report.measured import Measured, can_be_drawn
 from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
 from hpstage.text import count_of

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from hpstage.report.book import Book
-from hpstage.report.causes import Causes, causes_of
+from hpstage.accounting.book import Book
+from hpstage.accounting.causes import Causes, causes_of
 from hpstage.report.pictures import style
 from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
 from hpstage.text import rate
@@ -26,7 +26,7 @@ _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
 
 @style.in_our_style
 def draw_savings(book: Book) -> Figure:
-    """Draw worker time by cause (see :mod:`hpstage.report.causes` for the assumptions) above the split by activity."""
+    """Draw worker time by cause (assumptions: :mod:`hpstage.accounting.causes`) above the split by activity."""
     found = causes_of(book)
     if not found.alone and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")

@@ -13,7 +13,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
 from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
 from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED

@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from hpstage.accounting.book import Book
+from hpstage.accounting.pauses import Period, united
 from hpstage.plan.facts import ChainLost, StateReached, WorkerId
 from hpstage.plan.messages import host_of
-from hpstage.report.book import Book
 from hpstage.report.names import plain, worker_names, workers_in_order
-from hpstage.report.pauses import Period, united
 from hpstage.report.pictures import style
 from hpstage.text import count_of
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
+from hpstage.accounting.failures import failures_of
 from hpstage.report.names import plain, trial_name
-from hpstage.report.sums import failures_of
 from hpstage.report.tree.branches import changes, states
 from hpstage.report.tree.log_rows import logs_of
 from hpstage.report.tree.rows import (
@@ -36,7 +36,7 @@ def rows_of(book: Book) -> Rows:
             ROOT if node.parent is None else place[node.parent.id],
             node.start,
             lane.reach,
-            min(lane.reach, account.trained.get(id, node.start)),
+            min(lane.reach, account.front(id) or node.start),
             lane.trials,
             finite(best(value for _, value in points)) if points else None,
             told[id],
@@ -48,12 +48,14 @@ def rows_of(book: Book) -> Rows:
         ended, proposed = plan.ended.get(name), plan.searches.proposed.get(name)
         rows.trials[i] = trial_row(
             trial_name(book, name),
-            trial,
+            account.trials.get(name),
             place[trial.node_at(trial.asked).id] if trial.asked else ROOT,
             None if ended is None else ended.state,
             book.value_of(name),
             {} if proposed is None else proposed.params,
         )
+    for i, (name, proposed) in enumerate(book.rejected.items(), len(rows.trials)):
+        rows.trials[i] = trial_row(trial_name(book, name), None, ROOT, "REJECTED", None, proposed.params)
     texts = Texts()
     for fact, _ in failures_of(book):
         if fact.node in place:

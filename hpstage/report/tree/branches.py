@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from hpstage.accounting.accounting import Accounting
+from hpstage.accounting.lanes import Lane
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
-from hpstage.report.lanes import Lane
-from hpstage.report.observer import Observer
 from hpstage.schedule.forms import Constant, Form
 from hpstage.text import clean, shortened
 
@@ -43,7 +43,7 @@ def _value(value: object) -> str:
     return shortened(clean(value) if isinstance(value, str) else value, _VALUE)
 
 
-def states(account: Observer, lanes: Mapping[NodeId, Lane]) -> dict[NodeId, State]:
+def states(account: Accounting, lanes: Mapping[NodeId, Lane]) -> dict[NodeId, State]:
     """Return the state of each lane."""
     plan = account.plan
     found: dict[NodeId, State] = {}
@@ -60,6 +60,6 @@ def states(account: Observer, lanes: Mapping[NodeId, Lane]) -> dict[NodeId, Stat
     told: dict[NodeId, State] = {}
     for id, lane in lanes.items():
         state = found.get(id, "dropped")
-        over = state in ("waiting", "dropped") and account.trained.get(id, 0) >= lane.reach
+        over = state in ("waiting", "dropped") and account.front(id) >= lane.reach
         told[id] = "done" if over else state
     return told

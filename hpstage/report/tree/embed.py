@@ -9,7 +9,7 @@ import html
 import re
 from dataclasses import dataclass
 
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
 from hpstage.report.tree.book_rows import rows_of
 from hpstage.report.tree.rows import HEIGHT, Rows
 

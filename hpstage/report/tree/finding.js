@@ -12,7 +12,7 @@ function matches(text) {
       const text = own.toLowerCase()
       return key.toLowerCase() == name && (text == value || (value && Number(text) == Number(value)))
     })
-  if (["failed", "complete", "pruned", "running"].includes(query)) return (t) => T.state[t] == query
+  if (["failed", "complete", "pruned", "rejected", "running"].includes(query)) return (t) => T.state[t] == query
   const has = (text) => text.toLowerCase().includes(query)
   return (t) => Object.entries(T.params[t]).some(([key, own]) => has(key) || has(own)) || (T.leaf[t] != ROOT && has(B.label[T.leaf[t]]))
 }

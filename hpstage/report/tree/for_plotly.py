@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
 from hpstage.report.names import plain, trial_name
 from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED
 from hpstage.report.tree.labels import Written, listed, write

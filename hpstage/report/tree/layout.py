@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from hpstage.accounting.book import Book
+from hpstage.accounting.lanes import Lane, foremost, rows
+from hpstage.accounting.measured import merit
 from hpstage.plan.facts import NodeId, TrialId
-from hpstage.report.book import Book
-from hpstage.report.lanes import Lane, foremost, rows
-from hpstage.report.measured import merit
 from hpstage.report.tree.branches import State, changes, states
 
 ROWS = 60

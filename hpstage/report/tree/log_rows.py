@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from hpstage.accounting.book import Book
 from hpstage.errors import CheckpointError
-from hpstage.report.book import Book
 from hpstage.report.names import plain
 from hpstage.report.tree.rows import LogRow, utf8
 from hpstage.report.trial_log import broken_off_steps, joined, loaded, node_log_keys

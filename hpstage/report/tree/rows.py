@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from hpstage.plan.nodes import Node, PlannedTrial, State
+from hpstage.accounting import accounting
+from hpstage.plan.nodes import Node, State
 from hpstage.report.names import plain
 from hpstage.schedule.forms import Constant
 from hpstage.text import clean, shortened
@@ -143,7 +144,7 @@ def kept_state(states: Mapping[int, State]) -> str:
 
 
 def trial_row(
-    name: str, trial: PlannedTrial | None, branch: int, state: str | None, value: float | None,
+    name: str, trial: accounting.TrialRow | None, branch: int, state: str | None, value: float | None,
     params: Mapping[str, object],
 ) -> TrialRow:  # fmt: skip
     """Return the row of a trial; ``state``: how it ended."""

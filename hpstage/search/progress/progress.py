@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     import optuna
 
+    from hpstage.accounting.savings import Savings
     from hpstage.driver.driver import Driver
     from hpstage.executor import Page
-    from hpstage.plan.savings import Savings
     from hpstage.scheduler.remaining import RemainingWork
     from hpstage.search.session import Session
 
@@ -129,8 +129,8 @@ class Progress:
         self, session: Session, driver: Driver, remaining: RemainingWork, now: float, seconds_left: float | None
     ) -> ProgressView:
         plan, scheduler = driver.plan, driver.scheduler
-        record, totals = plan.searches[session.name], plan.totals
-        since = plan.tally(session.name).totals.since(record.before)
+        record, tally = plan.searches[session.name], driver.accounting.tally(session.name)
+        since = tally.sums.since(tally.before)
         if self._done_before is None:
             self._done_before = remaining.stages_done
             self._best_before = _best_value(self._study)
@@ -153,7 +153,7 @@ class Progress:
             workers=scheduler.workers.hosts,
             merge_rate=since.merge_rate,
             used_seconds=since.worker_seconds,
-            saved_seconds=since.alone_seconds(totals) - since.worker_seconds,
+            saved_seconds=since.alone_seconds(plan.totals.average_evaluate_seconds) - since.worker_seconds,
             elapsed=now - self._began,
             seconds_left=seconds_left,
         )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from hpstage.accounting.audits import AuditReport, audits_of
+from hpstage.accounting.savings import Savings
 from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import UsageError
-from hpstage.plan.audits import AuditReport, audits_of
 from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.savings import Savings
 from hpstage.report.trial_log import TrialLog
 from hpstage.schedule import Schedule
 from hpstage.search.results.loading import LoadedState
@@ -177,7 +177,7 @@ class Result:
 
     def tree(self) -> Tree:
         """Return the stage tree of the search, which a notebook shows: it can be searched and folded. Needs bokeh."""
-        from hpstage.report.book import open_book
+        from hpstage.accounting.book import open_book
         from hpstage.report.tree.embed import Tree
 
         return Tree(open_book(self))

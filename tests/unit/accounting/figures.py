@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import xxhash
 
+from hpstage.accounting.account import new_account
+from hpstage.accounting.book import Book
+from hpstage.accounting.causes import causes_of
+from hpstage.accounting.failures import failures_of
+from hpstage.accounting.studies import study_rows
+from hpstage.accounting.tables import Table, stages, states, trials, workers
 from hpstage.cli.status import status_of
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.metrics import _families, _Sheet
-from hpstage.report.account import new_account
-from hpstage.report.book import Book
-from hpstage.report.causes import causes_of
-from hpstage.report.studies import study_rows
-from hpstage.report.sums import failures_of, savings_of
-from hpstage.report.tables import Table, stages, states, trials, workers
 from hpstage.store import MemoryJournal
 
 
@@ -36,7 +36,7 @@ def figures_of(journal: MemoryJournal) -> dict[str, Any]:
 def figures_of_book(book: Book) -> dict[str, Any]:
     causes = causes_of(book)
     return {
-        "savings": savings_of(book).as_dict(),
+        "savings": book.savings.as_dict(),
         "causes": {name: getattr(causes, name) for name in causes.__dataclass_fields__},
         "tables": {table.__name__: figures_of_table(table(book)) for table in (trials, stages, states, workers)},
         "failures": [[fact.node, fact.step, *trials] for fact, trials in failures_of(book)],
@@ -65,7 +65,7 @@ def metrics_of(journal: MemoryJournal) -> dict[str, float]:
     sheet = _Sheet()
     sheet.plan("plan", view)
     for study in view.studies.values():
-        sheet.study("plan", study, view.plan.totals, len(view.workers().get(study.name, ())), 0)
+        sheet.study("plan", view, study, len(view.workers().get(study.name, ())), 0)
     assert sheet.families.keys() == _families().keys()
     return {
         f"{sample.name} {' '.join(sample.labels.values())}": sample.value

@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.algorithm import Algorithm
 from hpstage.algos import (
     ASHA,
@@ -84,7 +85,7 @@ def test_every_trial_ends_with_the_values_that_it_has_alone_and_no_step_is_train
     assert states.count(TrialState.COMPLETE) > 0 and states.count(TrialState.PRUNED) > 0
     assert states.count(TrialState.COMPLETE) + states.count(TrialState.PRUNED) == TRIALS + forks
     assert_values_are_exact(result)
-    assert result.plan.totals.steps_trained == result.plan.steps_unique
+    assert result.plan.totals.steps_trained == merged(result.plan).steps_unique
 
 
 def learning() -> optuna.samplers.BaseSampler:
@@ -121,7 +122,7 @@ def test_an_asynchronous_algorithm_ends_every_trial_on_any_workers(algorithm, wo
     result = run(algorithm, executor=uneven(workers), checkpoint_every=1)
     states = {trial.state for trial in result.study.trials}
     assert states == {TrialState.COMPLETE, TrialState.PRUNED} and len(result.study.trials) == TRIALS
-    assert result.plan.totals.steps_trained == result.plan.steps_unique
+    assert result.plan.totals.steps_trained == merged(result.plan).steps_unique
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)

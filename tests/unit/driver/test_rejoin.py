@@ -12,6 +12,7 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.algos import ASHA, SuccessiveHalving
 from hpstage.errors import HistoryChanged
 from hpstage.plan.facts import DriverLeft
@@ -92,7 +93,7 @@ def test_an_asynchronous_search_goes_on_too() -> None:
     journal = MemoryJournal()
     found = search(journal, ASHA(min_steps=4, reduction_factor=2), callbacks=[Burial(journal, {2}, silent=False)])
     assert all(trial.state.is_finished() for trial in found.study.trials)
-    assert found.plan.totals.steps_trained == found.plan.steps_unique
+    assert found.plan.totals.steps_trained == merged(found.plan).steps_unique
 
 
 def test_a_study_that_another_process_drives_by_then_is_left_to_it() -> None:

@@ -132,7 +132,7 @@ def optimize(store: object, *, seed: int = 1, n_trials: int = 16, name: str = "s
 
 def outcome(result: hpstage.Result) -> object:
     trials = [(trial.number, trial.params, trial.state, trial.values) for trial in result.study.trials]
-    return trials, result.plan.totals.steps_trained, result.plan.totals.steps_unique, len(result.plan.kept)
+    return trials, result.plan.totals.steps_trained, result.savings.steps_unique, len(result.plan.kept)
 
 
 def test_a_later_call_opens_the_plan_from_the_snapshot_of_an_earlier_one_with_the_same_results(

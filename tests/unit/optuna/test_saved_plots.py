@@ -16,12 +16,12 @@ from optuna.storages.journal import JournalFileBackend
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.book import open_book
 from hpstage.algos import SuccessiveHalving
 from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna import save_stage_tree
 from hpstage.optuna.saved_plots import STAGE_TREE
-from hpstage.report.book import open_book
 from hpstage.report.tree.layout import lay_out
 from hpstage.store import MemoryJournal
 

@@ -154,7 +154,7 @@ class _Source:
         node = self.node()
         if node is None:
             return None
-        last = max(node.reach, node.start + 1)
+        last = max(node.extent, node.start + 1)
         step = self.choose.randint(node.start + 1, last)
         start = step if self.choose.random() < 0.2 else self.choose.randint(node.start, step)
         kept = None
@@ -205,7 +205,7 @@ class _Source:
         node = self.node()
         if node is None or self.choose.random() < 0.5:
             return None
-        step = self.choose.randint(node.start, max(node.start, node.reach - 1))
+        step = self.choose.randint(node.start, max(node.start, node.extent - 1))
         return StageFailed(node.id, step, self.choose.random() < 0.5, _FAILURE)
 
     def training_ended(self) -> Fact | None:
@@ -214,7 +214,7 @@ class _Source:
             return None
         evaluated = [state.step for state in node.states.values() if state.metrics is not None]
         complete = bool(evaluated) and self.choose.random() < 0.5
-        step = self.choose.choice(evaluated) - 1 if complete else self.choose.randint(node.start, node.reach)
+        step = self.choose.choice(evaluated) - 1 if complete else self.choose.randint(node.start, node.extent)
         outcome = "complete" if complete else "pruned"
         return TrainingEnded(ChainId("c"), WorkerId("w"), node.id, step, self.now, outcome)
 
@@ -227,7 +227,7 @@ class _Source:
         node = self.node()
         if node is None:
             return None
-        span = Span(node.id, node.start, max(node.reach, node.start + 1))
+        span = Span(node.id, node.start, max(node.extent, node.start + 1))
         chains = [*self.plan.chains]
         if chains and self.choose.random() < 0.3:
             return ChainClosed(self.choose.choice(chains), self.now)

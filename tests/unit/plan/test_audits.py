@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpstage import schedule as s
+from hpstage.accounting.audits import AuditFigures, audits_of
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.audits import AuditFigures, audits_of
 from hpstage.plan.facts import Audited, NodeId, StateDiffers, TrialId, WorkerId
 from hpstage.plan.plan import SearchPlan
 from tests.unit.searches import Search, trial

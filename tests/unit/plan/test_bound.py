@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpstage.accounting.bound import Speeds, Work, lower_bound, speeds, tree_work
+from hpstage.accounting.savings import seconds_alone, shortest_makespan
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import SimulatedCluster
-from hpstage.plan.bound import Speeds, Work, lower_bound, speeds, tree_work
-from hpstage.plan.savings import seconds_alone, shortest_makespan
 from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.scheduler.widths import Widths
 from tests.unit.scheduler.test_makespan import as_trials, random_tree

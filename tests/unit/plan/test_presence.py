@@ -7,15 +7,14 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.book import Book, open_book
+from hpstage.accounting.presence import Presence
+from hpstage.accounting.studies import study_rows
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.facts import ChainStarted, DriverId, Fact, WorkerId, WorkersChanged
 from hpstage.plan.log import encode, read_facts
-from hpstage.plan.presence import Presence
-from hpstage.report.book import Book, open_book
-from hpstage.report.studies import study_rows
-from hpstage.report.sums import savings_of
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
 
@@ -107,9 +106,9 @@ def test_of_a_fixed_fleet_all_the_time_is_paid_and_result_report_and_status_say_
     assert result.savings.paid_seconds == pytest.approx(4 * executor.clock())
     assert result.savings.paid_seconds > result.savings.worker_seconds
     book = open_book(journal)
-    assert savings_of(book).paid_seconds == result.savings.paid_seconds
+    assert book.savings.paid_seconds == result.savings.paid_seconds
     (row,) = study_rows(book, lambda study: False)
-    assert row.seconds_paid == book.account.plan.presence.seconds() == result.savings.paid_seconds
+    assert row.seconds_paid == book.account.presence.seconds() == result.savings.paid_seconds
 
 
 def test_of_an_elastic_fleet_only_those_are_paid_that_were_there() -> None:
@@ -126,8 +125,8 @@ def test_each_study_pays_for_its_own_workers_and_the_plan_for_both() -> None:
     other = search(journal, SimulatedExecutor(3, kept=kept), "other", steps=60).savings.paid_seconds
     book = open_book(journal)
     assert [row.seconds_paid for row in study_rows(book, lambda study: False)] == pytest.approx([first, other])
-    assert savings_of(book).paid_seconds == pytest.approx(first + other)
-    assert savings_of(Book(book.account, "other")).paid_seconds == pytest.approx(other)
+    assert book.savings.paid_seconds == pytest.approx(first + other)
+    assert Book(book.account, "other").savings.paid_seconds == pytest.approx(other)
 
 
 def test_a_journal_of_an_earlier_build_tells_it_from_the_first_chain_of_each_worker_on() -> None:
@@ -141,7 +140,7 @@ def test_a_journal_of_an_earlier_build_tells_it_from_the_first_chain_of_each_wor
         if isinstance(fact, ChainStarted):
             starts.setdefault(fact.worker, fact.at)
     last = max(fact.at for fact in facts if hasattr(fact, "chain") and hasattr(fact, "at"))
-    assert savings_of(open_book(old)).paid_seconds == pytest.approx(sum(last - start for start in starts.values()))
+    assert open_book(old).savings.paid_seconds == pytest.approx(sum(last - start for start in starts.values()))
 
 
 def test_a_call_that_goes_on_pays_for_the_one_before_as_well() -> None:
@@ -156,7 +155,7 @@ def test_a_call_that_goes_on_pays_for_the_one_before_as_well() -> None:
     options = {"metric": "value", "steps": 40, "n_trials": 12, "store": journal}
     with pytest.raises(KeyboardInterrupt):
         hpstage.optimize(study, Failing(), grid, executor=first, callbacks=[interrupt], **options)  # type: ignore[arg-type]
-    until = open_book(journal).account.plan.presence.seconds()
+    until = open_book(journal).account.presence.seconds()
     assert until == pytest.approx(2 * first.clock())
     second = SimulatedExecutor(3, kept=kept)
     result = hpstage.optimize(study, Failing(), grid, executor=second, **options)  # type: ignore[arg-type]

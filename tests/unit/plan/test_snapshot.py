@@ -22,11 +22,8 @@ from hpstage.plan import (
     node_tree,
     nodes,
     open_chain,
-    payments,
-    presence,
     searches,
     step_times,
-    tally,
     totals,
     winners,
 )
@@ -55,8 +52,7 @@ def folded(facts: Sequence[Fact], sharing: bool = True) -> SearchPlan:
 def fold(plan: SearchPlan, facts: Sequence[Fact]) -> None:
     # What a journal gives back: every fact anew, and as it was written.
     records = [encode(fact) for fact in facts]
-    for position, record in enumerate(records, plan.position):
-        fold_checked(plan, msgspec.json.decode(record, type=Fact), position, plan.apply)
+    fold_checked(plan, (msgspec.json.decode(record, type=Fact) for record in records), plan.position, plan.apply)
     plan.cursor = plan.cursor.after(records)
 
 
@@ -80,7 +76,7 @@ def whole(plan: SearchPlan) -> object:
         sorted((node.id, key) for key, node in tree._siblings.items()),
         {names: {key: node.id for key, node in roots.items()} for names, roots in tree._roots.items() if roots},
         (tree.defaults, tree.lacking, {id: [root.id for root in equal] for id, equal in tree._equal.items()}),
-        [*plan.trials, *plan.kept, *plan.ended, *plan.searches, *plan.tallies, *plan.drivers, *plan.chains],
+        [*plan.trials, *plan.kept, *plan.ended, *plan.searches, *plan.drivers, *plan.chains],
         [state.ref for state in plan.winners],
         [plan.key(state.node, state.step) for node in plan.nodes for state in node.states.values()],
     )
@@ -141,10 +137,9 @@ def test_a_search_goes_on_alike_on_a_plan_that_was_restored(trials, data, turns)
 KNOWN: dict[type, set[str]] = {
     OpenTargets: {"by_driver"},
     SearchPlan: {
-        *("workload", "sharing", "id", "cursor", "restored", "_tree", "nodes", "trials", "totals", "tallies"),
+        *("workload", "sharing", "id", "cursor", "restored", "_tree", "nodes", "trials", "totals"),
         *(
             "winners",
-            "payments",
             "failures",
             "endings",
             "open_targets",
@@ -159,7 +154,6 @@ KNOWN: dict[type, set[str]] = {
             "audited",
             "ended",
             "drivers",
-            "presence",
             "place",
             "chains",
             "losses",
@@ -175,26 +169,22 @@ KNOWN: dict[type, set[str]] = {
     },
     node_tree.Roots: {"names", "nothing"},
     nodes.Node: {
-        *("_history", "_states", "_trail", "_children", "answered", "curves", "first", "id", "keep_at", "maker"),
-        *("names", "parent", "reach", "seconds", "start", "trained"),
+        *("_history", "_states", "_trail", "_children", "curves", "first", "id", "keep_at", "maker"),
+        *("names", "parent", "seconds", "start", "trained"),
     },
     nodes.State: {"bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used"},
     nodes.PlannedTrial: {
-        *("answered", "asked", "fresh", "id", "keep_at", "last", "paid_seconds", "plateaus", "steps", "study"),
+        *("answered", "asked", "id", "keep_at", "last", "plateaus", "steps", "study"),
         "targets",
     },
     open_chain.OpenChain: {"id", "driver", "worker", "spans", "since", "kept", "gang", "reached"},
     searches.Searches: {"_latest", "proposed"},
     searches.SearchRecord: {
-        *("started", "before", "paid_before", "proposed", "open", "paused", "unbegun", "ended"),
+        *("started", "proposed", "open", "paused", "unbegun", "ended"),
     },
-    presence.Presence: {"now", "_present", "_pools", "_paid", "_studies"},
-    presence._Present: {"drivers", "since"},
-    payments.Payments: {"_asked"},
     endings.Endings: {"ended", "_failed"},
     winners.Winners: {"_of"},
     winners._OfStudy: {"search", "leading", "completed"},
-    tally.Tally: {"totals", "reach", "_answered"},
     step_times.StepTimes: {"seconds"},
 }
 """The fields of the plan's classes that snapshots hold, or that follow from others."""
@@ -216,9 +206,8 @@ def test_snapshots_know_every_field_of(kind: type) -> None:
     assert not gone, f"{kind.__name__} no longer has {sorted(gone)}; {where}"
 
 
-@pytest.mark.parametrize("kind", [totals.Totals, tally.StudyTotals], ids=lambda kind: kind.__name__)
-def test_all_fields_are_public_where_snapshots_hold_those_alone_of(kind: type) -> None:
-    assert not [name for name in fields_of(kind) if name.startswith("_")], "msgspec leaves private fields out"
+def test_all_fields_are_public_where_snapshots_hold_those_alone() -> None:
+    assert not [name for name in fields_of(totals.Totals) if name.startswith("_")], "msgspec leaves private fields out"
 
 
 def test_equal_plans_have_one_snapshot_and_it_names_its_version_first() -> None:
@@ -325,7 +314,7 @@ def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
         case "another version":
             content = content.replace(b"hpstage-snapshot ", b"hpstage-snapshot-")
         case "contradicts":
-            plan.totals.steps_asked += 1
+            plan.totals.steps_trained += 1
             content = snapshot_of(plan)
     store.write_snapshot(content)
     with caplog.at_level(logging.INFO, "hpstage"):

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.account import Account, new_account
+from hpstage.accounting.book import Book, open_book
+from hpstage.accounting.causes import Causes, causes_of
+from hpstage.accounting.savings import answered_steps
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.plan.facts import Fact, StateReached, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.log import read_facts
-from hpstage.plan.savings import answered_steps
 from hpstage.plan.step_times import StepTimes
-from hpstage.report.account import Account, new_account
-from hpstage.report.book import Book, open_book
-from hpstage.report.causes import Causes, causes_of
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing
 from tests.unit.searches import Search, searches, trial
@@ -166,7 +166,7 @@ def test_while_a_search_goes_on_training_without_a_result_is_that_of_the_steps_w
     facts = list(read_facts(run.journal))
     account = new_account(run.journal)
     for told, fact in enumerate(facts, 1):
-        account.apply(fact)
+        account.fold(fact)
         if isinstance(fact, StateReached):
             assert causes_of(Book(account)).unanswered == 2.0 * unanswered_steps(account, facts[:told])
 

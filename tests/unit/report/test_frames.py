@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.account import new_account
+from hpstage.accounting.payments import rounded
+from hpstage.accounting.savings import merged
 from hpstage.algos import FullTraining, PopulationBasedTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import ChainId, NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
 from hpstage.plan.log import open_plan, read_facts
-from hpstage.plan.payments import rounded
 from hpstage.report import Frames, frames
-from hpstage.report.account import new_account
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, Search, searches, trial
 
@@ -86,7 +87,7 @@ def test_seconds_used_and_saved_are_exactly_the_seconds_alone(
     totals = run.plan.totals
     assert math.isclose(found.trials.seconds_used.sum(), totals.worker_seconds, rel_tol=1e-6, abs_tol=1e-3)
     assert found.workers.steps.sum() == (found.stages.stop - found.stages.start).sum() == totals.steps_trained
-    assert found.trials.steps_asked.sum() - found.trials.steps_shared.sum() == run.plan.steps_unique
+    assert found.trials.steps_asked.sum() - found.trials.steps_shared.sum() == merged(run.plan).steps_unique
     for study, mine in found.trials.groupby("study"):
         stages = found.stages[found.stages.study == study]
         wasted = total(mine.seconds_used) - sum((total(stages[part]) for part in PARTS), Fraction(0))
@@ -263,8 +264,8 @@ def test_folding_piece_by_piece_as_the_journal_grows_comes_to_the_same_account()
     for record in journal.read():
         growing.append([record])
         grown.catch_up(growing)
-    paid = [{id: trial.paid_seconds for id, trial in each.plan.trials.items()} for each in (grown, whole)]
-    assert paid[0] == paid[1] and any(paid[0].values()) and grown.plan.totals == whole.plan.totals
+    assert grown.trials == whole.trials and any(row.paid_seconds for row in grown.trials.values())
+    assert grown.whole() == whole.whole() and grown.plan.totals == whole.plan.totals
     assert whole.plan.position == sum(1 for _ in read_facts(journal))
 
 

@@ -6,11 +6,12 @@ import optuna
 import pytest
 
 from hpstage import schedule as s
+from hpstage.accounting.book import open_book
+from hpstage.accounting.lanes import foremost, lanes_of, ranking, rows
+from hpstage.accounting.measured import measured, merit
+from hpstage.accounting.savings import merged
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded, TrialId
-from hpstage.report.book import open_book
-from hpstage.report.lanes import foremost, lanes_of, ranking, rows
-from hpstage.report.measured import measured, merit
 from hpstage.search.results.result import Result
 from tests.unit.reports import search
 from tests.unit.searches import Search, trial
@@ -26,7 +27,7 @@ def searched() -> Result:
 def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(searched: Result) -> None:
     result, book = searched, open_book(searched)
     lanes = lanes_of(book.trials)
-    assert sum(lane.reach - lane.node.start for lane in lanes.values()) == result.plan.steps_unique
+    assert sum(lane.reach - lane.node.start for lane in lanes.values()) == merged(result.plan).steps_unique
     found = rows(lanes.values())
     for lane in lanes.values():
         beside = [other for id, other in lanes.items() if found[id] == found[lane.node.id] and other is not lane]
@@ -46,7 +47,7 @@ def test_lanes_are_as_long_as_the_distinct_steps_and_count_each_of_their_trials_
     lanes = lanes_of(planned)
     through = [node.id for each in planned.values() for node, _, _ in each.path_to(each.asked)]
     assert {id: lane.trials for id, lane in lanes.items()} == {id: through.count(id) for id in through}
-    assert sum(lane.reach - lane.node.start for lane in lanes.values()) == run.plan.steps_unique
+    assert sum(lane.reach - lane.node.start for lane in lanes.values()) == merged(run.plan).steps_unique
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 1000])

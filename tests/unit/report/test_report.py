@@ -17,6 +17,10 @@ from hypothesis import strategies as st
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.book import undominated
+from hpstage.accounting.failures import failures_of
+from hpstage.accounting.savings import Savings
+from hpstage.accounting.tables import cell
 from hpstage.algos import FullTraining, PopulationBasedTraining
 from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
@@ -37,11 +41,7 @@ from hpstage.plan.facts import (
     WorkerId,
 )
 from hpstage.plan.log import open_plan, read_facts
-from hpstage.plan.savings import Savings
 from hpstage.report import open_book, write_report
-from hpstage.report.book import undominated
-from hpstage.report.sums import failures_of, savings_of
-from hpstage.report.tables import cell
 from hpstage.search.results.result import Result
 from hpstage.store.memory import MemoryJournal
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
@@ -104,7 +104,7 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
     result, reported_by_result = reported
     journal = MemoryJournal()
     write(journal, *result.journal)
-    mine = savings_of(open_book(journal))
+    mine = open_book(journal).savings
     reports = sum(isinstance(fact, StateReached) for fact in result.journal)
     for field in fields(Savings):
         said, told = getattr(mine, field.name), getattr(result.savings, field.name)
@@ -134,7 +134,7 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
 def test_the_makespan_is_from_the_first_beginning_to_the_last_report() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0, load_seconds=0.5, save_seconds=0.25))
     run.run([trial(0, {"a": s.constant(1)}, 8)], [8])
-    saved = savings_of(open_book(run.journal))
+    saved = open_book(run.journal).savings
     assert saved.makespan == saved.worker_seconds == 8 * 2.0 + 1.0 + 0.25
     assert saved.lower_bound_seconds == saved.critical_path_seconds == 17.0
     assert (saved.workers, saved.saved_seconds) == (1, -0.25)
@@ -254,7 +254,7 @@ def test_forks_and_extended_trials_are_in_the_report(tmp_path: Path) -> None:
     write_report(tmp_path, journal)
     check_balance(tmp_path)
     assert len(read(tmp_path / "trials.csv")) == len(longer.study.trials)
-    assert savings_of(open_book(journal)).lower_bound_seconds is None  # two searches, with a pause between them
+    assert open_book(journal).savings.lower_bound_seconds is None  # two searches, with a pause between them
 
 
 def test_several_objectives_have_a_pareto_front(tmp_path: Path) -> None:
@@ -523,5 +523,5 @@ def test_a_worker_of_a_charge_without_a_chain_is_counted() -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     run.driver.log.write([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), 0, 4, 10.0, 4.0)])
-    saved = savings_of(open_book(run.journal))
+    saved = open_book(run.journal).savings
     assert (saved.workers, saved.makespan, saved.steps_trained) == (1, 4.0, 4)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
+from hpstage.accounting.book import open_book
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.report.book import open_book
 from hpstage.report.tree.layout import ROOT, Layout, lay_out
 from tests.unit.reports import search
 from tests.unit.searches import Search, trial

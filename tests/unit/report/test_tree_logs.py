@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.tables import cell
 from hpstage.cli.app import app
 from hpstage.errors import UsageError
 from hpstage.report import open_book
 from hpstage.report.names import plain
-from hpstage.report.tables import cell
 from hpstage.report.tree import log_rows
 from hpstage.schedule import Scalar
 from tests.unit.report.test_tree_embed import HOSTILE

@@ -107,7 +107,7 @@ def test_searches_on_workers_that_come_and_go_find_the_same_and_train_nothing_tw
     assert search.plan.totals.steps_trained == len(histories(trials, stops))
     assert executor.cluster.most <= maximum
     paid = executor.cluster.paid_seconds
-    present = search.plan.presence.seconds()
+    present = search.driver.accounting.presence.seconds()
     assert search.plan.totals.worker_seconds - 1e-6 <= present <= paid + 1e-6
     assert start_seconds or present == pytest.approx(paid)  # what a start costs is paid from when it is asked for
 

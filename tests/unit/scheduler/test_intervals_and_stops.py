@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.driver.driver import Driver
 from hpstage.errors import ClusterError
@@ -345,7 +346,7 @@ def test_horizons_of_warm_up_stable_decay_as_studies_one_after_the_other_train_d
             checkpoints=tmp_path,
             checkpoint_every=1,
         )
-    assert result.plan.steps_unique == 867
+    assert merged(result.plan).steps_unique == 867
     assert result.plan.totals.steps_trained == 867
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
+from hpstage.accounting.book import open_book
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.plan.facts import (
@@ -29,8 +30,6 @@ from hpstage.plan.facts import (
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.messages import WorkerJoined, WorkerLeft, host_of, names_of
 from hpstage.plan.step_times import StepTimes
-from hpstage.report.book import open_book
-from hpstage.report.sums import savings_of
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, Search, searches, trial
@@ -71,7 +70,7 @@ def test_as_many_are_trained_side_by_side_as_pays() -> None:
     # Two rounds of four on each worker, whose steps take 2 s.
     assert run.executor.clock() == pytest.approx(2 * 10 * 2.0)
     assert run.plan.totals.train_seconds == pytest.approx(2 * 2 * 10 * 2.0)
-    assert run.plan.totals.fused_seconds == pytest.approx(16 * 10 * 1.0 - run.plan.totals.train_seconds)
+    assert run.plan.totals.own_seconds == pytest.approx(16 * 10 * 1.0)
 
 
 @settings(max_examples=20)
@@ -100,8 +99,11 @@ def test_seconds_of_chains_side_by_side_are_shares_and_what_each_takes_alone_is_
     totals = run.plan.totals
     assert totals.average_step_seconds == pytest.approx(3.0)
     assert totals.train_seconds <= workers * run.executor.clock() * (1 + 1e-9)
-    saved = savings_of(open_book(run.journal))
-    assert saved.fused_seconds == pytest.approx(totals.fused_seconds, abs=1e-3) and saved.exchange_seconds == 0.0
+    saved = open_book(run.journal).savings
+    assert (
+        saved.fused_seconds == pytest.approx(totals.own_seconds - totals.train_seconds, abs=1e-3)
+        and saved.exchange_seconds == 0.0
+    )
     assert saved.worker_seconds_alone >= saved.worker_seconds - 1e-3
     assert saved.workers <= workers
 

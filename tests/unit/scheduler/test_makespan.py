@@ -7,8 +7,8 @@ import statistics
 from functools import cache
 
 from hpstage import schedule as s
+from hpstage.accounting.bound import Work, lower_bound
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.bound import Work, lower_bound
 from hpstage.plan.facts import StateReached
 from hpstage.plan.log import read_facts
 from tests.unit.searches import Search, trial

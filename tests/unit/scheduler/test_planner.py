@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.errors import InternalError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.checks import check
@@ -24,7 +25,6 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan
-from hpstage.plan.savings import merged
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
 
@@ -34,9 +34,9 @@ def test_every_distinct_prefix_is_trained_exactly_once(trials, data, workers):
     search = Search(SimulatedExecutor(workers))
     answers = search.run(trials, stops)
     unique = len(histories(trials, stops))
-    assert search.plan.steps_unique == unique
+    assert merged(search.plan).steps_unique == unique
     assert search.plan.totals.steps_trained == unique
-    assert search.plan.steps_asked == sum(stops)
+    assert merged(search.plan).steps_asked == sum(stops)
     by_trial = {answer.trial: answer for answer in answers}
     for added, stop in zip(trials, stops, strict=True):
         planned = search.plan.trials[added.trial]
@@ -83,9 +83,9 @@ def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
                 search.scheduler.validate()
     answers += search.answers(asked - len(answers))
     trained = search.plan.totals.steps_trained
-    assert trained >= search.plan.steps_unique == len(histories(trials, stops))
+    assert trained >= merged(search.plan).steps_unique == len(histories(trials, stops))
     # What is trained again lies before a boundary that was passed before anybody asked for it.
-    assert trained <= search.plan.steps_asked
+    assert trained <= merged(search.plan).steps_asked
 
 
 @given(searches(), st.data(), st.integers(1, 3))
@@ -182,7 +182,7 @@ def test_without_sharing_every_trial_is_trained_alone(trials, workers):
     search = Search(SimulatedExecutor(workers), sharing=False)
     search.run(trials, [t.steps for t in trials])
     assert search.plan.totals.steps_trained == sum(t.steps for t in trials)
-    assert search.plan.merge_rate == 1.0
+    assert merged(search.plan).rate == 1.0
     assert search.plan.totals.loads == 0, "from its beginning to its end, without a fork"
 
 
@@ -214,9 +214,9 @@ def test_the_closed_form_of_the_grid_holds():
                     trials.append(trial(len(trials), schedules, 120))
     search = Search(SimulatedExecutor(4))
     search.run(trials, [120] * 24)
-    assert search.plan.steps_asked == 2880
-    assert search.plan.steps_unique == search.plan.totals.steps_trained == 1180
-    assert round(search.plan.merge_rate, 6) == round(2880 / 1180, 6)
+    assert merged(search.plan).steps_asked == 2880
+    assert merged(search.plan).steps_unique == search.plan.totals.steps_trained == 1180
+    assert round(merged(search.plan).rate, 6) == round(2880 / 1180, 6)
     assert round(merged(search.plan, search.plan.trials.values()).cost_weighted_rate, 6) == round(2880 / 1180, 6)
 
 

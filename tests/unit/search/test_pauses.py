@@ -16,6 +16,12 @@ from msgspec.structs import replace
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.account import Account
+from hpstage.accounting.book import Book
+from hpstage.accounting.causes import causes_of
+from hpstage.accounting.history import moments
+from hpstage.accounting.pauses import Pauses
+from hpstage.accounting.savings import Savings, savings_of
 from hpstage.algos import FullTraining
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import (
@@ -29,20 +35,15 @@ from hpstage.plan.facts import (
     StateKey,
     StateReached,
     TargetAsked,
+    TrialAdded,
+    TrialId,
     WorkerId,
+    WorkersChanged,
 )
 from hpstage.plan.log import read_facts
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.savings import Savings
 from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report
-from hpstage.report.account import Account
-from hpstage.report.book import Book
-from hpstage.report.causes import causes_of
-from hpstage.report.pauses import Pauses
-from hpstage.report.pictures.merge_rate import moments
 from hpstage.report.pictures.timeline import timeline_of
-from hpstage.report.sums import savings_of
-from hpstage.report.whole import seconds_at_work
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.reports import Page, search
@@ -58,7 +59,7 @@ def changed(journal: MemoryJournal, change: Callable[[Fact, int], Fact]) -> Memo
     now = 0
     facts: list[Fact] = []
     for fact in read_facts(journal):
-        if isinstance(fact, ChainStarted):
+        if isinstance(fact, ChainStarted | WorkersChanged):
             now = calls.setdefault(fact.driver, len(calls))
         facts.append(change(fact, now))
     found = MemoryJournal()
@@ -81,6 +82,11 @@ def renamed(journal: MemoryJournal) -> MemoryJournal:
     """The same, with workers of its own for each call, as where each brings up a cluster."""
 
     def elsewhere(fact: Fact, call: int) -> Fact:
+        if isinstance(fact, WorkersChanged):
+            joined, left = (
+                tuple(WorkerId(f"{one} of call {call}") for one in some) for some in (fact.joined, fact.left)
+            )
+            return replace(fact, joined=joined, left=left)
         worker = getattr(fact, "worker", None)
         return fact if worker is None else replace(fact, worker=f"{worker} of call {call}")
 
@@ -105,7 +111,7 @@ def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
     at_once, next_day = (open_book(shifted(journal, {0: 0.0, 1: over + pause})) for pause in (0.0, NIGHT))
     [(start, stop)] = next_day.pauses.gaps
     assert start == pytest.approx(over) and stop - start == pytest.approx(NIGHT + at_once.pauses.seconds, abs=1.0)
-    for value in (lambda book: savings_of(book).makespan, lambda book: causes_of(book).idle):
+    for value in (lambda book: book.savings.makespan, lambda book: causes_of(book).idle):
         assert value(next_day) == pytest.approx(value(at_once), abs=1e-3)
     view, other = timeline_of(next_day), timeline_of(at_once)
     assert view is not None and other is not None
@@ -140,8 +146,8 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
     one, other = (open_book(each) for each in (shared, own))
     expected = len({fact.worker for fact in read_facts(own) if isinstance(fact, StateReached)})
     assert len(one.workers) == 3 and len(other.workers) == expected > 3
-    assert savings_of(one).workers == savings_of(other).workers == 3
-    assert savings_of(one).lower_bound_seconds == savings_of(other).lower_bound_seconds
+    assert one.savings.workers == other.savings.workers == 3
+    assert one.savings.lower_bound_seconds == other.savings.lower_bound_seconds
     for book in (one, other):
         view = timeline_of(book)
         assert view is not None
@@ -157,15 +163,15 @@ def test_a_worker_is_not_idle_in_a_call_for_which_others_worked() -> None:
     def idle(second: str) -> float:
         account = Account(SearchPlan(WORKLOAD))
         added = trial(0, {"a": s.constant(1)}, 8)
-        account.apply(added)
-        account.apply(TargetAsked(added.trial, 8))
+        account.fold(added)
+        account.fold(TargetAsked(added.trial, 8))
         for call, name in enumerate(["w", second, "w"]):
             worker, chain, began = WorkerId(name), ChainId(str(call)), 100.0 * call
             spans = (Span(NodeId(0), 0, 8),)
-            account.apply(ChainStarted(chain, DriverId(str(call)), worker, spans, began))
+            account.fold(ChainStarted(chain, DriverId(str(call)), worker, spans, began))
             for start, at in ((0, 4.0), (4, 10.0)):  # of four seconds each
-                account.apply(StateReached(chain, worker, NodeId(0), start, start + 4, began + at, 4.0))
-            account.apply(ChainClosed(chain, began + 10.0))
+                account.fold(StateReached(chain, worker, NodeId(0), start, start + 4, began + at, 4.0))
+            account.fold(ChainClosed(chain, began + 10.0))
         return causes_of(Book(account)).idle
 
     assert idle("w") == idle("another") == 3 * 2.0
@@ -227,7 +233,14 @@ def test_what_others_on_the_plan_train_is_not_part_of_the_makespan() -> None:
         reached = StateReached(ChainId(chain), WorkerId("worker"), NodeId(0), 0, 5, at + 5.0, 5.0)
         return [ChainStarted(ChainId(chain), DriverId(driver), WorkerId("worker"), (span,), at), reached]
 
-    _, begun_before = trained("begun before", "other", 0.0)
-    facts = [*trained("first", "mine", 10.0), begun_before, *trained("long after", "other", 90.0)]
-    assert seconds_at_work(facts, {DriverId("mine")}) == 5.0
-    assert seconds_at_work(facts, {DriverId("nobody's")}) == 0.0
+    account = Account(SearchPlan(WORKLOAD))
+    for study in ("mine", "other"):
+        added = TrialAdded(TrialId(f"{study}/0"), {"a": s.constant(1)}, 8)
+        account.fold(added)
+        account.fold(TargetAsked(added.trial, 5, DriverId(study)))
+    start, begun_before = trained("begun before", "other", 0.0)
+    for fact in (start, *trained("first", "mine", 10.0), begun_before, *trained("long after", "other", 90.0)):
+        account.fold(fact)
+    assert savings_of(account, "mine").makespan == 5.0
+    assert savings_of(account, "other").makespan == 95.0
+    assert savings_of(account, "nobody's").makespan == 0.0

@@ -9,6 +9,7 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import shortest_makespan
 from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algorithm import Search as AlgorithmSearch
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, SuccessiveHalving
@@ -16,7 +17,6 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.facts import WorkerId
-from hpstage.plan.savings import shortest_makespan
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 

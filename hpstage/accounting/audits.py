@@ -1,4 +1,4 @@
-"""What audits have trained again, for those who show it: folded beside a plan, which does not hold it. Pure."""
+"""What audits have trained again, for those who show it: folded next to a plan, which does not hold it. Pure."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ class Presence:
         self._pools: dict[DriverId, dict[WorkerId, str]] = {}  # of the workers that each driver has
         self._paid: dict[DriverId, float] = {}
         self._studies: dict[DriverId, str] = {}
+        self._most: dict[DriverId | None, int] = {}  # the most workers at a time of each driver, and of all together
 
     def hear(self, at: float) -> None:
         """Note a time on the workers' clock."""
@@ -54,7 +55,7 @@ class Presence:
             self._join(driver, pool, host_of(worker), at)
 
     def end(self, driver: DriverId) -> None:
-        """Note that a driver is gone: its workers were present until anything was last heard."""
+        """Note that a driver is gone: its workers were present until anything was last reported."""
         for worker in list(self._pools.get(driver, ())):
             self._leave(driver, worker, self.now)
         self._pools.pop(driver, None)
@@ -63,9 +64,13 @@ class Presence:
         """Note for which study a driver works."""
         self._studies[driver] = study
 
-    def drivers_of(self, study: str) -> set[DriverId]:
-        """Return the drivers that work for a study, or did last."""
-        return {driver for driver, served in self._studies.items() if served == study}
+    def drivers_of(self, study: str | None) -> set[DriverId]:
+        """Return the drivers that work for a study, or did last; those of all studies for ``None``."""
+        return {driver for driver, served in self._studies.items() if study in (None, served)}
+
+    def most(self, drivers: Iterable[DriverId] | None = None) -> int:
+        """Return the largest number of workers that any of some drivers had at a time, or that all had together."""
+        return max((self._most.get(driver, 0) for driver in ((None,) if drivers is None else drivers)), default=0)
 
     def seconds(self, study: str | None = None) -> float:
         """Return the seconds of the workers up to now, of all drivers or of those of a study."""
@@ -83,6 +88,8 @@ class Presence:
         present = self._present.setdefault((pool, worker), _Present([], at))
         self._count(present, at)
         present.drivers.append(driver)
+        self._most[driver] = max(self._most.get(driver, 0), len(mine))
+        self._most[None] = max(self._most.get(None, 0), len(self._present))
 
     def _leave(self, driver: DriverId, worker: WorkerId, at: float) -> None:
         pool = self._pools.get(driver, {}).pop(worker, None)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hpstage.accounting.accounting import Accounting
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.step_times import ALONE, StepTimes
@@ -91,6 +92,14 @@ def speeds(
     )
 
 
+def measured_speeds(accounting: Accounting, workers: int) -> Speeds:
+    """Return how fast so many workers were at best: in gangs by their reports, side by side as measured before."""
+    times = accounting.plan.step_times or ALONE
+    lanes, _ = times.seconds[-1]
+    widths = accounting.widths
+    return speeds(workers, lanes=lanes, step_times=times, widest=accounting.widest, speedup=widths.speedup)
+
+
 class _Line:
     """What some trials ask for on a node."""
 
@@ -118,7 +127,7 @@ def tree_work(
     """Yield the work of a tree: all steps once, and one evaluation of each target. O(segments and targets).
 
     All steps of a node take the same time. What lies beyond a target waits for its evaluation if every trial that goes
-    on from there has asked for it; otherwise it may be evaluated while training goes on.
+    on from there has requested it; otherwise it may be evaluated while training continues.
 
     Args:
         trials: trials, each with its targets in ascending order, the last of which is where it ends.

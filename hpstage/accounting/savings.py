@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 
-from hpstage.plan.audits import AuditFigures, audited
-from hpstage.plan.bound import ONE_CHAIN, Speeds, lower_bound, tree_work
-from hpstage.plan.facts import NodeId, TrialId
+from hpstage.accounting.accounting import Accounting
+from hpstage.accounting.audits import audited
+from hpstage.accounting.bound import ONE_CHAIN, Speeds, lower_bound, measured_speeds, tree_work
+from hpstage.accounting.pauses import Pauses
+from hpstage.accounting.payments import rounded
+from hpstage.accounting.sums import Merged, merge_rate
+from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.totals import Merged, merge_rate
 from hpstage.text import aligned, count_of, paid_hours, rate, worker_hours
 
 
@@ -37,13 +41,13 @@ class Savings:
     failed: int
     """Number of failed trials."""
     merge_rate: float
-    """Of the trials of this search: see :func:`hpstage.plan.totals.merge_rate`. Status, page, metrics and reports tell
-    that of all the study's searches, which is another if it has had several."""
+    """Of the trials of this search: see :func:`hpstage.accounting.sums.merge_rate`. Status, page, metrics and reports
+    show that of all the study's searches, which is another if it has had several."""
     cost_weighted_merge_rate: float
     worker_seconds: float
     worker_seconds_alone: float
     paid_seconds: float
-    """Seconds for which workers were present, idle or not (:mod:`hpstage.plan.presence`)."""
+    """Seconds for which workers were present, idle or not (:mod:`hpstage.accounting.presence`)."""
     train_seconds: float
     evaluate_seconds: float
     load_seconds: float
@@ -56,8 +60,8 @@ class Savings:
     critical_path_seconds: float
     """Training and evaluation time of the longest trial, which more workers cannot shorten."""
     lower_bound_seconds: float | None
-    """Lower bound on the makespan of the same work (:mod:`hpstage.plan.bound`). ``None`` for a call that resumed an
-    interrupted one or found states on the store, since it had less to do."""
+    """Lower bound on the makespan of the same work (:mod:`hpstage.accounting.bound`). ``None`` for a call that resumed
+    an interrupted one or found states on the store, since it had less to do."""
     kept: int
     """Checkpoints of the whole plan at the end of the search, and below their size in bytes."""
     kept_bytes: int
@@ -194,7 +198,7 @@ def shortest_makespan(
 ) -> float:
     """Return a lower bound on the makespan of what these trials have results of, at the plan's measured seconds.
 
-    ``sharing=False``: with each trial trained alone.
+    ``sharing=False``: of each trial by itself.
     """
     answered = [(trial, steps) for trial in trials if (steps := answered_steps(trial))]
     trees = [answered] if sharing else [[trial] for trial in answered]
@@ -203,32 +207,38 @@ def shortest_makespan(
     return lower_bound(chain.from_iterable(work), workers)
 
 
-def savings(
-    plan: SearchPlan,
-    study: str,
-    trials: Sequence[TrialId],
-    *,
-    failed: int,
-    whole: bool,
-    makespan: float,
-    workers: int,
-    fleet: Speeds = ONE_CHAIN,
-    audits: AuditFigures,
-) -> Savings:
-    """Summarize a study's search: what its trials were charged since it began.
+def savings_of(accounting: Accounting, study: str | None = None, *, latest: bool = False) -> Savings:
+    """Return the savings of a study, or of all studies of a plan, over all their calls.
 
-    ``trials``: the ids of its trials; ``whole``: whether it was done in one call.
+    A study is charged what its trials requested first, which is nothing where another study had already trained the
+    same; ``steps_trained`` counts the steps that it is charged.
+
+    Args:
+        latest: of the study's last search alone: what its trials were charged since it began.
     """
-    took = plan.tally(study).totals.since(plan.searches[study].before)
-    planned_trials = [plan.trials[id] for id in trials]
-    owns = [seconds_alone(plan, planned) for planned in planned_trials]
-    longest = max(owns, default=0.0)
-    together = merged(plan, planned_trials)
-    bound = shortest_makespan(plan, planned_trials, max(1, workers), fleet)
+    plan = accounting.plan
+    tally = None if study is None else accounting.tally(study)
+    took = accounting.whole() if tally is None else tally.sums
+    paid, drivers = accounting.presence.seconds(study), accounting.presence.drivers_of(study)
+    if study is not None and tally is not None and latest:
+        took, paid, drivers = took.since(tally.before), paid - tally.paid_before, drivers - tally.drivers_before
+        proposed = plan.searches[study].proposed
+        ids = {fact.trial for fact in proposed if fact.trial is not None}
+    else:
+        ids = {id for id in (*plan.trials, *plan.ended) if study is None or plan.study_of(id) == study}
+    trials = [trial for id, trial in plan.trials.items() if id in ids]
+    owns = [rounded(seconds_alone(plan, trial)) for trial in trials]
+    together = merged(plan, trials)
+    workers = accounting.presence.most(None if study is None else drivers)
+    calls = [call for driver, call in accounting.calls.items() if study is None or driver in drivers]
+    first, last = min((call.first for call in calls), default=0.0), max((call.last for call in calls), default=0.0)
+    fleet = measured_speeds(accounting, workers)
     return Savings(
         trials=len(trials),
-        failed=failed,
-        lower_bound_seconds=bound if whole and bound and took.steps_trained >= together.steps_unique else None,
+        failed=sum(id in plan.ended and plan.ended[id].state == "FAIL" for id in ids),
+        lower_bound_seconds=shortest_makespan(plan, trials, max(1, workers), fleet)
+        if took.steps_trained >= together.steps_unique > 0 and _is_whole(accounting, study, len(drivers), latest=latest)
+        else None,
         steps_asked=together.steps_asked,
         steps_unique=together.steps_unique,
         steps_trained=took.steps_trained,
@@ -237,8 +247,8 @@ def savings(
         merge_rate=together.rate,
         cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=took.worker_seconds,
-        worker_seconds_alone=sum(owns),
-        paid_seconds=plan.presence.seconds(study) - plan.searches[study].paid_before,
+        worker_seconds_alone=math.fsum(owns),
+        paid_seconds=paid,
         train_seconds=took.train_seconds,
         evaluate_seconds=took.evaluate_seconds,
         load_seconds=took.load_seconds,
@@ -246,23 +256,34 @@ def savings(
         wasted_seconds=took.wasted_seconds,
         fused_seconds=took.fused_seconds,
         exchange_seconds=took.exchange_seconds,
-        critical_path_seconds=longest,
+        critical_path_seconds=max(owns, default=0.0),
         kept=len(plan.kept),
         kept_bytes=plan.kept_bytes,
-        makespan=makespan,
+        makespan=Pauses((call.first, call.last) for call in calls).elapsed(first, last),
         workers=workers,
-        audited_share=audits.share(plan),
-        audit_seconds=audits.seconds,
-        audit_differences=audits.differences,
+        audited_share=accounting.audits.share(plan),
+        audit_seconds=accounting.audits.seconds,
+        audit_differences=accounting.audits.differences,
     )
 
 
-def merged(plan: SearchPlan, trials: Iterable[PlannedTrial]) -> Merged:
-    """Return what these trials ask for, each alone and all together. O(their segments and the states of those)."""
+def _is_whole(accounting: Accounting, study: str | None, drivers: int, *, latest: bool) -> bool:
+    """Whether all the work was done from the beginning, in one call of a search: then no schedule of it is shorter than
+    the bound."""
+    if latest:
+        return drivers == 1
+    plan = accounting.plan
+    studies = {*map(plan.study_of, plan.trials), *plan.searches} if study is None else {study}
+    return len(studies) == 1 and not any(accounting.tally(name).before.steps_trained for name in studies)
+
+
+def merged(plan: SearchPlan, trials: Iterable[PlannedTrial] | None = None) -> Merged:
+    """Return what these trials request, by default all, each alone and all together. O(their segments and the states of
+    those)."""
     steps_asked = steps_unique = steps_done = 0
     seconds_asked = seconds_unique = 0.0
     reach: dict[NodeId, int] = {}
-    for trial in trials:
+    for trial in plan.trials.values() if trials is None else trials:
         for node, start, stop in trial.path_to(trial.asked):
             cost = plan.step_seconds(node)
             steps_asked += stop - start

@@ -21,12 +21,6 @@ def united(periods: Iterable[Period]) -> list[Period]:
     return found
 
 
-def most_at_once(periods: Iterable[Period]) -> int:
-    """Return the largest number of periods that overlap at any time, their ends included."""
-    changes = sorted(change for start, stop in periods for change in ((start, 0, 1), (stop, 1, -1)))
-    return max(accumulate(change for *_, change in changes), default=0)
-
-
 class Pauses:
     """The gaps between periods of work, on the workers' clock.
 

@@ -12,31 +12,32 @@ from operator import le
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from hpstage.accounting.account import Account, new_account
+from hpstage.accounting.accounting import Call
+from hpstage.accounting.lanes import Lane, lanes_of, ranking
+from hpstage.accounting.measured import Measured, measured, merit
+from hpstage.accounting.pauses import Pauses, Period, united
+from hpstage.accounting.payments import Charge, Waste, rounded, rounded_sum
+from hpstage.accounting.savings import Savings, answered_steps, savings_of, seconds_alone
 from hpstage.checkpoints.opening import open_checkpoints
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import UsageError
 from hpstage.plan.facts import (
     ChainLost,
-    DriverId,
     Fact,
     NodeId,
     PlanCreated,
     SearchStarted,
     StateReached,
     TrialId,
+    TrialProposed,
     WorkerId,
 )
 from hpstage.plan.log import shares
 from hpstage.plan.messages import host_of
 from hpstage.plan.nodes import PlannedTrial
-from hpstage.plan.payments import Charge, Waste, rounded, rounded_sum
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.savings import answered_steps, seconds_alone
 from hpstage.plan.uncollected import uncollected
-from hpstage.report.account import Account, new_account
-from hpstage.report.lanes import Lane, lanes_of, ranking
-from hpstage.report.measured import Measured, measured, merit
-from hpstage.report.pauses import Pauses, Period, united
 from hpstage.store import Journal
 from hpstage.store.opening import address_of, open_journal
 
@@ -68,22 +69,12 @@ class Worked:
     seconds: float
 
 
-@dataclass(slots=True)
-class Call:
-    """The workers of a call of ``optimize``, and its period of work from the start of its first stage to its last
-    report."""
-
-    first: float
-    last: float
-    workers: set[WorkerId]
-
-
 @dataclass(frozen=True)
 class Book:
     """The part of an account that concerns one study, or all of it (``study=None``).
 
-    A stage belongs to a study if one of its trials paid for it (:mod:`hpstage.plan.payments`). The books of a plan's
-    studies are therefore disjoint and sum to the plan's.
+    A stage belongs to a study if one of its trials paid for it (:mod:`hpstage.accounting.payments`). The books of a
+    plan's studies are therefore disjoint and sum to the plan's.
     """
 
     account: Account
@@ -101,6 +92,12 @@ class Book:
     def trials(self) -> dict[TrialId, PlannedTrial]:
         """The trials in the order in which they were added to the plan."""
         return {id: trial for id, trial in self.account.plan.trials.items() if self.is_mine(id)}
+
+    @cached_property
+    def rejected(self) -> dict[TrialId, TrialProposed]:
+        """The trials that the space has rejected: it has described none, so that they are not among :attr:`trials`."""
+        proposed = self.account.plan.searches.proposed
+        return {id: fact for id, fact in proposed.items() if fact.rejected is not None and self.is_mine(id)}
 
     @cached_property
     def charges(self) -> list[Charge]:
@@ -121,22 +118,11 @@ class Book:
     def calls(self) -> list[Call]:
         """The calls of ``optimize`` that worked for the book."""
         account = self.account
-        if len(account.drivers()) <= 1:
-            works = self.workers.values()
-            first, last = min((its.first for its in works), default=0.0), max((its.last for its in works), default=0.0)
-            return [Call(first, last, set(self.workers))] if works else []
-        facts = [charge.fact for charge in self.charges]
-        done: list[tuple[StateReached | ChainLost, float]] = list(zip(facts, self.began, strict=True))
-        done += [(waste.fact, waste.fact.began) for waste in self.wastes]
-        found: dict[DriverId | None, Call] = {}
-        for fact, start in done:
-            driver = account.driver_of(fact.chain)
-            call = found.get(driver)
-            if call is None:
-                call = found[driver] = Call(start, fact.at, set())
-            call.first, call.last = min(call.first, start), max(call.last, fact.at)
-            call.workers.update(self.team(fact))
-        return list(found.values())
+        if self.study is None:
+            return [*account.calls.values()]
+        chains = {charge.fact.chain for charge in self.charges} | {waste.fact.chain for waste in self.wastes}
+        drivers = {account.chains[chain].driver for chain in chains if chain in account.chains}
+        return [call for driver, call in account.calls.items() if driver in drivers]
 
     @cached_property
     def pauses(self) -> Pauses:
@@ -148,7 +134,7 @@ class Book:
         """When each worker was present, as far as the journal shows: during the calls in which it did some work."""
         found: dict[WorkerId, list[Period]] = {worker: [] for worker in self.workers}
         for call in self.calls:
-            for worker in call.workers:
+            for worker in call.workers & found.keys():
                 found[worker].append((call.first, call.last))
         return {worker: united(periods) for worker, periods in found.items()}
 
@@ -177,7 +163,7 @@ class Book:
     def team(self, fact: StateReached | ChainLost) -> tuple[WorkerId, ...]:
         """The workers that did the work of a fact. The lanes of one are one."""
         chain, worker = self.account.chains.get(fact.chain), host_of(fact.worker)
-        return (worker,) if chain is None or fact.workers <= 1 else (worker, *chain.gang)
+        return (worker,) if chain is None or fact.workers <= 1 else (worker, *map(host_of, chain.gang))
 
     @cached_property
     def answered(self) -> dict[TrialId, list[int]]:
@@ -186,7 +172,7 @@ class Book:
 
     @cached_property
     def alone(self) -> dict[TrialId, float]:
-        """Worker seconds that each trial would have taken alone (:func:`hpstage.plan.savings.seconds_alone`)."""
+        """Worker seconds of each trial without sharing (:func:`hpstage.accounting.savings.seconds_alone`)."""
         plan, answered = self.account.plan, self.answered
         return {id: rounded(seconds_alone(plan, trial, answered[id])) for id, trial in self.trials.items()}
 
@@ -207,7 +193,7 @@ class Book:
 
     @cached_property
     def ranking(self) -> list[Lane]:
-        """The lanes in the order in which they are to be shown: see :func:`hpstage.report.lanes.ranking`."""
+        """The lanes in the order in which they are to be shown: see :func:`hpstage.accounting.lanes.ranking`."""
         maximize = self.maximize
         merits = {id: merit(its.value, maximize=maximize) for id, its in self.measured.items()}
         return ranking(self.lanes.values(), lambda lane: merits[lane.node.id])
@@ -225,6 +211,11 @@ class Book:
             fused=rounded_sum([fact.fused_seconds for fact in facts]),
             exchange=rounded_sum([fact.exchange_seconds for fact in facts]),
         )
+
+    @cached_property
+    def savings(self) -> Savings:
+        """What its trials have cost, and what they would have cost without sharing."""
+        return savings_of(self.account, self.study)
 
     @property
     def started(self) -> SearchStarted | None:
@@ -379,7 +370,7 @@ def _book_of(source: Searched, study: str, seen: Callable[[Fact], object] | None
     account = Account(SearchPlan(header.workload, sharing=shares(header)))
     with uncollected():
         for fact in facts:
-            account.apply(fact)
+            account.fold(fact)
             if seen is not None:
                 seen(fact)
     return _checked(Book(account, study, source.checkpoints, source.address))

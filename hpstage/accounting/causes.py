@@ -1,11 +1,11 @@
 """What made a search cheaper than training every trial alone, and what sharing cost, in seconds by cause. Pure.
 
-All seconds are worker seconds, rounded to 2**-20 s (:func:`hpstage.plan.payments.rounded`), so sums are exact.
+All seconds are worker seconds, rounded to 2**-20 s (:func:`hpstage.accounting.payments.rounded`), so sums are exact.
 
 Rules and assumptions:
 
 - A step takes the mean measured time of its node and an evaluation the mean of the plan, as in
-  :func:`hpstage.plan.savings.seconds_alone`. A trial trained alone neither loads nor saves, so savings are
+  :func:`hpstage.accounting.savings.seconds_alone`. A trial without sharing neither loads nor saves, so savings are
   underestimated.
 - A trial counts up to its last result. A trial that ended without failing would have been trained to its end if it had
   not been stopped; the evaluations it would have had there are not counted. A trial that failed or has not ended would
@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpstage.accounting.account import Account
+from hpstage.accounting.book import Book
+from hpstage.accounting.payments import rounded
 from hpstage.plan.facts import NodeId, TrialId, WorkerId
 from hpstage.plan.nodes import PlannedTrial
-from hpstage.plan.payments import rounded
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.account import Account
-from hpstage.report.book import Book
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Causes:
     load: float
     idle: float
     """Seconds between a worker's first and last work for these trials without any reported work, as far as it was
-    present (:attr:`hpstage.report.book.Book.presence`). The journal does not record waiting before and after. Idle time
-    is charged to no trial and not part of ``used``."""
+    present (:attr:`hpstage.accounting.book.Book.presence`). The journal does not record waiting before and after. Idle
+    time is charged to no trial and not part of ``used``."""
 
     early_steps: int
     prefix_steps: int
@@ -118,7 +118,7 @@ def causes_of(book: Book) -> Causes:
 
     spent = book.spent
     load, save, wasted = spent.load, spent.save, spent.wasted
-    used = sum((account.plan.trials[id].paid_seconds for id in book.trials), 0.0)
+    used = sum((account.trials[id].paid_seconds for id in book.trials if id in account.trials), 0.0)
     live = _live(book)
     again, again_steps, unanswered = _beyond(book)
     changed = spent.exchange - spent.fused
@@ -167,7 +167,7 @@ def _shared(
     same_steps = others_steps = 0
     for node, start, stop in trial.path_to(answered[-1]):
         cost = plan.step_seconds(node)
-        for begin, end, asker in plan.payments.askers(node, start, stop):
+        for begin, end, asker in account.first_askers(node, start, stop):
             if asker is trial:
                 continue
             if study_of[asker.id] == study:
@@ -177,8 +177,8 @@ def _shared(
                 others += (end - begin) * cost
                 others_steps += end - begin
     for step in answered:
-        first = account.targeted[trial.node_at(step).id, step]
-        if first == mine:
+        first = account.requests[trial.node_at(step).id, step].first
+        if first is None or first == mine:
             continue
         evaluation = plan.totals.average_evaluate_seconds
         if study_of[first] == study:
@@ -212,7 +212,7 @@ def _beyond(book: Book) -> tuple[float, int, float]:
         for id, trial in plan.trials.items()
         if last[id] < trial.asked
         for node, start, stop in trial.path_to(trial.asked)
-        if any(asker is trial for _, _, asker in plan.payments.askers(node, start, stop))
+        if any(asker is trial for _, _, asker in account.first_askers(node, start, stop))
     }
     trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
     for charge in account.charges:
@@ -241,7 +241,7 @@ def _beyond(book: Book) -> tuple[float, int, float]:
             vain = sum(
                 end - max(begin, min(end, last[asker.id]))
                 for part in fresh
-                for begin, end, asker in plan.payments.askers(plan.nodes[id], *part)
+                for begin, end, asker in account.first_askers(plan.nodes[id], *part)
             )
             unanswered += rounded(fact.own_seconds * vain / (stop - start))
     return again, again_steps, unanswered

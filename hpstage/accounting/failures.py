@@ -1,4 +1,4 @@
-"""Failures by cause: one fault in the user's code often fails a thousand trials alike. Pure."""
+"""Failures by cause: one fault in the user's code often fails a thousand trials. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hpstage.plan.facts import StageFailed, TrialId, UserFailure
-from hpstage.report.book import Book
+from hpstage.accounting.book import Book
+from hpstage.plan.facts import NodeId, StageFailed, TrialId, UserFailure
 from hpstage.text import count_of
 
 _LINE = re.compile(r'^ *File "(.*)", line (\d+)', re.MULTILINE)
@@ -62,6 +62,30 @@ def where(cause: Cause) -> str:
     low, high = cause.steps
     steps = f"step {low:,}" if low == high else f"steps {low:,} to {high:,}"
     return f"{doing}, {count_of(len(cause.failures), 'time')}, {steps}"
+
+
+def failures_of(book: Book) -> list[tuple[StageFailed, list[TrialId]]]:
+    """Return the exceptions of the user's code on the paths of the book's trials, and the trials failed by each."""
+    found: list[tuple[StageFailed, list[TrialId]]] = []
+    by_node: dict[NodeId, list[tuple[StageFailed, list[TrialId]]]] = {}
+    for fact in book.account.failures():
+        reach = book.reach.get(fact.node, 0)
+        if book.study is None or (fact.step <= reach if fact.evaluating else fact.step < reach):
+            found.append((fact, []))
+            by_node.setdefault(fact.node, []).append(found[-1])
+    for id, trial in book.trials.items():
+        ended = book.account.plan.ended.get(id)
+        if not by_node or (ended is not None and ended.state != "FAIL"):
+            continue
+        for node, start, stop in trial.path_to(trial.asked):
+            for fact, trials in by_node.get(node.id, []):
+                if fact.evaluating:
+                    passes = start < fact.step <= stop and fact.step in trial.targets
+                else:
+                    passes = fact.step < stop
+                if passes:
+                    trials.append(id)
+    return found
 
 
 def failed_otherwise(book: Book, causes: Iterable[Cause]) -> list[TrialId]:

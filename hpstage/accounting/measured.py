@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from hpstage.accounting.lanes import Lane
 from hpstage.plan.facts import NodeId
-from hpstage.report.lanes import Lane
 
 # Beyond this, sums and margins of an axis overflow. Values this large have diverged.
 _LARGEST = 1e300

@@ -9,11 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from hpstage.accounting.account import Account
+from hpstage.accounting.book import Book
 from hpstage.plan.facts import TrialId, to_metric
-from hpstage.plan.payments import rounded
 from hpstage.plan.searches import SearchRecord
-from hpstage.report.account import Account
-from hpstage.report.book import Book
 
 
 class Best(msgspec.Struct, frozen=True):
@@ -28,11 +27,12 @@ class Best(msgspec.Struct, frozen=True):
 class StudyRow(msgspec.Struct, frozen=True):
     """A study of a plan.
 
-    ``trials``: how many are COMPLETE, PRUNED and FAIL; of the others, while the study is running, how many are RUNNING,
-    PAUSED and NOT BEGUN (:meth:`hpstage.report.observer.Observer.waits_for`), else how many are OPEN. ``n_trials``: how
-    many the sampler proposes. ``state``: ``running`` if a driver holds the study, ``interrupted`` if none does though
-    its search has not ended. Steps of trials shared with other studies are this study's share; seconds as in
-    :mod:`hpstage.report.tables`.
+    ``trials``: how many are COMPLETE, PRUNED, FAIL and REJECTED (by the space, before any training); of the others,
+    while the study is running, how many are RUNNING, PAUSED and NOT BEGUN
+    (:meth:`hpstage.accounting.account.Account.waits_for`), else how many are OPEN. ``n_trials``: how many the sampler
+    proposes. ``state``: ``running`` if a driver holds the study, ``interrupted`` if none does though its search has not
+    ended. Steps of trials shared with other studies are this study's share; seconds as in
+    :mod:`hpstage.accounting.tables`.
     """
 
     study: str
@@ -66,12 +66,10 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     account = book.account
     plan = account.plan
     record = plan.searches.get(study)
-    ends = [plan.ended.get(id) for id in ids]
-    states: Counter[str] = Counter(ended.state for ended in ends if ended is not None)
-    open = [id for id, ended in zip(ids, ends, strict=True) if ended is None]
-    states.update(account.waits_for(id) if held else "OPEN" for id in open)
-    totals = plan.tally(study).totals
-    alone, used = rounded(totals.alone_seconds(plan.totals)), totals.charged_seconds
+    tally = account.tally(study)
+    states: Counter[str] = Counter({end: count for end, count in tally.by_end.items() if end is not None and count})
+    states.update(account.waits_for(id) if held else "OPEN" for id in ids if tally.ends.get(id) is None)
+    sums = tally.sums
     over = record is None or record.ended
     return StudyRow(
         study=study,
@@ -80,26 +78,26 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         n_trials=None if record is None else record.started.n_trials,
         trials=dict(sorted(states.items())),
         best=[] if record is None else _best(account, record, ids),
-        steps_asked=totals.steps_asked,
-        steps_unique=totals.steps_unique,
-        merge_rate=totals.merge_rate,
-        seconds_alone=alone,
-        seconds_used=used,
-        seconds_paid=plan.presence.seconds(study),
-        seconds_saved=alone - used,
+        steps_asked=sums.steps_asked,
+        steps_unique=sums.steps_unique,
+        merge_rate=sums.merge_rate,
+        seconds_alone=account.alone_seconds(study),
+        seconds_used=sums.worker_seconds,
+        seconds_paid=account.presence.seconds(study),
+        seconds_saved=account.saved_seconds(study),
     )
 
 
 def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:
     """Return the best of the completed trials, by each metric of the study's last search."""
-    told = [
+    reported = [
         (tuple(map(float, ended.values)), id)
         for id in ids
         if (ended := account.plan.ended.get(id)) is not None and ended.state == "COMPLETE" and ended.values is not None
     ]
     found: list[Best] = []
     for i, metric in enumerate(record.started.metric):
-        values = [(own[i], id) for own, id in told if i < len(own) and not math.isnan(own[i])]
+        values = [(own[i], id) for own, id in reported if i < len(own) and not math.isnan(own[i])]
         if not values:
             continue
         lowest, highest = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])

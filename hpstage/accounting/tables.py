@@ -20,9 +20,9 @@ from typing import TextIO
 
 import msgspec
 
+from hpstage.accounting.book import Book
+from hpstage.accounting.payments import rounded
 from hpstage.plan.facts import ChainId, Fact, ForkedFrom, StateRef, UserFailure
-from hpstage.plan.payments import rounded
-from hpstage.report.book import Book
 from hpstage.schedule import Schedule
 from hpstage.text import clean
 
@@ -77,13 +77,14 @@ def _is_number(text: str) -> bool:
 
 
 def trials(book: Book) -> Table:
-    """Return a table with a row per trial, in the order in which they were added to the plan.
+    """Return a table with a row per trial, in the order in which they were added to the plan; rejected ones come last.
 
     =================  ===================================================================================
     ``study``          name of the study
     ``number``         the trial's number in it
     ``trial``          its id in the plan
-    ``state``          COMPLETE, PRUNED, FAIL; RUNNING: its search has not ended; missing: its search ended without it
+    ``state``          COMPLETE, PRUNED, FAIL; REJECTED: the space described none; RUNNING: its search has not ended;
+                       missing: its search ended without it
     ``value``          the value reported to the study; with several objectives ``values_0``, ``values_1``, ...
     ``steps``          its end step
     ``steps_asked``    number of steps it was asked for
@@ -94,6 +95,7 @@ def trials(book: Book) -> Table:
     ``donor``          the trial it was forked from (population based training), at step ``forked_at``
     ``extends``        the finished trial that it extends
     ``ended``          when the study finished it
+    ``rejected``       what the space has raised instead of describing it
     ``params_NAME``    the study's parameter (where types differ, as JSON)
     =================  ===================================================================================
     """
@@ -113,7 +115,8 @@ def trials(book: Book) -> Table:
             if proposed.fork is not None:
                 donor, forked_at = proposed.fork.donor, proposed.fork.step
             params.put(row, proposed.params)
-        alone, used = book.alone[id], account.plan.trials[id].paid_seconds
+        alone, own = book.alone[id], account.trials.get(id)
+        used = 0.0 if own is None else own.paid_seconds
         rows.append(
             (
                 account.plan.study_of(id),
@@ -123,7 +126,7 @@ def trials(book: Book) -> Table:
                 values[0] if len(values) == 1 else None,
                 planned.steps,
                 planned.asked,
-                planned.shared,
+                0 if own is None else own.shared,
                 alone,
                 used,
                 alone - used,
@@ -131,6 +134,17 @@ def trials(book: Book) -> Table:
                 forked_at,
                 extends,
                 None if ended is None else ended.at,
+                None,
+            )
+        )
+    for row, (id, proposed) in enumerate(book.rejected.items(), len(rows)):
+        assert proposed.rejected is not None
+        params.put(row, proposed.params)
+        ended = plan.ended.get(id)
+        rows.append(
+            (
+                *(proposed.study, proposed.number, id, "REJECTED", None, 0, 0, 0, 0.0, 0.0, 0.0, None, None, None),
+                *(None if ended is None else ended.at, proposed.rejected.summary),
             )
         )
     fixed = zip(*rows, strict=True) if rows else repeat((), len(_TRIALS))
@@ -361,6 +375,7 @@ _TRIALS = {
     "forked_at": "Int64",
     "extends": "string",
     "ended": "float64",
+    "rejected": "string",
 }
 _STAGES = {
     "node": "int64",

@@ -1,0 +1,169 @@
+"""The account of a plan: its tables with every record kept, for those who show them one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import msgspec
+
+from hpstage.accounting.accounting import Accounting
+from hpstage.accounting.payments import Charge, Waste
+from hpstage.plan.facts import (
+    ChainClosed,
+    ChainId,
+    ChainLost,
+    ChainStarted,
+    DriverId,
+    DriverLeft,
+    Fact,
+    StateLost,
+    StateReached,
+    StateRef,
+    TargetAsked,
+    TrialId,
+    WorkerId,
+)
+from hpstage.plan.log import fold_all, from_snapshot, read_header, shares
+from hpstage.plan.plan import SearchPlan
+from hpstage.store import Journal
+
+
+class ChainRecord(msgspec.Struct):
+    """A chain on its worker. ``ended``: when it was closed or its driver was declared dead, ``None`` while running.
+
+    ``outcome`` is why its training after the last boundary was discarded, ``None`` if nothing was discarded.
+    """
+
+    worker: WorkerId
+    driver: DriverId
+    began: float
+    ended: float | None = None
+    outcome: str | None = None
+    gang: tuple[WorkerId, ...] = ()
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """``trial`` was asked for ``step``, farther than ever before. ``at`` is the latest time on the workers' clock
+    reported before, ``None`` if there was none."""
+
+    trial: TrialId
+    step: int
+    at: float | None
+
+
+class Account(Accounting):
+    """The tables of a plan that keep all records."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        super().__init__(plan)
+        self.charges: list[Charge] = []
+        self.wastes: list[Waste] = []
+        self.asks: list[Ask] = []
+        self.chains: dict[ChainId, ChainRecord] = {}
+        self.lost: dict[StateRef, StateLost] = {}  # the latest fact for each state
+        self.now: float | None = None  # the latest time reported on the workers' clock; None: there was none
+
+    def fold(self, fact: Fact) -> None:
+        """Fold a fact into the plan and into the tables."""
+        self.plan.apply(fact)
+        self.apply(fact)
+
+    def _ask(self, fact: TargetAsked) -> None:
+        row = self.trials.get(fact.trial)
+        before = 0 if row is None else row.asked
+        super()._ask(fact)
+        if fact.step > before:
+            self.asks.append(Ask(fact.trial, fact.step, self.now))
+
+    def _reached(self, fact: StateReached) -> Charge:
+        self.now = fact.at
+        charge = Accounting._reached(self, fact)
+        self.charges.append(charge)
+        return charge
+
+    def _waste(self, fact: ChainLost) -> Waste:
+        self.now = fact.at
+        waste = super()._waste(fact)
+        self.wastes.append(waste)
+        if fact.chain in self.chains:
+            self.chains[fact.chain].outcome = fact.outcome
+        return waste
+
+    def _start(self, fact: ChainStarted) -> None:
+        self.now = fact.at
+        super()._start(fact)
+        self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at, gang=fact.gang)
+
+    def _close(self, fact: ChainClosed) -> None:
+        self.now = fact.at
+        super()._close(fact)
+        if fact.chain in self.chains:
+            self.chains[fact.chain].ended = fact.at
+
+    def _leave(self, fact: DriverLeft) -> None:
+        for id, (driver, _) in self._open.items():
+            if driver == fact.driver:
+                self.chains[id].ended = fact.at
+        super()._leave(fact)
+
+    def _lose(self, fact: StateLost) -> None:
+        self.lost[StateRef(fact.node, fact.step)] = fact
+
+    HANDLERS: ClassVar = {
+        **Accounting.HANDLERS,
+        TargetAsked: _ask,
+        StateReached: _reached,
+        ChainLost: _waste,
+        ChainStarted: _start,
+        ChainClosed: _close,
+        DriverLeft: _leave,
+        StateLost: _lose,
+    }
+
+    def is_open(self, trial: TrialId) -> bool:
+        """Whether the trial's search is still running and the trial has not ended."""
+        record = self.plan.searches.get(self.plan.study_of(trial))
+        return record is not None and trial in record.open
+
+    def waits_for(self, trial: TrialId) -> Literal["RUNNING", "PAUSED", "NOT BEGUN", "OPEN"]:
+        """Return what a trial that has not ended waits for: for results (RUNNING), for the algorithm, since it has all
+        results that were asked of it (PAUSED), or for its first step, which is trained for no other trial either
+        (NOT BEGUN). OPEN: its search has ended."""
+        record = self.plan.searches.get(self.plan.study_of(trial))
+        if record is None or trial not in record.open:
+            return "OPEN"
+        if trial in record.paused:
+            return "PAUSED"
+        planned = self.plan.trials.get(trial)
+        return "NOT BEGUN" if planned is None or record.unbegun[planned.root.id] else "RUNNING"
+
+    def catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None = None) -> None:
+        """Fold the records of the journal that have not been folded yet.
+
+        Args:
+            seen: called with each fact after it was folded.
+
+        Raises:
+            HistoryChanged: records that were folded are gone from the journal; a new account has to be created.
+            StoreError: a record is not a fact, or contradicts earlier ones.
+        """
+
+        def fold_and_show(fact: Fact) -> None:
+            self.fold(fact)
+            seen(fact)  # type: ignore[misc]
+
+        if seen is None:
+            self.follow(journal)
+            fold_all(journal, self.plan, self.fold)
+        else:
+            self.follow(journal, seen)
+            fold_all(journal, self.plan, fold_and_show)
+
+
+def new_account(journal: Journal) -> Account:
+    """Create the account of a journal's plan, with nothing folded yet, except what a snapshot holds of the plan. Raise
+    :class:`StoreError` if there is no plan."""
+    header = read_header(journal)
+    plan = from_snapshot(journal, header.workload, shares(header))
+    return Account(plan or SearchPlan(header.workload, sharing=shares(header)))

@@ -1,0 +1,57 @@
+"""Figures have one home: who decides does not know of them, and who shows them does not compute them."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.repository.test_rooms import ARROWS, FILES
+
+COUNTS = {
+    "report.tree.labels": "the width of a text",
+    "report.tree.log_rows": "bytes of what is sent",
+    "report.pictures.metrics": "curves on a picture",
+    "report.pictures.timeline": "the share of an axis that is painted",
+    "cluster.dashboard.work": "how far a running chain has come",
+    "cluster.dashboard.figures": "workers of Dask's",
+    "cli.copy": "logs that were copied",
+    "cli.export": "rows that were written",
+    "cli.run": "trials of Optuna's study",
+    "cli.status": "whether there are more trials than were asked for",
+    "cli.tree": "branches on the screen",
+}
+"""Files that add something up, and what: no figure of a search."""
+SUMS = {"sum", "fsum", "mean", "accumulate", "summed", "rounded_sum", "merge_rate"}
+
+
+@pytest.mark.parametrize("room", ["plan", "scheduler", "schedule", "store", "checkpoints"])
+def test_who_decides_knows_of_no_figures(room: str) -> None:
+    assert not [
+        (name, found)
+        for name in FILES
+        if name.partition(".")[0] == room
+        for found in ARROWS[name]
+        if found.partition(".")[0] == "accounting"
+    ]
+
+
+def test_who_shows_figures_computes_none() -> None:
+    shows = [name for name in FILES if name.startswith(("report.", "cluster.dashboard.", "cli."))]
+    adds = {
+        name
+        for name in shows
+        for node in ast.walk(ast.parse(FILES[name].read_text()))
+        if isinstance(node, ast.Call) and _called(node) in SUMS
+    }
+    assert adds == COUNTS.keys()
+
+
+def test_only_accounting_folds_its_tables() -> None:
+    tables = {"accounting.payments", "accounting.tally", "accounting.presence"}
+    uses = {name for name in FILES if name.partition(".")[0] != "accounting" and ARROWS[name] & tables}
+    assert uses == {"cluster.dashboard.study"}, "the page shows a study's tally"
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
