@@ -32,7 +32,7 @@ def cause_of(way: str, apart: Apart, style: Style, hashes: bool, suspects: Seque
 
     Args:
         hashes: whether processes agree under the same PYTHONHASHSEED.
-        suspects: the user's code that names things which differ between processes.
+        suspects: the user's code that names values which differ between processes.
     """
     of_path = _by_path(way, apart, style)
     if of_path is not None:
@@ -58,7 +58,7 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
         )
     if path.startswith(LOCAL) and way not in (ways.AGAIN, ways.THREADS):
         return (
-            "local variables are in no state: a fork runs the function anew, up to its loop, and continues with what "
+            "local variables are in no state: a fork runs the function again, up to its loop, and continues with what "
             "they are there",
             f"{_KEEP[style]}{_UNLESS.replace('`stateless`', 'the `stateless` of the function')}",
         )
@@ -102,7 +102,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
         what = "it draws another number of times, which" if path.startswith(GENERATOR) else "it"
         return (
             f"{when} something else in every process: {what} depends on the time, on the process or an address (id()), "
-            f"on entropy (os.urandom, secrets, a generator without a seed), on a thread that works beside it, on a "
+            f"on entropy (os.urandom, secrets, a generator without a seed), on a concurrent thread, on a "
             f"file, or on a variable of the environment",
             _DRAWS + _UNLESS,
         )
@@ -117,7 +117,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
         return (
             "a checkpoint gives back plain values, tensors and arrays of the same dtype, strides and content; what was "
             "kept was more than that",
-            "let state_dict() give such values alone, and make all else anew in load_state_dict()",
+            "let state_dict() give such values alone, and make all else again in load_state_dict()",
         )
     if way == ways.ELSEWHERE:
         return (

@@ -89,7 +89,7 @@ def _key(step: int) -> StateKey:
     return StateKey(f"{step:032d}")
 
 
-def do(job: Job, tell: Callable[[Record], None]) -> None:
+def do(job: Job, report: Callable[[Record], None]) -> None:
     """Train all runs of a job."""
     sys.path[:] = job.path
     try:
@@ -97,19 +97,19 @@ def do(job: Job, tell: Callable[[Record], None]) -> None:
         described = describe(trainable)
     except Exception as error:
         first = job.runs[0]
-        tell(Record(name=first.name, fork=first.fork, problem=problem_of(error, first.fork, __file__)))
+        report(Record(name=first.name, fork=first.fork, problem=problem_of(error, first.fork, __file__)))
         return
     trainer = Trainer(trainable, job.states)
     for number, run in enumerate(job.runs):
         record = trainer.perform(run)
         if number == 0:
             record.workload = described.described | described.identity
-        tell(record)
+        report(record)
         if record.problem is not None and run.kept:
             return  # the other runs begin with the states it keeps
 
 
-def fork(file: Path, told: BinaryIO) -> int:
+def fork(file: Path, records: BinaryIO) -> int:
     """Do the job in ``file`` in a forked process. Return its status."""
     pid = os.fork()
     if pid:
@@ -119,13 +119,13 @@ def fork(file: Path, told: BinaryIO) -> int:
     for stream in (1, 2):
         os.dup2(output, stream)
 
-    def tell(record: Record) -> None:
-        told.write(encode(record) + b"\n")
-        told.flush()
+    def report(record: Record) -> None:
+        records.write(encode(record) + b"\n")
+        records.flush()
 
     status = 1
     try:
-        do(decode_job(file.read_bytes()), tell)
+        do(decode_job(file.read_bytes()), report)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -142,10 +142,10 @@ def main(libraries: list[str]) -> None:
         from hpstage.torch.environment import warm_up
 
         warm_up()
-    told = os.fdopen(os.dup(1), "wb")
+    records = os.fdopen(os.dup(1), "wb")
     for line in sys.stdin:
-        told.write(b"=%d\n" % fork(Path(line.rstrip("\n")), told))
-        told.flush()
+        records.write(b"=%d\n" % fork(Path(line.rstrip("\n")), records))
+        records.flush()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from hpstage.training.identity.threads import VARIABLES
 _TOGETHER = 2
 _TAIL = 2000
 """Number of characters of a process's output shown if it died."""
-Told = Callable[[Record], None]
+Take = Callable[[Record], None]
 
 
 class Template:
@@ -45,7 +45,7 @@ class Template:
         )
         self._one = Lock()
 
-    def do(self, file: Path, told: Told) -> int:
+    def do(self, file: Path, take: Take) -> int:
         """Have the job in ``file`` done. Return the status of the process that did it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -56,7 +56,7 @@ class Template:
             for line in self._process.stdout:
                 if line.startswith(b"="):
                     return int(line[1:])
-                told(decode_record(line))
+                take(decode_record(line))
         return -signal.SIGKILL
 
     def kill(self) -> None:
@@ -84,7 +84,7 @@ class Children:
         self._templates: dict[tuple[tuple[str, str], ...], Template] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="hpstage-check-")
         self._pool = ThreadPoolExecutor(_TOGETHER)
-        self._telling, self._starting = Lock(), Lock()
+        self._delivering, self._starting = Lock(), Lock()
         self._count = 0
 
     def __enter__(self) -> Children:
@@ -103,22 +103,22 @@ class Children:
         """Create a folder for the states of one check."""
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
-    def perform(self, trainable: bytes, states: Path, processes: Iterable[Process], told: Told) -> None:
+    def perform(self, trainable: bytes, states: Path, processes: Iterable[Process], take: Take) -> None:
         """Have these processes train a cloudpickled trainable, and wait for all of them.
 
-        ``told`` is called with each record, by one thread at a time.
+        ``take`` is called with each record, by one thread at a time.
         """
 
-        def tell(record: Record) -> None:
-            with self._telling:
-                told(record)
+        def deliver(record: Record) -> None:
+            with self._delivering:
+                take(record)
 
         def perform(process: Process) -> None:
-            heard: list[Record] = []
+            received: list[Record] = []
 
             def hear(record: Record) -> None:
-                heard.append(record)
-                tell(record)
+                received.append(record)
+                deliver(record)
 
             job = Job(trainable=trainable, path=sys.path, states=str(states), runs=process.runs)
             with self._starting:
@@ -128,8 +128,8 @@ class Children:
             file.write_bytes(encode(job))
             status = template.do(file, hear)
             if status:
-                run = process.runs[min(len(heard), len(process.runs) - 1)]
-                tell(Record(name=run.name, fork=run.fork, problem=_death(status, file.with_suffix(".output"))))
+                run = process.runs[min(len(received), len(process.runs) - 1)]
+                deliver(Record(name=run.name, fork=run.fork, problem=_death(status, file.with_suffix(".output"))))
 
         for future in [self._pool.submit(perform, process) for process in processes]:
             future.result()

@@ -46,7 +46,7 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
     at_once = _at_once(straight.snapshots.get(other.fork, {}), other.loaded)
     for step in sorted(straight.snapshots.keys() & other.snapshots.keys()):
         found = sorted(
-            _told(straight.snapshots[step], other.snapshots[step], reports, answered and other.fork > 0),
+            _differences(straight.snapshots[step], other.snapshots[step], reports, answered and other.fork > 0),
             key=lambda difference: (difference[0] not in at_once, _rank(difference[0])),
         )
         if found:
@@ -67,7 +67,7 @@ def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
     return {path for path, _, _ in differences(straight, loaded) if not path.startswith((STATE, GENERATOR))}
 
 
-def _told(straight: Snapshot, other: Snapshot, reports: bool, answered: bool) -> Iterator[Difference]:
+def _differences(straight: Snapshot, other: Snapshot, reports: bool, answered: bool) -> Iterator[Difference]:
     for difference in differences(straight, other, answered=answered):
         if reports or not difference[0].startswith((LOCAL, GENERATOR)):
             yield difference

@@ -47,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         trainable: what the user passed, cloudpickled.
         path: where to find modules.
-        states: the folder of kept states.
+        states: the folder of saved states.
         runs: trained one after the other in one process.
     """
 

@@ -197,11 +197,11 @@ class Driver:
 
     def ask(self, trial: TrialId, step: int) -> None:
         """Request ``trial`` trained to ``step`` and evaluated; :meth:`wait` returns the answer."""
-        asked_before = step in self.plan.trials[trial].targets
-        if asked_before and (known := self.scheduler.known(trial, step)) is not None:
+        requested_before = step in self.plan.trials[trial].targets
+        if requested_before and (known := self.scheduler.known(trial, step)) is not None:
             self._answers.append(known)
         else:
-            # Written with the next facts: a target lost before anything was trained for it is asked for again.
+            # Written with the next facts: a target lost before anything was trained for it is requested again.
             self.log.note(TargetAsked(trial, step, self.scheduler.driver))
 
     def knows(self, trial: TrialId, step: int) -> bool:

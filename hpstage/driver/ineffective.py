@@ -25,7 +25,7 @@ class Effects:
         self._plan = plan
         # Nodes by a step, and by the marks and metrics of a state there; the latest ones.
         self._seen: dict[tuple[int, str, tuple[tuple[str, float], ...]], int] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def missing(self, reached: StateReached) -> str | None:
         """Return a message for the user if a state shows that hyperparameters have no effect, once for each."""
@@ -40,9 +40,9 @@ class Effects:
         if one is two or one.names != two.names:
             return None
         names = _differing(one, two, reached.step)
-        if self._told.issuperset(names):
+        if self._logged.issuperset(names):
             return None
-        self._told.update(names)
+        self._logged.update(names)
         trials = sorted((node.maker.id.rpartition("/")[2] for node in (one, two)), key=lambda name: (len(name), name))
         which = f"Hyperparameters {', '.join(map(repr, names))}" if names[1:] else f"The hyperparameter {names[0]!r}"
         return (

@@ -14,7 +14,7 @@ class Notices:
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def of(self, report: Report) -> Iterator[str]:
         """Yield the notices of a report that are new."""
@@ -30,8 +30,8 @@ class Notices:
             if notice.ends_at is not None:
                 text = _of_length(trial.steps, notice.text, notice.ends_at, sizes=notice.sizes)
             cause = "length" if notice.ends_at is not None else text
-            if text and cause not in self._told:
-                self._told.add(cause)
+            if text and cause not in self._logged:
+                self._logged.add(cause)
                 yield f"Trial {trial.id.rpartition('/')[2]}: {text}"
 
 

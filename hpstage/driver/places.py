@@ -60,7 +60,7 @@ def open_places(
     a separate folder per workload below ``.hpstage``, so that an edited trainable begins another plan. In the same way,
     a server holds a plan for each workload, unless the URL names one (Redis: by ``?prefix=...``). ``checkpoints`` is a
     folder, a URL of any scheme that a plugin or fsspec supports, a :class:`CheckpointStore`, or ``None``: a folder
-    beside the journal (for a journal opened by the caller, a temporary one).
+    next to the journal (for a journal opened by the caller, a temporary one).
 
     Raises:
         UsageError: an invalid URL, or a plan on a server without a location for its checkpoints.

@@ -47,7 +47,7 @@ class HeldFiles:
     def _is_same(self) -> bool:
         if self._generation is None:
             return True
-        for _ in range(_LOOKS):  # another process may be moving records: what is there is not yet a database
+        for _ in range(_LOOKS):  # another process may be moving records: its file is not yet a database
             if self._read_generation() == self._generation:
                 return True
             time.sleep(_PAUSE)

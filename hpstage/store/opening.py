@@ -68,7 +68,7 @@ def default_stores() -> list[Path]:
 
 
 def _last_written(plan: Path) -> float:
-    """Return when a plan was written last: SQLite writes into a file beside it first."""
+    """Return when a plan was written last: SQLite writes into a file next to it first."""
     return max(file.stat().st_mtime for file in plan.parent.glob(f"{_FILE}*"))
 
 

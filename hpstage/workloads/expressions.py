@@ -2,7 +2,7 @@
 
 The expressions are those of ListOps (Nangia and Bowman, arXiv 1804.06028), with operators that do not depend on the
 order of their arguments: the least, the greatest and the sum modulo 10. All trees are in a few tensors; one is cut out
-when it is asked for.
+on request.
 """
 
 from __future__ import annotations

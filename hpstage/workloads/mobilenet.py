@@ -1,7 +1,7 @@
 """MobileNetV2 on CIFAR-10: a schedule of data augmentation, whose strength grows during training.
 
 The network is that of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (arXiv 1801.04381), with
-the first two reductions of resolution left out for images of 32 x 32 pixels. Beside cropping and flipping, a square of
+the first two reductions of resolution left out for images of 32 x 32 pixels. Besides cropping and flipping, a square of
 each image is blanked: "Cutout" (arXiv 1708.04552). Its side is a hyperparameter that grows at some epoch.
 
     export CIFAR10=path/to/cifar-10-batches-bin

@@ -3,7 +3,7 @@
 The network is that of He et al., "Deep Residual Learning for Image Recognition" (arXiv 1512.03385, section 4.2): three
 groups of basic blocks at 16, 32 and 64 channels, with shortcuts that have no parameters. The space is of the kind that
 "Stage-based Hyperparameter Optimization" (arXiv 1911.10504) and "Hippo" (arXiv 2006.11972) search: rates that drop at
-some epochs, decay exponentially or restart along a cosine; warm-up; batches that grow. Many of them begin alike.
+some epochs, decay exponentially or restart along a cosine; warm-up; batches that grow. Many of them begin the same.
 
     export CIFAR10=path/to/cifar-10-batches-bin
     hpstage run hpstage.workloads.resnet:ResNet hpstage.workloads.resnet:space \

@@ -1,4 +1,4 @@
-"""WideResNet-16-4 on CIFAR-10: dropout that begins late and momentum that changes, beside drops of the learning rate.
+"""WideResNet-16-4 on CIFAR-10: dropout that begins late and momentum that changes, with drops of the learning rate.
 
 The network is that of Zagoruyko and Komodakis, "Wide Residual Networks" (arXiv 1605.07146): blocks with normalisation
 and ReLU before each convolution, dropout between the two, 16 layers and 4 times the channels of a ResNet. It shows how
