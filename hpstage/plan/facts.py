@@ -389,7 +389,8 @@ class SearchStarted(Record, frozen=True, tag=True):
     with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
     ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. Of ``defaults``, a trial without
     the hyperparameter is one with this value, on this plan for ever. ``workers``: their number, which a call that
-    continues keeps: algorithms may compare the more trials."""
+    continues keeps: algorithms may compare the more trials. ``continues``: it takes over the trials of an interrupted
+    call under other arguments; ``given``: the ``n_trials`` of that call, if its trials are fewer than all."""
 
     study: str
     algorithm: str
@@ -403,6 +404,8 @@ class SearchStarted(Record, frozen=True, tag=True):
     directions: tuple[str, ...] = ()
     defaults: dict[str, Scalar] = {}
     workers: int = 1
+    continues: bool = False
+    given: int | None = None
 
     def differs(self, other: SearchStarted) -> list[str]:
         """Return the arguments in which another call of the study differs."""

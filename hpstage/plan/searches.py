@@ -36,10 +36,10 @@ class Searches(Mapping[str, SearchRecord]):
         self.proposed: dict[TrialId, TrialProposed] = {}  # of all searches
 
     def begin(self, fact: SearchStarted) -> None:
-        record = SearchRecord(fact)
-        last = self._of(fact.study) if fact.extends else record
+        record, taken_over = SearchRecord(fact), fact.extends or fact.continues
+        last = self._of(fact.study) if taken_over else record
         self._latest[fact.study] = record
-        if fact.extends:
+        if taken_over:
             record.proposed, record.open = list(last.proposed), dict(last.open)
             record.paused, record.unbegun = dict(last.paused), last.unbegun.copy()
 

@@ -91,7 +91,7 @@ class Call:
                 ", ".join(sorted(map(repr, unstated))),
             )
         before = driver.plan.searches.get(started.study)
-        started = continued(started, before)
+        started = continued(started, before, self.ledger)
         return Session(
             self.ledger,
             driver,
@@ -107,7 +107,7 @@ class Call:
                 space_works=request.space_works,
             ),
             request.algorithm,
-            replace(request.setting, workers=started.workers),
+            replace(request.setting, n_trials=started.n_trials, workers=started.workers),
             started,
             callbacks=request.callbacks,
             catch=request.catch,

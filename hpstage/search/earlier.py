@@ -97,26 +97,67 @@ def lengthened(
     return list(longer.values())
 
 
-def continued(now: SearchStarted, record: SearchRecord | None) -> SearchStarted:
+def continued(now: SearchStarted, record: SearchRecord | None, ledger: Ledger) -> SearchStarted:
     """Return a call that takes over the trials of an interrupted search from which it differs in ``n_trials`` or
-    ``defaults`` alone, or that of an earlier call which it continues, with the workers that there were then."""
-    if record is None:
+    ``defaults`` alone, or that of an earlier call which it continues, with the workers that there were then.
+
+    Fewer trials than the search has are further ones, of which the open ones are the first, as in ``study.optimize``.
+    """
+    if record is None or (record.ended and not now.extends):
         return now
-    if now.extends or (not record.ended and now.same_call(record.started)):
-        return msgspec.structs.replace(now, workers=record.started.workers)
-    if record.ended:
+    before = record.started
+    if now.extends:
+        return msgspec.structs.replace(now, workers=before.workers)
+    if set(now.differs(before)) - {"n_trials", "extends", "defaults"}:
         return now
-    other = set(now.differs(record.started))
-    if not other or other - {"n_trials", "extends", "defaults"}:
-        return now
-    if "n_trials" in other:
+    now = msgspec.structs.replace(now, extends=before.extends, workers=before.workers)
+    called = before.n_trials if before.given is None else before.given
+    if now.n_trials == called:
+        now = msgspec.structs.replace(now, n_trials=before.n_trials, given=before.given)
+        return now if now.same_call(before) else msgspec.structs.replace(now, continues=True)
+    fewer = now.n_trials is not None and (before.n_trials is None or now.n_trials < before.n_trials)
+    if not fewer:
         logger.warning(
             "The interrupted search of study %r continues with n_trials=%s instead of %s",
             now.study,
             now.n_trials,
-            record.started.n_trials,
+            before.n_trials,
         )
-    return msgspec.structs.replace(now, extends=True, workers=record.started.workers)
+        return msgspec.structs.replace(now, continues=True)
+    assert now.n_trials is not None
+    finished, open = _counted(record, ledger)
+    more = max(now.n_trials, open)
+    logger.warning(
+        "The interrupted search of study %r continues with n_trials=%d: %d of its trials have finished, and %d more "
+        "will (%d open, %d new)",
+        now.study,
+        now.n_trials,
+        finished,
+        more,
+        open,
+        more - open,
+    )
+    return msgspec.structs.replace(now, n_trials=finished + more, given=now.n_trials, continues=True)
+
+
+def _counted(record: SearchRecord, ledger: Ledger) -> tuple[int, int]:
+    """Return how many of the sampler's trials of a search have finished, and how many are open."""
+    numbers: dict[TrialId | None, int] = {}
+    for proposed in record.proposed:
+        if proposed.fork is None and proposed.number is not None:
+            numbers.pop(proposed.extends, None)
+            numbers[proposed.trial] = proposed.number
+    trials, recorded = ledger.trials(), {proposed.number for proposed in record.proposed}
+    finished = {trial.number for trial in trials if trial.state.is_finished()} & {*numbers.values()}
+    cut_off = [
+        trial
+        for trial in trials
+        if trial.state == TrialState.RUNNING
+        and trial.number not in recorded
+        and trial.user_attrs.get("hpstage:search") == record.started.study
+        and "hpstage:donor" not in trial.user_attrs
+    ]
+    return len(finished), len(numbers) - len(finished) + len(cut_off)
 
 
 def _arguments(call: SearchStarted, names: Sequence[str]) -> str:

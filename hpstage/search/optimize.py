@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     space=SPACE,
     metric=several(METRIC, METRIC.remedy),
     steps=optional(whole()),
-    n_trials=optional(whole()),
+    n_trials=optional(whole(0)),
     timeout=optional(seconds(above=0)),
     algorithm=optional(ALGORITHM),
     store=optional(either(PLACE, instance(Journal, "a Journal"))),
@@ -129,7 +129,9 @@ def optimize(
             schedules are cut. Algorithms compare a shorter trial at steps beyond its end by its last value. A space
             that lists its trials needs no ``steps``.
         n_trials: number of trials that the sampler proposes in this call, including those of an interrupted call that
-            it resumes. Trials forked by an algorithm (population based training) come in addition.
+            it resumes with the same or a larger number. A smaller one is how many trials finish in this call, as in
+            ``study.optimize``: the open ones of the interrupted call, then new ones; with 0 only the open ones, if any.
+            Trials forked by an algorithm (population based training) come in addition.
         timeout: seconds after which no stage is started; running stages are completed. Unfinished trials
             stay open, and the next call continues them.
         algorithm: decides how far each trial is trained; :class:`~hpstage.algos.FullTraining` by default.

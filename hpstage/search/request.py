@@ -79,7 +79,8 @@ class Request:
                 "evaluate_every adds intermediate values, by which the study's pruner would decide otherwise; "
                 "OptunaPruner(interval=...) says how often trials are evaluated"
             )
-        self.algorithm.check(self.setting)
+        if self.n_trials != 0:  # else the search that is continued was checked
+            self.algorithm.check(self.setting)
 
     @property
     def setting(self) -> Setting:

@@ -50,16 +50,16 @@ def run(call: Call) -> Result:
         if driver is not None:
             workers = driver.abandon()
     result = _result(call, driver, session)
-    _warn_of_nothing(session, call.ledger)
+    _warn_of_nothing(session, call.ledger, call.request.n_trials)
     if not result.savings.steps_trained:
         _explain_known(driver.plan, session, call.ledger, call.request.steps)
     call.progress.finish(session, driver, result.savings)
     return result
 
 
-def _warn_of_nothing(session: Session, ledger: Ledger) -> None:
+def _warn_of_nothing(session: Session, ledger: Ledger, n_trials: int | None) -> None:
     """Warn once at the end, beside the failures themselves, that a search has nothing to show."""
-    if not session.trials and session.expected == 0:
+    if not session.trials and session.expected == 0 and n_trials != 0:
         states = [trial.state for trial in ledger.trials()]
         logger.warning(
             "Nothing was trained: study %r has all points of its sampler's space (%d complete, %d failed). A new study "

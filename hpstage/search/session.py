@@ -158,7 +158,8 @@ class Session:
         """
         if present != self._workers:
             self._resize(present)
-        self._roster.begin()
+        if not self._roster.begin():
+            return
         self._stopping |= self._roster.stopped
         for trial in self._roster.trials:
             if trial.finished:

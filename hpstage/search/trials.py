@@ -111,9 +111,10 @@ class Roster(Trials):
 
     # --- beginning ----------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start a search, or take over the trials of the interrupted or extended one."""
-        self._begin()
+    def begin(self) -> bool:
+        """Start a search, or take over the trials of the interrupted or extended one. Return whether there is one."""
+        if not self._begin():
+            return False
         if points := points_of(self._space):
             suggested = FixedTrial(points[0])
             self._space(suggested)  # type: ignore[arg-type]  # it has the same methods
@@ -129,6 +130,7 @@ class Roster(Trials):
                     self._ledger.withdraw(frozen)
                 else:
                     self._cut_off.append(frozen)
+        return True
 
     def exhausted(self) -> bool:
         """Whether all trials of a finite space were proposed, and none was cut off."""
@@ -145,24 +147,27 @@ class Roster(Trials):
     def _id(self, number: int) -> TrialId:
         return TrialId(f"{self._started.study}/{number}")
 
-    def _begin(self) -> None:
-        record = self._driver.plan.searches.get(self._started.study)
-        if record is not None and not record.ended and record.started.same_call(self._started):
+    def _begin(self) -> bool:
+        record, started = self._driver.plan.searches.get(self._started.study), self._started
+        if record is not None and not record.ended and not started.continues and record.started.same_call(started):
             self._take_over(record, [])
-            self.stopped = not self._started.extends and any(proposed.stops for proposed in record.proposed)
-        elif self._started.extends:
+            stops = any(proposed.stops for proposed in record.proposed)
+            self.stopped = stops and not (started.extends or record.started.continues)
+        elif started.extends or started.continues:
             if record is None:
                 raise UsageError(
                     f"extend=True, but this store knows no search of study {self._ledger.name!r}; leave extend out to "
                     f"begin one"
                 )
-            check_extension(record.started, self._started)
-            self._take_over(record, [self._started])
+            check_extension(record.started, started)
+            self._take_over(record, [started])
         else:
             listed = bool(points_of(self._space))
-            warn_of_what_is_left(self._driver.plan, self._ledger, record, self._started, listed=listed)
-            state = self._sampled()
-            self._driver.log.write([self._started, TrialProposed(self._started.study, None, None, state)])
+            warn_of_what_is_left(self._driver.plan, self._ledger, record, started, listed=listed)
+            if started.n_trials == 0 and record is not None:
+                return False  # nothing that would stand in the place of the last search
+            self._driver.log.write([started, TrialProposed(started.study, None, None, self._sampled())])
+        return True
 
     def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
         """Continue with the trials of a search; ``begin`` holds the start of one that extends it."""

@@ -275,7 +275,7 @@ def test_forks_that_an_extended_search_does_not_make_again_are_over_with_it(tmp_
     assert forks and all(trial.state == TrialState.PRUNED for trial in forks)
 
 
-@pytest.mark.parametrize("n_trials", [3, 5, 8])
+@pytest.mark.parametrize("n_trials", [5, 8])
 def test_an_interrupted_search_goes_on_with_another_number_of_trials(
     n_trials: int, caplog: pytest.LogCaptureFixture
 ) -> None:
