@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
+from hpstage.execution import outcomes
 from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
@@ -39,6 +40,7 @@ class InlineExecutor(Executor):
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         self._trainable = as_trainable(trainable)
+        outcomes.causes = {}
         lanes = names_of(_WORKER, lanes_in(self._trainable))
         self._events += [WorkerJoined(lane, self.clock()) for lane in lanes]
         if checkpoints is not None:
@@ -125,6 +127,7 @@ class InlineExecutor(Executor):
         return time.time()
 
     def close(self) -> None:
+        outcomes.causes = None
         with self._closing:
             if self._bundle is not None:
                 self._bundle.close()

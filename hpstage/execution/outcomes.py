@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import traceback
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from hpstage.errors import (
     CheckpointCorrupt,
@@ -14,9 +15,16 @@ from hpstage.errors import (
     CheckpointMissing,
     NonFiniteLoss,
     StopTraining,
+    TrainingError,
+    UsageError,
 )
 from hpstage.plan.facts import UserFailure
 from hpstage.text import writable
+
+_USAGE = f"{UsageError.__module__}.{UsageError.__qualname__}"
+
+causes: dict[UserFailure, BaseException] | None = None
+"""The exceptions behind failures, where training is in the process of the search."""
 
 
 def outcome_of_store(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
@@ -62,4 +70,51 @@ def failure_of(error: BaseException, within: str, values: Mapping[str, object]) 
         summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
     if (missing := missing_hyperparameter(error, values)) is not None:
         summary += f" ({missing})"
-    return UserFailure(summary=writable(summary), traceback=writable(text), kinds=kinds)
+    failure = UserFailure(summary=writable(summary), traceback=writable(text), kinds=kinds)
+    if causes is not None:
+        traceback.clear_frames(frames)  # what they hold may be large
+        causes[failure] = error.with_traceback(frames)
+    return failure
+
+
+def is_misuse(failure: UserFailure) -> bool:
+    """Whether hpstage has refused the trainable, rather than that its own code has failed."""
+    return failure.kinds[:1] != () and failure.kinds[0].startswith("hpstage.errors.")
+
+
+def training_error(failure: UserFailure) -> TrainingError:
+    """Return the error with which a failure ends a search: also an instance of the builtin exception that the user's
+    was one of, so that ``except ValueError`` holds as around ``study.optimize``, or of :class:`UsageError`. Its cause
+    is the user's exception itself if that was raised in this process."""
+    why = "no trial can be trained" if is_misuse(failure) else "a trial failed and `catch` does not name its exception"
+    error = _error_of(f"{why}: {failure.summary}\n{failure.traceback}", failure.kinds)
+    error.__cause__ = (causes or {}).get(failure)
+    return error
+
+
+def _error_of(text: str, kinds: tuple[str, ...]) -> TrainingError:
+    for kind in kinds:
+        module, _, name = kind.rpartition(".")
+        found = UsageError if kind == _USAGE else getattr(builtins, name, None) if module == "builtins" else None
+        if isinstance(found, type) and issubclass(found, Exception) and found is not Exception:
+            try:
+                return _both(found)(text, kinds)
+            except (TypeError, ValueError):  # made of other arguments, as an ExceptionGroup is
+                continue
+    return TrainingError(text)
+
+
+def _both(builtin: type[Exception]) -> Callable[[str, tuple[str, ...]], TrainingError]:
+    class Both(TrainingError, builtin):  # type: ignore[misc, valid-type]
+        def __init__(self, text: str, kinds: tuple[str, ...]) -> None:
+            Exception.__init__(self, text, kinds)
+
+        def __str__(self) -> str:
+            return str(self.args[0])
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _error_of, self.args
+
+    Both.__name__ = Both.__qualname__ = TrainingError.__name__
+    Both.__module__ = TrainingError.__module__
+    return Both

@@ -44,7 +44,7 @@ class Outcomes:
         self._noisy = noisy
         self._known = {*known}
         self._warned: dict[object, int] = {}  # the first trial that failed, or was pruned, for each reason
-        self._alike: set[object] = set()  # of these reasons, those for which it is logged that others have failed
+        self._repeated: set[object] = set()  # of these reasons, those for which it is logged that others have failed
         self._shadowed: set[str] = set()  # metrics whose names the space uses for attributes
 
     def end(self, trial: SessionTrial, state: TrialState, measured: Set[str]) -> FrozenTrial | None:
@@ -129,12 +129,12 @@ class Outcomes:
         if noisy := [name for name in metrics if name in self._noisy or name in NOISY]:
             self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
 
-    def warn(self, trial: SessionTrial, failure: UserFailure) -> None:
-        """Log one failure of each exception from each line of code: a fault may fail a thousand trials alike."""
-        text = clean_lines(f"{failure.summary}\n{failure.traceback}")
-        self._say_once(
-            origin(failure), trial, f"failed: {text}", "failed as trial {} did; no more of these failures are"
-        )
+    def warn(self, trial: SessionTrial, failure: UserFailure) -> bool:
+        """Log one failure of each exception from each line of code: one fault may fail a thousand trials. Return
+        whether it is not the first of its kind."""
+        text, cause = clean_lines(f"{failure.summary}\n{failure.traceback}"), origin(failure)
+        self._say_once(cause, trial, f"failed: {text}", "failed as trial {} did; no more of these failures are")
+        return cause in self._repeated
 
     def say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
         """Log an end of training that the user did not ask for."""
@@ -148,6 +148,6 @@ class Outcomes:
         if first is None:
             self._warned[cause] = trial.number
             logger.warning("Trial %d %s", trial.number, text)
-        elif trial.number != first and cause not in self._alike:
-            self._alike.add(cause)
+        elif trial.number != first and cause not in self._repeated:
+            self._repeated.add(cause)
             logger.warning("Trial %d %s logged", trial.number, again.format(first))

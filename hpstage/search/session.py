@@ -14,7 +14,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting
 from hpstage.driver.driver import Driver
-from hpstage.errors import TrainingError, UsageError
+from hpstage.errors import UsageError
+from hpstage.execution.outcomes import is_misuse, training_error
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialId, UserFailure
 from hpstage.plan.plan import SearchPlan
@@ -221,10 +222,7 @@ class Session:
     def _raise_uncaught(self) -> None:
         """Raise :class:`TrainingError` if a trial has failed and the search is not to go on regardless."""
         if self._raised is not None:
-            raise TrainingError(
-                f"a trial failed and `catch` does not name its exception: {self._raised.summary}\n"
-                f"{self._raised.traceback}"
-            )
+            raise training_error(self._raised)
 
     def _more(self) -> bool:
         n_trials = self._started.n_trials
@@ -443,8 +441,7 @@ class Session:
     def _end_by(self, trial: SessionTrial, failure: UserFailure) -> None:
         """End a trial by an exception: of training, of what is called between steps, or of the space."""
         is_pruned = _PRUNED in failure.kinds
-        if not is_pruned and (trial.barred is None or not trial.finished):
-            self._outcomes.warn(trial, failure)
+        again = not is_pruned and (trial.barred is None or not trial.finished) and self._outcomes.warn(trial, failure)
         if trial.finished:
             return
         if is_pruned:
@@ -452,7 +449,9 @@ class Session:
             self._finish(trial, TrialState.PRUNED)
             return
         trial.attrs |= {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
-        if failure.kinds and not any(kind in self._catch for kind in failure.kinds):
+        valueless = self.leading is None and not self.states[TrialState.COMPLETE]
+        uncaught = failure.kinds and not any(kind in self._catch for kind in failure.kinds)
+        if uncaught or (again and valueless and is_misuse(failure)):  # which all others would be, too
             self._raised = self._raised or failure
         self._finish(trial, TrialState.FAIL)
 

@@ -336,6 +336,16 @@ def test_a_function_that_returns_before_its_loop_is_told_so() -> None:
         trained(made(loops_never), 1, 1)
 
 
+def test_a_function_that_never_loops_stops_the_search() -> None:
+    study = optuna.create_study()
+    options: dict[str, Any] = {"metric": "loss", "steps": 2, "n_trials": 40, "store": MemoryJournal()}
+    with pytest.raises(TrainingError, match=r"no trial can be trained: .*loops_never returned before its first step"):
+        hpstage.optimize(
+            study, loops_never, lambda trial: {"lr": trial.number}, executor=hpstage.InlineExecutor(), **options
+        )
+    assert len(study.trials) < 40
+
+
 def test_a_function_that_returns_before_its_loop_fails_its_trials_alone() -> None:
     def choosy(run: Run) -> None:
         run.attach(total=(total := Total()))

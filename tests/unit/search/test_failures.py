@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import sqlite3
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,44 @@ def test_an_exception_that_catch_does_not_name_stops_the_study_with_the_users_tr
     with pytest.raises(TrainingError, match=r"(?s)the user's own error.*toys\.py"):
         run(study, Failing(), space=lambda trial: {"a": 7}, n_trials=3, catch=(KeyError,))
     assert study.trials[0].state == TrialState.FAIL
+
+
+class Peculiar(KeyError):
+    """An exception of the user's own."""
+
+
+class Raising(Tape):
+    version = "raising"
+    stateless = ("error",)
+    error: Exception = ValueError("broken")
+
+    def train(self, step, hp):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("broken"), ValueError),
+        (Peculiar("broken"), KeyError),
+        (FileNotFoundError(2, "broken"), OSError),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "broken"), ValueError),
+        (ExceptionGroup("broken", [ValueError()]), TrainingError),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_stops_the_study_is_an_instance_of_the_builtin_exception_that_was_raised(
+    error: Exception, kind: type[Exception]
+) -> None:
+    Raising.error = error
+    with pytest.raises(kind) as raised:
+        run(create(), Raising(), space=lambda trial: {"a": 7}, n_trials=2, catch=(ZeroDivisionError,))
+    assert isinstance(raised.value, TrainingError) and raised.value.__cause__ is error
+    assert str(raised.value).startswith("a trial failed and `catch` does not name its exception: ")
+    again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301
+    assert isinstance(again, kind) and str(again) == str(raised.value)
+    names = [line.name for line in traceback.extract_tb(error.__traceback__)]
+    assert names[-1] == "train"
 
 
 def test_a_nan_objective_fails_its_trial_and_the_study_goes_on():
