@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import optuna
+from optuna.trial import TrialState
 
 from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algos import FullTraining, OptunaPruner
@@ -130,6 +131,8 @@ class Request:
         setting, sampler = self.setting, samplers(self.study)[-1]
         if not setting.adaptive or self.n_trials is None or not isinstance(self.algorithm, FullTraining):
             return
+        if self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+            return  # it learns from those
         if startup_trials(sampler) < self.n_trials <= self.algorithm.start(setting, Trials()).room():
             yield (
                 f"all {self.n_trials} trials are proposed before the first has a value, so that "

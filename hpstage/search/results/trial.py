@@ -78,7 +78,12 @@ class TrainedTrial:
         own, steps = self.schedules, self.planned.steps
         for name in after:
             if name not in own:
-                raise UsageError(f"trial {self.id} has no hyperparameter {name!r}; it has {', '.join(sorted(own))}")
+                raise UsageError(
+                    f"trial {self.id} has no hyperparameter {name!r}; it has {', '.join(sorted(own))}. To add one, "
+                    f"state OLD, the value that means the training so far, as its default (defaults = {{{name!r}: "
+                    f"OLD}} on the trainable), and let the space return {{**trial.then({{...}}), {name!r}: "
+                    f"s.piecewise({{0: OLD, {steps}: NEW}})}}: none of it is trained again"
+                )
         return {name: schedule.then(after.get(name, schedule.value(steps - 1))) for name, schedule in own.items()}
 
     @property

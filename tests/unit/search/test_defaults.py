@@ -134,6 +134,18 @@ def test_a_fork_that_leaves_the_default_continues_its_donor(tmp_path: Path) -> N
     assert len(begun) <= 12 < len(result.study.trials), "no fork begins anew"
 
 
+def test_the_winner_is_trained_further_with_a_new_hyperparameter_as_the_error_of_then_says(tmp_path: Path) -> None:
+    won = search(tmp_path / "store", Mine(), first_day, "monday", n_trials=1).trial(0)
+    with pytest.raises(
+        UsageError, match=r"\(defaults = \{'decay': OLD\} on .* 'decay': s.piecewise\(\{0: OLD, 20: NEW\}\)\}"
+    ):
+        won.then({"decay": 0.1})
+    longer = {**won.then({"lr": 0.1}), "decay": s.piecewise({0: 0.0, STEPS: 0.1})}
+    options: dict[str, Any] = {"n_trials": 1, "steps": STEPS + 5}
+    further = search(tmp_path / "store", later(defaults={"decay": 0.0}), lambda trial: longer, "wednesday", **options)
+    assert further.savings.steps_trained == 5
+
+
 def test_an_interrupted_search_continues_with_a_new_default(tmp_path: Path) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number == 2:

@@ -156,6 +156,14 @@ def test_a_sampler_that_cannot_learn_is_named(
     assert ("TPESampler learns from none" in text) == said
 
 
+def test_a_sampler_that_learns_from_earlier_trials_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+    space = lambda trial: {"a": trial.suggest_float("a", 0.0, 1.0)}  # noqa: E731
+    assert "learns from none" in search(caplog, space, study=study, n_trials=12)
+    caplog.clear()
+    assert "learns from none" not in search(caplog, space, study=study, n_trials=12)
+
+
 @pytest.mark.parametrize(("workers", "window", "said"), [(4, 1, True), (4, 4, False), (1, 1, False)])
 def test_a_window_that_leaves_workers_idle_is_named(
     workers: int, window: int, said: bool, caplog: pytest.LogCaptureFixture

@@ -67,8 +67,8 @@ def test_as_many_trials_as_are_not_complete_are_the_same_search(caplog: pytest.L
     one.call(N - one.states.count("COMPLETE"))
     assert [trial.params for trial in one.study.trials] == [trial.params for trial in whole.study.trials]
     assert one.states == ["COMPLETE"] * N and one.count(SearchEnded) == 1
-    told = "continues with n_trials=10: 10 of its trials have finished, and 10 more will (2 open, 8 new)"
-    assert caplog.text.count(told) == 1
+    line = "continues with n_trials=10: 10 of its trials have finished, and 10 more will (2 open, 8 new)"
+    assert caplog.text.count(line) == 1
 
 
 def test_a_call_with_the_same_number_again_continues_it() -> None:
