@@ -30,12 +30,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hpstage.cluster import malloc
 from hpstage.cluster.outputs import outputs
 from hpstage.errors import UsageError
 from hpstage.training.code.owner import is_users
+from hpstage.training.identity.threads import VARIABLES
 
 logger = logging.getLogger("hpstage")
 
@@ -44,7 +46,6 @@ _SHARED = frozenset({"numpy", "optuna", "safetensors", "scipy", "torch", "torchv
 Those of pandas and scikit-learn load pyarrow, if it is installed, which starts threads."""
 PRELOADED = ("hpstage.torch", *sorted(_SHARED))
 """What can be imported ahead before that process has imported it."""
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
 _BUSY = ("torch._inductor", "torch.utils.tensorboard", "optuna.integration", "optuna.visualization")
@@ -82,7 +83,7 @@ def python() -> list[str]:
 
 def training_environment() -> dict[str, str]:
     """Return the variables of a training process of this one, to be set before it starts."""
-    return {**os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")}
+    return {**os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(VARIABLES, "1")}
 
 
 def search_path() -> list[str]:
@@ -126,7 +127,12 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
             raise UsageError(f"preload names {name!r}, but no such package is installed; install it, or leave it out")
         if is_users(name):
             raise UsageError(f"preload names {name!r}, which is hidden by a file of yours, {spec.origin}; rename that")
-    return ForkServer(names) if sys.platform == "linux" and hasattr(os, "pidfd_open") else None
+    return ForkServer([*_imported(), *names]) if can_fork() else None
+
+
+def can_fork() -> bool:
+    """Return whether this system lets a server fork safely."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 class Forked:
@@ -177,10 +183,22 @@ class ForkServer:
     """Starts a server, and returns at once; the server imports in the background. Thread-safe.
 
     It ends with this process, however that ends, and its forks with it.
+
+    Args:
+        modules: what to import ahead.
+        variables: environment variables of its own, which imports may read; its forks are requested with these.
+        with_threads: fork though imports have started threads, which no fork has.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        self._environment, self._path = training_environment(), search_path()
+    def __init__(
+        self,
+        modules: Iterable[str] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
+        *,
+        with_threads: bool = False,
+    ) -> None:
+        self._variables = dict(variables)
+        self._environment, self._path = training_environment() | self._variables, search_path()
         self._lock = threading.Lock()  # protects the attributes below, and the order of requests
         self._requests: deque[Future[Forked]] = deque()
         self._running: dict[int, Future[int]] = {}
@@ -191,7 +209,7 @@ class ForkServer:
             stack.enter_context(theirs)
             # The names of modules are too long for a command line.
             settings = stack.enter_context(open(os.memfd_create("hpstage"), "w+"))
-            json.dump([self._path, [theirs.fileno(), os.getpid(), [*_imported(), *preload]]], settings)
+            json.dump([self._path, [theirs.fileno(), os.getpid(), [_TRAINING, *modules], with_threads]], settings)
             settings.flush()
             settings.seek(0)
             self._process = subprocess.Popen(
@@ -248,7 +266,7 @@ class ForkServer:
     ) -> Future[Forked]:
         if self._is_silent:
             raise self._no_answer()
-        environment = training_environment()
+        environment = training_environment() | self._variables
         changed = sorted(
             name
             for name in {*environment, *self._environment} - _READ_BY_NO_IMPORT
@@ -320,18 +338,19 @@ def _imported() -> list[str]:
     """Return the modules to import ahead: those that this process has of installed packages that are safe to share."""
     shared = {package for package in _SHARED & sys.modules.keys() if not is_users(package)}
     found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
-    return [_TRAINING, *(name for name in found if not name.startswith(_BUSY))]
+    return [name for name in found if not name.startswith(_BUSY)]
 
 
 # --- in the server ----------------------------------------------------------------------------------------
 
 
-def main(channel: int, parent: int, modules: list[str]) -> NoReturn:
+def main(channel: int, parent: int, modules: list[str], with_threads: bool) -> NoReturn:
     """Import the modules, then fork on request, until the process that has started this one ends.
 
     Args:
         channel: file descriptor of this process's end of a socket.
         parent: process id of the other end.
+        with_threads: see :class:`ForkServer`.
     """
     os.set_inheritable(channel, False)
     with open(os.devnull) as nothing:
@@ -347,7 +366,7 @@ def main(channel: int, parent: int, modules: list[str]) -> NoReturn:
 
         warm_up()
     try:
-        _Server(socket.socket(fileno=channel), parent).serve()
+        _Server(socket.socket(fileno=channel), parent, with_threads).serve()
     except OSError:
         os._exit(1)  # there is nothing left to report to
     except BaseException:
@@ -359,7 +378,8 @@ def main(channel: int, parent: int, modules: list[str]) -> NoReturn:
 class _Server:
     """Forks in the thread that calls :meth:`serve`, the only one."""
 
-    def __init__(self, channel: socket.socket, parent: int) -> None:
+    def __init__(self, channel: socket.socket, parent: int, with_threads: bool) -> None:
+        self._with_threads = with_threads
         self._channel = channel
         self._parent = os.pidfd_open(parent)
         self._ended, wake = os.pipe()
@@ -397,7 +417,7 @@ class _Server:
         return True
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
-        if obstacle := _obstacle():
+        if obstacle := _obstacle(self._with_threads):
             self._send({"refused": f"what its server has imported {obstacle}"})
             return
         server = os.getpid()
@@ -431,10 +451,10 @@ class _Server:
         self._channel.send(json.dumps(message).encode())
 
 
-def _obstacle() -> str:
+def _obstacle(with_threads: bool) -> str:
     """Return what this process holds that a fork could not use, or an empty string."""
     threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
+    if threads > 1 and not with_threads:
         return f"has started {threads - 1} threads"
     with open("/proc/self/maps") as maps:
         if any("/libcuda.so" in line for line in maps):

@@ -1,4 +1,5 @@
-"""A fresh process that trains a segment again: a training process of its own, which can be killed at any moment."""
+"""A fresh process that trains a segment again, or runs of a check: a training process of its own, which can be killed
+at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Literal
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster.fork_server import (
@@ -28,17 +30,20 @@ from hpstage.cluster.messages import (
     SIZE,
     Done,
     Load,
+    Perform,
     Raised,
     Reply,
     Request,
     Retrain,
     decode_loaded,
+    decode_record,
     decode_reply,
     decode_retrained,
     framed,
 )
 from hpstage.cluster.outputs import outputs
 from hpstage.execution.retraining import Problem, Retrained, Segment
+from hpstage.execution.runs import Record, Run
 from hpstage.executor import Environment
 
 _TAIL = 2000
@@ -46,7 +51,7 @@ _TAIL = 2000
 
 
 class FreshProcess:
-    """A training process that trains one segment again. Not thread-safe.
+    """A training process that trains one segment again, or some runs. Not thread-safe.
 
     It is forked where there is a server for that, which takes milliseconds, and else spawned, which takes seconds. It
     ends with this process, and on Linux with the thread that has made it.
@@ -55,7 +60,6 @@ class FreshProcess:
         load: the trainable, as it is sent to workers.
         server: forks it. Without one, or where a fork would differ from a new process, it is spawned.
         variables: environment variables of its own.
-        path: folders in which it finds modules, before those of this process.
     """
 
     def __init__(
@@ -64,17 +68,18 @@ class FreshProcess:
         *,
         server: ForkServer | None = None,
         variables: Mapping[str, str] | None = None,
-        path: Sequence[str] = (),
     ) -> None:
         self._result: Retrained | None = None
         self._environment: Environment | None = None
+        self._record: Record | None = None
+        self._performs = False
         self._received = bytearray()
         self._unsent = bytearray()
         with outputs():
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with it
             self._process: Forked | subprocess.Popen[bytes]
-            started = _forked(server, self._output.fileno(), variables or {}, path)
-            self._process, self._channel = started or _spawned(self._output.fileno(), variables or {}, path)
+            started = _forked(server, self._output.fileno(), variables or {})
+            self._process, self._channel = started or _spawned(self._output.fileno(), variables or {})
         self._channel.setblocking(False)
         self._request(load)
 
@@ -85,6 +90,24 @@ class FreshProcess:
             checkpoints: where the states are that it begins with and is compared with.
         """
         self._request(Retrain(segment, pickle.dumps(checkpoints)))
+
+    def perform(self, run: Run, states: str) -> Record:
+        """Train a run, and return its record; one with a problem if the process ends.
+
+        Args:
+            states: the folder of the states that runs keep and begin with.
+        """
+        self._performs, self._record = True, None
+        self._request(Perform(run, states))
+        while self._record is None and self._result is None:
+            self._exchange(None)
+        problem = None if self._result is None else self._result.problem
+        return self._record or Record(name=run.name, fork=run.fork, problem=problem)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is an outcome, without which :meth:`perform` may be called again."""
+        return self._result is not None
 
     def described(self) -> Environment | None:
         """Return the process's description of itself and of what it has loaded, once it has: blocks until then.
@@ -105,11 +128,15 @@ class FreshProcess:
                 break
         return self._result
 
+    def end(self) -> None:
+        """Have the process ended at once; may be called by another thread, which need not wait for it."""
+        if self._process.poll() is None:
+            self._process.kill()
+
     def kill(self) -> None:
         """End it at once, with or without an outcome. Idempotent."""
         self._channel.close()
-        if self._process.poll() is None:
-            self._process.kill()
+        self.end()
         if isinstance(self._process, subprocess.Popen):
             self._process.wait()
         self._output.close()
@@ -164,8 +191,11 @@ class FreshProcess:
                 loaded = decode_loaded(value)
                 if loaded.problem is not None:
                     problem = loaded.problem
-                    self._end(Problem("failed", f"{problem.summary}\n{problem.traceback}".rstrip(), 0))
+                    kind: Literal["failed", "refused"] = "failed" if problem.traceback else "refused"
+                    self._end(Problem(kind, f"{problem.summary}\n{problem.traceback}".rstrip(), 0))
                 self._environment = loaded.environment
+            case Done(value) if self._performs:
+                self._record = decode_record(value)
             case Done(value):
                 self._result = self._result or decode_retrained(value)
             case Raised() as raised:
@@ -189,7 +219,7 @@ class FreshProcess:
 
 
 def _forked(
-    server: ForkServer | None, output: int, variables: Mapping[str, str], path: Sequence[str]
+    server: ForkServer | None, output: int, variables: Mapping[str, str]
 ) -> tuple[Forked, socket.socket] | None:
     if server is None:
         return None
@@ -197,15 +227,13 @@ def _forked(
     try:
         with theirs:
             files = theirs.fileno(), output, output
-            return server.fork_and_wait(files, "audit", variables=variables, path=path), ours
+            return server.fork_and_wait(files, "audit", variables=variables, path=()), ours
     except NotForked:
         ours.close()
         return None
 
 
-def _spawned(
-    output: int, variables: Mapping[str, str], path: Sequence[str]
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _spawned(output: int, variables: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -213,7 +241,7 @@ def _spawned(
                 *python(),
                 "-c",
                 START_TRAINING,
-                json.dumps([[*path, *search_path()], sys.argv, [theirs.fileno(), os.getpid(), "audit"]]),
+                json.dumps([search_path(), sys.argv, [theirs.fileno(), os.getpid(), "audit"]]),
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -11,6 +11,7 @@ import msgspec
 
 from hpstage.execution.flight import Gathering
 from hpstage.execution.retraining import Retrained, Segment
+from hpstage.execution.runs import Record, Run
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Audit, AuditEnded, AuditId, Chain, ChainReport
@@ -137,6 +138,13 @@ class Retrain(msgspec.Struct, frozen=True, tag=True):
     checkpoints: bytes
 
 
+class Perform(msgspec.Struct, frozen=True, tag=True):
+    """Train a run of a check. Replied to with its :class:`~hpstage.execution.runs.Record`. ``states``: the folder."""
+
+    run: Run
+    states: str
+
+
 class Forget(msgspec.Struct, frozen=True, tag=True):
     """Free the states in memory. Has no reply."""
 
@@ -149,7 +157,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """Close the trainable, and end. Has no reply."""
 
 
-Request = Load | TryOut | Measure | LookAt | Train | Follow | Retrain | Forget | Ping | Finish
+Request = Load | TryOut | Measure | LookAt | Train | Follow | Retrain | Perform | Forget | Ping | Finish
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
@@ -199,6 +207,7 @@ decode_request = msgspec.msgpack.Decoder(Request | Order).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_loaded = msgspec.msgpack.Decoder(Loaded).decode
 decode_answer = msgspec.msgpack.Decoder(dict[str, Any] | None).decode
+decode_record = msgspec.msgpack.Decoder(Record).decode
 decode_retrained = msgspec.msgpack.Decoder(Retrained).decode
 decode_refusal = msgspec.msgpack.Decoder(str).decode
 decode_nothing = msgspec.msgpack.Decoder(None).decode

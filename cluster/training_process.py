@@ -44,6 +44,7 @@ from hpstage.cluster.messages import (
     Loaded,
     LookAt,
     Measure,
+    Perform,
     Ping,
     Pong,
     Problem,
@@ -68,6 +69,7 @@ from hpstage.execution.flight import Gathering
 from hpstage.execution.lifetime import die_with
 from hpstage.execution.retraining import retrain
 from hpstage.execution.runner import measured
+from hpstage.execution.runs import Runs
 from hpstage.execution.shared_device import see_room, sharers
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
@@ -190,6 +192,7 @@ class _Training:
         self._trainable: Trainable | None = None
         self._checkpoints = b""
         self._bundle: Bundle | None = None
+        self._runs: Runs | None = None
 
     def _send(self, reply: Reply) -> None:
         with self._replying:
@@ -292,6 +295,10 @@ class _Training:
             case Retrain():
                 assert self._trainable is not None, "a process with a problem trains nothing again"
                 return retrain(self._trainable, pickle.loads(request.checkpoints), request.segment)  # noqa: S301
+            case Perform():
+                assert self._trainable is not None, "a process with a problem trains no runs"
+                self._runs = self._runs or Runs(self._trainable, request.states)
+                return self._runs.perform(request.run)
         return None
 
     def _load(self, request: Load) -> Loaded:

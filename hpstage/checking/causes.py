@@ -7,7 +7,7 @@ from typing import Literal
 
 from hpstage.checking import ways
 from hpstage.checking.comparing import METRIC, WORKLOAD, Apart
-from hpstage.checking.snapshot import GENERATOR, SETTING, STATE, THREADS
+from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, THREADS
 from hpstage.training.capture.portrait import LOCAL
 from hpstage.training.pickles import REMEDY
 

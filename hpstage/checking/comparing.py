@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpstage.checking.runs import Record, Snapshot
-from hpstage.checking.snapshot import GENERATOR, SETTING, STATE
+from hpstage.execution.runs import Record
+from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, Snapshot
 from hpstage.training.capture.portrait import LOCAL, Difference, differences, rank, shown
 
 METRIC = "the metric "

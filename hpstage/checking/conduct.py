@@ -12,12 +12,12 @@ from hpstage.checking.causes import Style, cause_of
 from hpstage.checking.children import Children
 from hpstage.checking.comparing import Apart, first_apart
 from hpstage.checking.findings import CheckReport, Finding, Verdict, Way
-from hpstage.checking.runs import Record
-from hpstage.checking.snapshot import THREADS
 from hpstage.checking.trials import Trials, draw
 from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors.arguments import CATCH, SEED, SPACE, checked, function, in_tuple, instance, optional, text, whole
+from hpstage.execution.runs import Record
+from hpstage.execution.snapshot import THREADS
 from hpstage.schedule.space import Space
 from hpstage.training.adapter import defaults_of
 from hpstage.training.code.suspects import suspects

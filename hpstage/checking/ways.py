@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from hpstage.checking.runs import Run
 from hpstage.checking.trials import Trials
+from hpstage.execution.runs import Run
 from hpstage.training.identity.threads import VARIABLES
 
 STRAIGHT = "straight through"

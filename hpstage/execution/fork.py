@@ -23,7 +23,7 @@ _NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
 
 def obstacle() -> str:
-    """Return why this process cannot be forked so that training goes on in the fork, or an empty string."""
+    """Return why this process cannot be forked so that training continues in the fork, or an empty string."""
     if sys.platform != "linux":
         return "only Linux has forks that are safe for this"
     torch: Any = sys.modules.get("torch")
@@ -42,7 +42,7 @@ def obstacle() -> str:
 
 
 class Fork:
-    """A fork that works while this process goes on. It ends with the thread that has made it.
+    """A fork that works while this process continues. It ends with the thread that has made it.
 
     Args:
         work: returns what is to be known here.

@@ -47,8 +47,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         initial: the values at step 0, from which the trainable is set up.
         stages: consecutive; their forms give the values at each step.
         stop: number of steps after which it ends.
-        source: the kept state to begin with, at the start of the first stage; ``None``: train from nothing.
-        compared: kept states on the way, by which training again is compared with training before.
+        source: the saved state to begin with, at the start of the first stage; ``None``: train from nothing.
+        compared: saved states on the way, by which training again is compared with training before.
         metrics: known metrics by step, compared in the same way.
         numerics: the step backend, where the trainable leaves the choice to the search.
         captured: ``False`` trains without capture, as a loop of one's own would. Then of a state only the tensors of

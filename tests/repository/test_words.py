@@ -55,7 +55,7 @@ LEFT = {
     "cluster": 204,
     "hpstage": 7,
     "hpstage/accounting": 220,
-    "hpstage/checking": 11,
+    "hpstage/checking": 7,
     "hpstage/checkpoints": 35,
     "hpstage/cli": 62,
     "hpstage/driver": 8,

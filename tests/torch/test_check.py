@@ -218,7 +218,7 @@ def test_a_process_that_dies_is_told(check: Callable[..., hpstage.CheckReport]) 
         os._exit(7)
 
     report = check(dying)
-    assert "the process ended with exit status 7, and had printed: about to die" in one_line(report)
+    assert "the process left with exit status 7, and had printed: about to die" in one_line(report)
 
 
 def test_another_step_backend_is_compared_with_eager_steps(check: Callable[..., hpstage.CheckReport]) -> None:

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hpstage.checking.runs import Snapshot
 from hpstage.checkpoints.state_tree import digest
 from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import state_texts
 from hpstage.training.function import FunctionTrainable
+
+Snapshot = dict[str, str]
+"""Paths of all that training can reach, each with a short string that is equal for equal content in every process."""
 
 STATE = "state_dict()"
 GENERATOR = "the global generator of "
