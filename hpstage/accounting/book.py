@@ -17,8 +17,9 @@ from hpstage.accounting.accounting import Call
 from hpstage.accounting.lanes import Lane, lanes_of, ranking
 from hpstage.accounting.measured import Measured, measured, merit
 from hpstage.accounting.pauses import Pauses, Period, united
-from hpstage.accounting.payments import Charge, Waste, rounded, rounded_sum
+from hpstage.accounting.payments import Charge, Waste, rounded
 from hpstage.accounting.savings import Savings, answered_steps, savings_of, seconds_alone
+from hpstage.accounting.sums import Sums
 from hpstage.checkpoints.opening import open_checkpoints
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import UsageError
@@ -43,21 +44,6 @@ from hpstage.store.opening import address_of, open_journal
 
 # Maximum number of studies listed in a message.
 _NAMED = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Rounded worker seconds by kind of work."""
-
-    train: float
-    evaluate: float
-    load: float
-    save: float
-    wasted: float
-    fused: float
-    """Saved by training chains side by side: not spent."""
-    exchange: float
-    """Part of training: what it took more because several workers trained a chain."""
 
 
 @dataclass(slots=True)
@@ -198,19 +184,10 @@ class Book:
         merits = {id: merit(its.value, maximize=maximize) for id, its in self.measured.items()}
         return ranking(self.lanes.values(), lambda lane: merits[lane.node.id])
 
-    @cached_property
-    def spent(self) -> Spent:
-        """Seconds that workers spent for the trials."""
-        facts = [charge.fact for charge in self.charges]
-        return Spent(
-            train=rounded_sum([fact.train_seconds for fact in facts]),
-            evaluate=rounded_sum([fact.evaluate_seconds for fact in facts]),
-            load=rounded_sum([fact.load_seconds for fact in facts]),
-            save=rounded_sum([fact.save_seconds for fact in facts]),
-            wasted=rounded_sum([waste.fact.seconds for waste in self.wastes]),
-            fused=rounded_sum([fact.fused_seconds for fact in facts]),
-            exchange=rounded_sum([fact.exchange_seconds for fact in facts]),
-        )
+    @property
+    def sums(self) -> Sums:
+        """Steps and seconds of its trials."""
+        return self.account.whole() if self.study is None else self.account.tally(self.study).sums
 
     @cached_property
     def savings(self) -> Savings:

@@ -116,12 +116,12 @@ def causes_of(book: Book) -> Causes:
         other += rounded(others)
         other_steps += others_steps
 
-    spent = book.spent
-    load, save, wasted = spent.load, spent.save, spent.wasted
-    used = sum((account.trials[id].paid_seconds for id in book.trials if id in account.trials), 0.0)
+    sums = book.sums
+    load, save, wasted = sums.load_seconds, sums.save_seconds, sums.wasted_seconds
+    used = sums.worker_seconds
     live = _live(book)
     again, again_steps, unanswered = _beyond(book)
-    changed = spent.exchange - spent.fused
+    changed = sums.exchange_seconds - sums.fused_seconds
     known = alone - prefix - other + changed + load + save + wasted + again + unanswered
     return Causes(
         full=alone + early,
@@ -129,8 +129,8 @@ def causes_of(book: Book) -> Causes:
         alone=alone,
         shared_prefix=prefix,
         other_study=other,
-        fused=spent.fused,
-        exchange=spent.exchange,
+        fused=sums.fused_seconds,
+        exchange=sums.exchange_seconds,
         from_disk=load + live,
         live=live,
         save=save,
@@ -139,8 +139,8 @@ def causes_of(book: Book) -> Causes:
         unanswered=unanswered,
         estimates=used - known,
         used=used,
-        train=spent.train,
-        evaluate=spent.evaluate,
+        train=sums.train_seconds,
+        evaluate=sums.evaluate_seconds,
         load=load,
         idle=idle_seconds(book),
         early_steps=early_steps,

@@ -7,8 +7,6 @@ add up exactly however they are grouped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from hpstage.plan.facts import ChainLost, StateReached, TrialId
@@ -21,11 +19,6 @@ def rounded(seconds: float) -> float:
     """Round ``seconds`` to the nearest multiple of 2**-20. Sums and differences of such values are exact, in any order,
     as long as they stay below 2**33 s."""
     return round(seconds * _PARTS) / _PARTS
-
-
-def rounded_sum(seconds: Iterable[float]) -> float:
-    """Return the sum of the :func:`rounded` seconds."""
-    return sum([round(part * _PARTS) for part in seconds if part]) / _PARTS
 
 
 class Charge(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ COUNTS = {
     "cli.tree": "branches on the screen",
 }
 """Files that add something up, and what: no figure of a search."""
-SUMS = {"sum", "fsum", "mean", "accumulate", "summed", "rounded_sum", "merge_rate"}
+SUMS = {"sum", "fsum", "mean", "accumulate", "summed", "merge_rate"}
 
 
 @pytest.mark.parametrize("room", ["plan", "scheduler", "schedule", "store", "checkpoints"])
