@@ -43,7 +43,7 @@ from hpstage.plan.facts import (
     TrialProposed,
     WorkerId,
 )
-from hpstage.plan.log import fold_checked
+from hpstage.plan.log import fold_checked, shares
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
@@ -87,11 +87,11 @@ class PlanView(Accounting):
 
     def fold(self, records: Sequence[bytes]) -> None:
         try:
-            for record in records:
-                fact = _decode(record)
-                if self.position == 0 and isinstance(fact, PlanCreated):
-                    self.plan = SearchPlan(fact.workload, sharing=fact.described.get("sharing") != "off")
-                fold_checked(self.plan, (fact,), self.position, self.fold_fact)
+            if self.position == 0 and records:
+                header = _decode(records[0])
+                if isinstance(header, PlanCreated):
+                    self.plan = SearchPlan(header.workload, sharing=shares(header))
+            fold_checked(self.plan, map(_decode, records), self.position, self.fold_fact)
             self.hash = Cursor(0, self.hash).after(records).hash
         finally:
             self._count()
@@ -168,6 +168,14 @@ class PlanView(Accounting):
         """Fold a fact into the plan, into the tables, and into what the page shows of them."""
         plan = self.plan
         match fact:
+            case TargetAsked():
+                plan.apply(fact)
+                self._requested(fact)
+                return
+            case StateReached():
+                plan.apply(fact)
+                self._arrived(fact)
+                return
             case ChainClosed():
                 self._touch([plan.chains.get(fact.chain)])
             case DriverLeft():
@@ -182,13 +190,6 @@ class PlanView(Accounting):
             case TrialProposed(study=name, trial=trial) | TrialEnded(study=name, trial=trial) if trial is not None:
                 self.studies[name].withdraw(trial)
         plan.apply(fact)
-        match fact:
-            case TargetAsked():
-                self._requested(fact)
-                return
-            case StateReached():
-                self._arrived(fact)
-                return
         paid = self.apply(fact)
         match fact:
             case StateLost():
@@ -219,7 +220,7 @@ class PlanView(Accounting):
 
     def _mark(self, study: StudyView, at: float) -> None:
         """Add a point to a study's history after something was reached or lost."""
-        study.mark(at, self.alone_seconds(study.name))
+        study.mark(at, study.totals.alone_seconds(self.plan.totals.average_evaluate_seconds))
 
     def _study_of(self, trial: TrialId) -> StudyView | None:
         """Return the trial's study; ``None`` in a plan that was driven without a study."""

@@ -223,7 +223,8 @@ def savings_of(accounting: Accounting, study: str | None = None, *, latest: bool
     if study is not None and tally is not None and latest:
         took, paid, drivers = took.since(tally.before), paid - tally.paid_before, drivers - tally.drivers_before
         proposed = plan.searches[study].proposed
-        ids = {fact.trial for fact in proposed if fact.trial is not None}
+        # A trial that another one extends counts with that.
+        ids = {fact.trial for fact in proposed if fact.trial is not None} - {fact.extends for fact in proposed}
     else:
         ids = {id for id in (*plan.trials, *plan.ended) if study is None or plan.study_of(id) == study}
     trials = [trial for id, trial in plan.trials.items() if id in ids]
