@@ -43,11 +43,10 @@ class Sequence(Kind):
         items = list.copy(obj) if isinstance(obj, list) else list(collections.deque.__iter__(obj))
         return items, own_of(obj)
 
-    def again(self, obj: Any, skip: frozenset[str], old: Items) -> Items:
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         if not old[0] and type(obj) is list and not obj:
             return old
-        new = self.read(obj, skip)
-        return old if self.same(old, new) else new
+        return super().again(obj, skip, old)
 
     def same(self, old: Items, new: Items) -> bool:
         return same_items(old[0], new[0]) and same_mapping(old[1], new[1])
@@ -73,28 +72,29 @@ class Mapping(Kind):
     """Dicts: keys and values in their order."""
 
     name = "mapping"
+    of: Any = dict
+    """The class whose methods are called, whatever subclasses override."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
-        return dict(dict.items(obj)), own_of(obj)
+        return dict(self.of.items(obj)), own_of(obj)
 
-    def again(self, obj: Any, skip: frozenset[str], old: Pairs) -> Pairs:
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         items = old[0]
         if type(obj) is dict:
             if not obj and not items:
                 return old
             if len(obj) == len(items) and all(map(is_, obj.values(), items.values())) and all(map(is_, obj, items)):
                 return old
-        new = self.read(obj, skip)
-        return old if self.same(old, new) else new
+        return Kind.again(self, obj, skip, old)
 
     def same(self, old: Pairs, new: Pairs) -> bool:
         return same_mapping(old[0], new[0]) and same_mapping(old[1], new[1])
 
     def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
         items, own = content
-        dict.clear(obj)
+        self.of.clear(obj)
         for key, value in items.items():
-            dict.__setitem__(obj, key, value)
+            self.of.__setitem__(obj, key, value)
         write_own(obj, own)
 
     def children(self, content: Pairs) -> Iterator[Child]:
@@ -114,22 +114,13 @@ class Mapping(Kind):
 class Ordered(Mapping):
     """``OrderedDict``, which keeps its order separately from the dict's."""
 
-    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
-        return dict(collections.OrderedDict.items(obj)), own_of(obj)
+    of = collections.OrderedDict
 
-    def again(self, obj: Any, skip: frozenset[str], old: Pairs) -> Pairs:
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         # Only for a plain one: a subclass may have attributes.
         if type(obj) is collections.OrderedDict and not obj and not old[0] and not dict_of(obj) and not old[1]:
             return old
-        new = self.read(obj, skip)
-        return old if self.same(old, new) else new
-
-    def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
-        items, own = content
-        collections.OrderedDict.clear(obj)
-        for key, value in items.items():
-            collections.OrderedDict.__setitem__(obj, key, value)
-        write_own(obj, own)
+        return Kind.again(self, obj, skip, old)
 
 
 class Defaulting(Mapping):
@@ -175,6 +166,10 @@ class DictView(Kind):
 class _Weak(Mapping):
     """Dicts that do not keep their keys, or values, alive; a survey does."""
 
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        own = {name: value for name, value in own_of(obj).items() if name not in _WEAK_OWN}
+        return dict(self.of.items(obj)), own
+
     def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
         obj.clear()
         obj.update(content[0])
@@ -183,8 +178,7 @@ class _Weak(Mapping):
 class WeakKeys(_Weak):
     """``WeakKeyDictionary``."""
 
-    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
-        return dict(_weak(weakref.WeakKeyDictionary, obj)), _apart(obj)
+    of = weakref.WeakKeyDictionary
 
     def children(self, content: Pairs) -> Iterator[Child]:
         yield from super().children((dict(enumerate(content[0].values())), content[1]))
@@ -196,8 +190,7 @@ class WeakKeys(_Weak):
 class WeakValues(_Weak):
     """``WeakValueDictionary``."""
 
-    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
-        return dict(_weak(weakref.WeakValueDictionary, obj)), _apart(obj)
+    of = weakref.WeakValueDictionary
 
     def children(self, content: Pairs) -> Iterator[Child]:
         yield from super().children((dict.fromkeys(content[0]), content[1]))
@@ -206,17 +199,8 @@ class WeakValues(_Weak):
         return ((f"[{key!r}]" if type(key) is str else f"[{i}]", v) for i, (key, v) in enumerate(content[0].items()))
 
 
-def _weak(kind: Any, obj: Any) -> Iterator[Any]:
-    found: Iterator[Any] = kind.items(obj)
-    return found
-
-
-def _apart(obj: Any) -> dict[str, Any]:
-    """Return the attributes of a subclass, without those in which the class keeps its items."""
-    return {name: value for name, value in own_of(obj).items() if name not in _WEAK_OWN}
-
-
 _WEAK_OWN = frozenset(("data", "_remove", "_pending_removals", "_iterating", "_dirty_len"))
+"""Attributes in which the two classes keep their items."""
 
 
 class Members(frozenset[Any]):
@@ -248,11 +232,10 @@ class Unordered(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Members:
         return Members.of(set.__iter__(obj))
 
-    def again(self, obj: Any, skip: frozenset[str], old: Members) -> Members:
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         if not old and not set.__len__(obj):
             return old
-        new = self.read(obj, skip)
-        return old if self.same(old, new) else new
+        return super().again(obj, skip, old)
 
     def same(self, old: Members, new: Members) -> bool:
         if len(old) != len(new):

@@ -149,7 +149,12 @@ class Decoder:
             return self._container(tag, *parts)
         if is_known(tag):
             return made_of(tag, self._list(parts))
-        make: Callable[..., Any] | None = getattr(self, f"_make_{tag.replace(' ', '_')}", None)
+        name = tag.replace(" ", "_")
+        if (create := getattr(self, f"_create_{name}", None)) is not None:
+            number, *rest = parts
+            made = self._new[number] = create(*rest)
+            return made
+        make: Callable[..., Any] | None = getattr(self, f"_make_{name}", None)
         if make is None:
             raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
         return make(*parts)
@@ -250,20 +255,19 @@ class Decoder:
         made.flags.writeable = writeable
         return made
 
-    def _make_array(self, number: int, values: Any, description: Plain, shape: list[int], writeable: bool) -> Any:
+    def _create_array(self, values: Any, description: Plain, shape: list[int], writeable: bool) -> Any:
         dtype = self._described(description)
         made = values if values.dtype == dtype else values.view(dtype).reshape(tuple(shape))
-        made = self._new[number] = made.copy(order="K")
+        made = made.copy(order="K")
         made.flags.writeable = writeable
         return made
 
-    def _make_array_view(
-        self, number: int, place: Plain, description: Plain, shape: Any, strides: Any, writeable: bool, base: str | None
+    def _create_array_view(
+        self, place: Plain, description: Plain, shape: Any, strides: Any, writeable: bool, base: str | None
     ) -> Any:
         owner = None if base is None else self.value(("@", base))
         made = self._memory.array(place, shape, strides, self._described(description), owner)
         made.flags.writeable = writeable
-        self._new[number] = made
         return made
 
     def _described(self, description: Plain) -> Any:
@@ -273,13 +277,9 @@ class Decoder:
     def _make_tensor(self, number: int, values: Any, parameter: bool, device: str, *rest: Any) -> Any:
         return self._tensor(number, duplicate(values).to(device), parameter, *rest)
 
-    def _make_sparse(
-        self, number: int, indices: Any, values: Any, shape: list[int], coalesced: bool, device: str
-    ) -> Any:
+    def _create_sparse(self, indices: Any, values: Any, shape: list[int], coalesced: bool, device: str) -> Any:
         parts = duplicate(indices).to(device), duplicate(values).to(device)
-        made = torch().sparse_coo_tensor(*parts, shape, check_invariants=True)._coalesced_(coalesced)
-        self._new[number] = made
-        return made
+        return torch().sparse_coo_tensor(*parts, shape, check_invariants=True)._coalesced_(coalesced)
 
     def _make_view(
         self,
@@ -306,32 +306,30 @@ class Decoder:
         self._write_tensor(made, trained, gradient, own)
         return made
 
-    def _make_random(self, number: int, name: str, content: Any, device: str) -> Any:
+    def _create_random(self, name: str, content: Any, device: str) -> Any:
         kind = RANDOM[name]()
-        made = self._new[number] = kind(device) if device else kind()
+        made = kind(device) if device else kind()
         RandomSource().write(made, content)
         return made
 
-    def _make_numbers(self, number: int, source: Plain) -> Any:
-        made = self._new[number] = numpy().random.Generator(self.value(source))
-        return made
+    def _create_numbers(self, source: Plain) -> Any:
+        return numpy().random.Generator(self.value(source))
 
-    def _make_source(self, number: int, name: str, sequence: Plain, content: Any) -> Any:
+    def _create_source(self, name: str, sequence: Plain, content: Any) -> Any:
         random = numpy().random
         kind = getattr(random, name, None)
         if not isinstance(kind, type) or not issubclass(kind, random.BitGenerator) or kind is random.BitGenerator:
             raise StateError(f"the state holds a source of random numbers {name!r} that this NumPy does not know")
         entropy, key, size = sequence
-        made = self._new[number] = kind(random.SeedSequence(entropy, spawn_key=tuple(key), pool_size=size))
+        made = kind(random.SeedSequence(entropy, spawn_key=tuple(key), pool_size=size))
         RandomSource().write(made, content)
         return made
 
     def _make_source_of(self, path: str) -> Any:
         return self.value(("@", path)).bit_generator
 
-    def _make_derived(self, number: int, values: Any, device: str, path: str) -> Any:
-        made = self._new[number] = kept_weight(duplicate(values).to(device), path)
-        return made
+    def _create_derived(self, values: Any, device: str, path: str) -> Any:
+        return kept_weight(duplicate(values).to(device), path)
 
     def _make_partial(self, number: int, function: Plain, arguments: Plain, keywords: Plain, own: Plain) -> Any:
         made: Any = functools.partial(_Gone)
@@ -342,16 +340,13 @@ class Decoder:
         made.__setstate__((called, tuple(self._list(arguments)), self._dict(keywords), self._dict(own)))
         return made
 
-    def _make_map(
-        self, number: int, path: str, sampled: str, offset: int, order: str, description: Plain, shape: list[int]
+    def _create_map(
+        self, path: str, sampled: str, offset: int, order: str, description: Plain, shape: list[int]
     ) -> Any:
-        made = opened_map(path, sampled, offset, order, self._described(description), shape)
-        self._new[number] = made
-        return made
+        return opened_map(path, sampled, offset, order, self._described(description), shape)
 
-    def _make_opened(self, number: int, path: str, sampled: str, position: int, buffered: bool) -> Any:
-        made = self._new[number] = opened_file(path, sampled, position, buffered)
-        return made
+    def _create_opened(self, path: str, sampled: str, position: int, buffered: bool) -> Any:
+        return opened_file(path, sampled, position, buffered)
 
     def _make_instance(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:
         simple = (module, qualname) == ("types", "SimpleNamespace")

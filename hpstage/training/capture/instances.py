@@ -34,7 +34,7 @@ class Instance(Kind):
         found = own_of(obj)
         return {name: value for name, value in found.items() if name not in skip} if skip else found
 
-    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         if not skip and not slots_of(type(obj)):
             own = dict_of(obj)
             if (
@@ -44,8 +44,7 @@ class Instance(Kind):
                 and all(map(is_, own, old))
             ):
                 return old
-        new = self.read(obj, skip)
-        return old if same_mapping(old, new) else new
+        return Kind.again(self, obj, skip, old)
 
     def same(self, old: Attributes, new: Attributes) -> bool:
         return same_mapping(old, new)
@@ -86,7 +85,7 @@ class Runner(Instance):
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         return super().read(obj, skip | _set_by_libraries(type(obj)))
 
-    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         return super().again(obj, skip | _set_by_libraries(type(obj)), old)
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
@@ -113,11 +112,6 @@ def _set_by_libraries(kind: Any) -> frozenset[str]:
 
 class TupleWithAttributes(Instance):
     """An instance of a ``tuple`` subclass that has attributes besides its items."""
-
-    def children(self, content: Attributes) -> Iterator[Child]:
-        for name, value in content.items():
-            if type(value) not in LEADS_NOWHERE:
-                yield f".{name}", value
 
 
 class Scripted(Instance):
