@@ -103,7 +103,7 @@ class StreamBatches:
         began_empty = self._samples is None
         while len(samples) < size:
             if self._samples is None:
-                self._begin_pass()
+                self._begin(self._begins_with)
             assert self._samples is not None
             rekey(seed, position + len(samples), Purpose.SAMPLE)
             sample = next(self._samples, _END)
@@ -126,11 +126,12 @@ class StreamBatches:
             began_empty = len(samples) == 0
         return samples, False
 
-    def _begin_pass(self) -> None:
+    def _begin(self, state: Any) -> None:
+        """Begin a pass: at its beginning, since it may be at the end of the last one, or within."""
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self._pass)
-        self.dataset.load_state_dict(copy.deepcopy(self._begins_with))  # else it may stand at the end of the last pass
+        self.dataset.load_state_dict(copy.deepcopy(state))
         self._samples = iter(self.dataset)
 
     def see_size(self, size: int) -> None:
@@ -147,21 +148,14 @@ class StreamBatches:
         self._pass = 0 if position is None else position["passes"]
         self._samples = None
         if within is not None:
-            self._begin_within(within)
+            self._begin(within)
         else:
             self.dataset.load_state_dict(copy.deepcopy(self._begins_with))
-
-    def _begin_within(self, state: Any) -> None:
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(self._pass)
-        self.dataset.load_state_dict(copy.deepcopy(state))
-        self._samples = iter(self.dataset)
 
     def first(self, count: int) -> list[Any]:
         """Return the first samples, by which data are told apart."""
         self.go_to(None)
-        self._begin_pass()
+        self._begin(self._begins_with)
         assert self._samples is not None
         found: list[Any] = []
         while len(found) < count:
