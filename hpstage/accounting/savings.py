@@ -18,6 +18,9 @@ from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.text import aligned, count_of, paid_hours, rate, worker_hours
 
+_LEAST_SHOWN = 3.6
+"""Seconds of a loss that is shown as a number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Savings:
@@ -104,16 +107,18 @@ class Savings:
             return "none: other searches' workers have trained all of it"
         return f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"
 
-    def _why_negative(self) -> str:
-        if self.saved_seconds >= 0:
-            return ""
+    def _saved(self) -> str:
+        lost = -self.saved_seconds
+        if lost <= 0:
+            return _hours(self.saved_seconds)
         extra = {
             "loading states": self.load_seconds,
             "saving states": self.save_seconds,
             "lost training and verification": self.wasted_seconds,
             "the exchange of workers": self.exchange_seconds,
         }
-        return f": less than {max(extra, key=extra.__getitem__)} took" if any(extra.values()) else ""
+        more = "less than 0.001 h" if lost < _LEAST_SHOWN else _hours(lost)
+        return f"nothing: {max(extra, key=extra.__getitem__)} took {more} more" if any(extra.values()) else "nothing"
 
     def as_dict(self) -> dict[str, float | None]:
         names = [field.name for field in fields(self)]
@@ -129,7 +134,7 @@ class Savings:
             ("merge rate", f"{rate(self.merge_rate)} (by cost {rate(self.cost_weighted_merge_rate)})"),
             ("busy worker-hours", _hours(self.worker_seconds)),
             ("without sharing", _hours(self.worker_seconds_alone)),
-            ("saved", _hours(self.saved_seconds) + self._why_negative()),
+            ("saved", self._saved()),
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
             ("makespan", self._made_in()),
         ]

@@ -121,8 +121,8 @@ def _check(
     other = to_checkpoints or str(Path(destination) / "checkpoints")
     if _is_one_place(own, other):
         raise UsageError(
-            f"{shown(other)} is where the checkpoints of STORE are: two plans would use one place, and gc of either "
-            f"delete those of the other; give another --to-checkpoints, or leave them there with --no-checkpoints"
+            f"{shown(other)} is where the checkpoints of STORE are. Give another --to-checkpoints, since gc of one "
+            f"plan deletes the checkpoints of the other there, or leave them with --no-checkpoints"
         )
     return own
 

@@ -270,7 +270,7 @@ def as_text(found: Status, width: int | None = None) -> str:
                 f"{study.steps_asked:,}",
                 rate(study.merge_rate),
                 hours(study.seconds_used),
-                hours(study.seconds_saved) if _is_shown(study) else "-",
+                hours(max(0.0, study.seconds_saved)) if _is_shown(study) else "-",
             )
             for study in found.studies[-_LINES:]
         ]
@@ -308,8 +308,8 @@ def _is_shown(study: StudyRow) -> bool:
 
 def _saved(found: Status) -> str:
     plan = found.plan
-    if plan.seconds_saved <= 0 and not any(map(_is_shown, found.studies)):
-        return "nothing yet"
+    if plan.seconds_saved <= 0:
+        return "nothing" if any(study.state == "ended" for study in found.studies) else "nothing yet"
     return f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"
 
 

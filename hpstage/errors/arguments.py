@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from hpstage.errors import UsageError
@@ -54,15 +55,25 @@ class _Better(Exception):
     """A remedy for this value, better than the one for any."""
 
 
-def checked(**kinds: Kind) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Read the arguments that are given by their kinds, before the function is called. Defaults are not read."""
+def checked(
+    elsewhere: Mapping[str, str] = MappingProxyType({}), /, **kinds: Kind
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Read the arguments that are given by their kinds, before the function is called. Defaults are not read.
+
+    Args:
+        elsewhere: arguments that other libraries have and this function has not, with what to do instead.
+    """
 
     def decorated(function: Callable[_P, _T]) -> Callable[_P, _T]:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            bound = signature.bind(*args, **kwargs)
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                remedies = [f"; {name}: {elsewhere[name]}" for name in kwargs if name in elsewhere]
+                raise TypeError(f"{function.__name__}() {error}{''.join(remedies)}") from None
             given = bound.arguments
             given |= {name: kind.of(name, given[name]) for name, kind in kinds.items() if name in given}
             return function(*bound.args, **bound.kwargs)

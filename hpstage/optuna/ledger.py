@@ -7,6 +7,7 @@ trial of an earlier process).
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ from hpstage.optuna.attributes import drop_user_attrs
 from hpstage.optuna.identity import study_identity
 from hpstage.optuna.influence import within
 from hpstage.optuna.proposed_again import BecameAnother, ProposedAgain, is_note
+
+logger = logging.getLogger("hpstage")
 
 # Attributes that a grid sampler sets on its trials, and their values for a trial that is not a point of the grid.
 _OF_GRID = ("grid_id", "search_space")
@@ -80,6 +83,7 @@ class Ledger:
         self.taken: set[int] = set()
         """Numbers of the search's trials. One that somebody else sets to WAITING is queued for the next call."""
         self._withdrawn: deque[FrozenTrial] | None = None
+        self._ignores_reports = False
 
     @property
     def name(self) -> str:
@@ -288,13 +292,27 @@ class Ledger:
 
     @contextmanager
     def noting(self, trial: Trial, noted: dict[str, None]) -> Iterator[None]:
-        """Add the names of the user attributes that are set on the trial meanwhile to ``noted``."""
+        """Add the names of the user attributes that the space sets on the trial to ``noted``. Ignore what it reports,
+        with one warning."""
         storage = trial.storage
         trial.storage = _Noting(storage, noted, self)  # type: ignore[assignment]
+        hidden = {"report": self._ignore_report, "should_prune": self._ignore_report}
+        vars(trial).update(hidden)
         try:
             yield
         finally:
             trial.storage = storage
+            for name in hidden:
+                vars(trial).pop(name, None)
+
+    def _ignore_report(self, *_: object, **__: object) -> bool:
+        if not self._ignores_reports:
+            self._ignores_reports = True
+            logger.warning(
+                "trial.report() and trial.should_prune() in the space do nothing: the search reports what evaluate() "
+                "measures; with algorithm=OptunaPruner(interval=...) the study's pruner decides"
+            )
+        return False
 
     # --- trials interrupted during creation ---------------------------------------------------------------
 

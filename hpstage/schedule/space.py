@@ -80,6 +80,8 @@ def describe(
             elif isinstance(value, Plateau):
                 plateaus[name] = value
                 schedules[name] = Descent(value).schedule()
+            elif name == "betas" and isinstance(value, tuple | list):
+                raise ScheduleError("a pair is no value; give two hyperparameters, 'beta1' and 'beta2'")
             else:
                 schedules[name] = as_schedule(value)  # refuses the rest
         except UsageError as error:

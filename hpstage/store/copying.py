@@ -34,8 +34,8 @@ def common_end(source: Journal, end: Cursor, target: Journal, name: str) -> Curs
         ) from error
     if there > end.position:
         raise UsageError(
-            f"{name} has this whole plan and {there - end.position:,} records more, of searches there since it was "
-            f"copied; copy it to the store instead, or give another destination"
+            f"{name} is newer than the store: it has all records of this plan, and {there - end.position:,} of later "
+            f"searches. Copy in the other direction, or give another destination"
         )
     return at
 

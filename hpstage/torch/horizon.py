@@ -43,7 +43,7 @@ def limits(trainer: str, stated: Mapping[str, Any]) -> str:
 def no_end(name: str, remedy: str) -> UsageError:
     """Return the error for code that reads the attribute ``name`` of a trainer whose arguments state no end."""
     return UsageError(
-        f"your code reads trainer.{name}, and this trainer has no end: the steps of trials take its place, "
-        f"and trials of different lengths share their steps. Let the space say how the rate changes "
-        f"(s.onecycle, s.cosine, s.linear), or give an end: {remedy}"
+        f"your code reads trainer.{name}, but no argument of this trainer states its length. State it, {remedy}, or "
+        f"let the space describe how the rate changes (s.onecycle, s.cosine, s.linear), so that trials of all lengths "
+        f"share their steps"
     )

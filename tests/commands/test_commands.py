@@ -170,7 +170,7 @@ def content(folder: Path) -> dict[str, str]:
     ("state", "saved", "told"),
     [
         ("running", -2.5, "nothing yet"),
-        ("ended", -2.5, "-0.0007 h of 0.0000 h"),
+        ("ended", -2.5, "nothing"),
         ("running", 3.6, "0.0010 h of 0.0000 h"),
     ],
 )
@@ -181,7 +181,7 @@ def test_less_than_nothing_is_not_told_as_saved_while_a_search_runs(state: str, 
     text = as_text(Status(msgspec.convert(sums, PlanStatus), [], [row], [], []))
     assert re.search(rf"^saved +{told}$", text, re.MULTILINE)
     assert text.splitlines()[-1 if state == "ended" else -3].split()[-1] == (
-        "-" if told == "nothing yet" else told.split()[0]
+        {"nothing yet": "-", "nothing": "0.0000"}.get(told, told.split()[0])
     )
 
 

@@ -309,7 +309,7 @@ REFUSED: dict[str, Callable[[Path, Path], tuple[list[object], str]]] = {
     "a source on a server": lambda a, b: (["redis://localhost:1", b / "to"], "--checkpoints is missing"),
     "its own checkpoints": lambda a, b: (
         [a, "redis://localhost:1", "--to-checkpoints", a / ".." / a.name / "checkpoints"],
-        "is where the checkpoints of STORE are: two plans would use one place",
+        "is where the checkpoints of STORE are. Give another --to-checkpoints",
     ),
     "its own checkpoints by URL": lambda a, b: (
         ["redis://localhost:1", b / "to", "--checkpoints", "s3://bucket/x", "--to-checkpoints", "s3://bucket/x/"],

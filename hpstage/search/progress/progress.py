@@ -111,7 +111,9 @@ class Progress:
         if self._display is not None:
             view = replace(self._view(session, driver, driver.remaining_work(), self._clock(), None), over=True)
             # Estimates have changed since the search began, those of earlier searches of the study as well.
-            view = replace(view, saved_seconds=savings.saved_seconds, merge_rate=savings.merge_rate)
+            view = replace(
+                view, saved_seconds=savings.saved_seconds, merge_rate=savings.merge_rate, open=_open(session)
+            )
             if self._last is None:
                 self._display.begin(view)
             self._last = view
@@ -189,7 +191,12 @@ class Progress:
             best_step=at,
             elapsed=self._clock() - self._began,
             over=True,
+            open=_open(self._session),
         )
+
+
+def _open(session: Session) -> int:
+    return len(session.trials) - session.states.total()
 
 
 def _best_value(study: optuna.Study) -> float | None:

@@ -45,13 +45,15 @@ class ProgressView:
     seconds_left: float | None
     """Estimate; ``None`` if nothing was measured yet, or the number of trials is unknown."""
     over: bool = False
+    open: int = 0
+    """Trials of a search that is over which its next call continues."""
 
     @property
     def finished(self) -> int:
         return self.complete + self.pruned + self.failed
 
     @property
-    def under_way(self) -> int:
+    def active(self) -> int:
         """Trials that are neither finished, paused nor still to begin, as far as their number is known."""
         return max(0, (self.n_trials or 0) - self.finished - self.paused - self.not_begun)
 
@@ -70,8 +72,10 @@ def trials(view: ProgressView) -> str:
 def items(view: ProgressView) -> list[str]:
     """Return everything but the number of trials in words, one string per item, most wanted first."""
     states = [("complete", view.complete), ("pruned", view.pruned), ("failed", view.failed)]
-    if not view.over:
-        states += [("under way", view.under_way), ("paused", view.paused), ("not begun", view.not_begun)]
+    if view.over:
+        states.append(("open", view.open))
+    else:
+        states += [("running", view.active), ("paused", view.paused), ("not begun", view.not_begun)]
     found = [", ".join(f"{count:,} {state}" for state, count in states if count) or "0 complete"]
     if view.metric is not None:
         at = "" if view.best_step is None else f" at step {view.best_step:,}"
@@ -85,7 +89,7 @@ def items(view: ProgressView) -> list[str]:
     used = f"worker-hours {hours(view.used_seconds)} used"
     # Before trials share what was trained, less than nothing is saved: what it took to keep states.
     saved = view.over or view.saved_seconds > 0
-    found.append(f"{used}, {hours(view.saved_seconds)} saved" if saved else used)
+    found.append(f"{used}, {hours(max(0.0, view.saved_seconds))} saved" if saved else used)
     return found
 
 

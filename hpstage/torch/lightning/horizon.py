@@ -48,7 +48,7 @@ class Asked(Trainer):  # type: ignore[misc]  # its base has no types
         if reader.partition(".")[0] in ("lightning", "hpstage"):
             return
         if all(end in (None, -1) for end in (self.fit_loop.max_epochs, self.fit_loop.max_steps)):
-            raise no_end(name, "LightningTrainable(..., trainer={'max_steps': 400})")
+            raise no_end(name, "LightningTrainable(..., trainer={'max_steps': STEPS}) with the steps of your search")
         self.sizes = True
 
 

@@ -19,6 +19,9 @@ _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever the
 _THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
 _PARTS = re.compile(r"[\W_]")
 
+_SIMILAR = 0.75
+"""From which likeness on a name may be another one misspelt: "unused" has 0.6 of "seed"."""
+
 _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -47,7 +50,7 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
         words |= _optimizers_fields()
     # Of two letters, most are like some other.
     unknown = [name for name in unknown if len(name) > 2]
-    close = {name: difflib.get_close_matches(name, sorted(words), n=1) for name in unknown if name not in words}
+    close = {name: difflib.get_close_matches(name, sorted(words), 1, _SIMILAR) for name in unknown if name not in words}
     return {name: found[0] for name, found in close.items() if found}
 
 

@@ -66,6 +66,27 @@ def no_log() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ({"n_jobs": 2}, r"optimize\(\) got an unexpected .* 'n_jobs'; n_jobs: .*hpstage\.local_cluster\(n_workers=4\)"),
+        ({"gc_after_trial": True}, r"optimize\(\) got an unexpected .* 'gc_after_trial'; gc_after_trial: leave it out"),
+        ({"n_job": 2}, r"optimize\(\) got an unexpected keyword argument 'n_job'$"),
+    ],
+    ids=str,
+)
+def test_an_argument_of_optunas_loop_is_named_with_what_replaces_it(option: dict[str, Any], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        hpstage.optimize(optuna.create_study(), Tape(), lambda trial: {"a": 1}, metric="score", steps=2, **option)
+
+
+def test_betas_are_two_hyperparameters() -> None:
+    with pytest.raises(UsageError, match=r"hyperparameter 'betas': .* 'beta1' and 'beta2'"):
+        hpstage.optimize(
+            optuna.create_study(), Tape(), lambda trial: {"betas": (0.9, 0.98)}, metric="score", steps=2, n_trials=1
+        )
+
+
 @pytest.mark.usefixtures("no_log")
 @pytest.mark.parametrize("what", ["study_name", "metric"])
 def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(what: str) -> None:

@@ -236,10 +236,16 @@ def test_the_store_answers_what_was_trained_before():
 def test_a_search_that_saved_nothing_says_what_took_more():
     savings = run(create()).savings
     lost = dataclasses.replace(
-        savings, worker_seconds=savings.worker_seconds_alone + 2.0, load_seconds=1.5, save_seconds=0.5
+        savings,
+        worker_seconds=savings.worker_seconds_alone + 2.0,
+        load_seconds=1.5,
+        save_seconds=0.5,
+        wasted_seconds=0.0,
     )
-    assert "-2.0 s): less than loading states took" in str(lost)
-    assert "less than" not in str(dataclasses.replace(lost, worker_seconds=savings.worker_seconds_alone))
+    assert "nothing: loading states took less than 0.001 h more\n" in str(lost)
+    much = dataclasses.replace(lost, worker_seconds=lost.worker_seconds + 1800.0)
+    assert "nothing: loading states took 0.5006 h (1,802.0 s) more\n" in str(much)
+    assert "nothing" not in str(dataclasses.replace(lost, worker_seconds=savings.worker_seconds_alone))
 
 
 class Trying(hpstage.InlineExecutor):

@@ -273,7 +273,7 @@ def shown(view: ProgressView, width: int, encoding: str = "utf-8") -> list[str]:
 def test_60_columns_take_six_lines():
     assert shown(VIEW, 60) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━╸               31/48 trials",
-        "28 complete, 2 pruned, 1 failed, 17 under way",
+        "28 complete, 2 pruned, 1 failed, 17 running",
         "best accuracy 0.99721 · stages 45 done, 12 left",
         "2 of 2 workers busy · merge rate 2.94",
         "worker-hours 0.0077 used, 0.0154 saved",
@@ -284,7 +284,7 @@ def test_60_columns_take_six_lines():
 def test_200_columns_take_two_or_three():
     assert shown(VIEW, 200) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━━╸                31/48 trials",
-        "28 complete, 2 pruned, 1 failed, 17 under way · best accuracy 0.99721 · stages 45 done, 12 left · "
+        "28 complete, 2 pruned, 1 failed, 17 running · best accuracy 0.99721 · stages 45 done, 12 left · "
         "2 of 2 workers busy · merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved",
         "0:01:23 elapsed, about 61 min left",
     ]
@@ -311,15 +311,21 @@ def test_names_are_shown_and_not_obeyed():
 
 def test_the_line_of_a_log_says_all_of_it():
     assert line(VIEW) == (
-        "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed, 17 under way; best accuracy 0.99721; "
+        "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed, 17 running; best accuracy 0.99721; "
         "stages 45 done, 12 left; 2 of 2 workers busy; merge rate 2.94; worker-hours 0.0077 used, 0.0154 saved; "
         "0:01:23 elapsed, about 61 min left"
     )
 
 
-def test_trials_are_under_way_paused_or_not_begun_until_they_are_over():
+def test_a_search_that_is_broken_off_names_its_open_trials():
+    broken = replace(VIEW, over=True, complete=3, pruned=0, failed=0, open=4, saved_seconds=-8.0)
+    assert line(broken).startswith("digits: 3/48 trials; 3 complete, 4 open; best")
+    assert ", 0.0000 saved;" in line(broken)
+
+
+def test_trials_are_running_paused_or_not_begun_until_they_are_over():
     begun = replace(VIEW, complete=0, pruned=0, failed=0, not_begun=8, paused=3)
-    assert line(begun).startswith("digits: 0/48 trials; 37 under way, 3 paused, 8 not begun; best")
+    assert line(begun).startswith("digits: 0/48 trials; 37 running, 3 paused, 8 not begun; best")
     assert line(replace(begun, over=True)).startswith("digits: 0/48 trials; 0 complete; best")
 
 

@@ -164,6 +164,25 @@ def test_a_sampler_that_learns_from_earlier_trials_is_not_named(caplog: pytest.L
     assert "learns from none" not in search(caplog, space, study=study, n_trials=12)
 
 
+def test_what_a_space_reports_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def reporting(trial: optuna.Trial) -> dict[str, object]:
+        trial.report(100.0, step=1)
+        assert not trial.should_prune()
+        return {"a": trial.suggest_int("a", 1, 3)}
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    assert (
+        search(caplog, reporting, study=study).count("trial.report() and trial.should_prune() in the space do nothing")
+        == 1
+    )
+    assert all(trial.intermediate_values.keys() == {4} for trial in study.trials)
+
+
+def test_no_name_is_suggested_that_is_not_similar(caplog: pytest.LogCaptureFixture) -> None:
+    text = search(caplog, lambda trial: {"momentum": 0.5, "unused": trial.number}, trainable=Reading())
+    assert "did you mean" not in text
+
+
 @pytest.mark.parametrize(("workers", "window", "said"), [(4, 1, True), (4, 4, False), (1, 1, False)])
 def test_a_window_that_leaves_workers_idle_is_named(
     workers: int, window: int, said: bool, caplog: pytest.LogCaptureFixture
