@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, _Family] = {
     ),
     "hpstage_trials": (
         GaugeMetricFamily,
-        "Trials of the study by state; open: not over, though the search has ended.",
+        "Trials of the study by state; open: not over, though the search has ended; rejected: by the space.",
         (*_STUDY, "state"),
     ),
     "hpstage_steps_asked": (
