@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
+from typing import Any
 
 import optuna
 import pytest
@@ -22,7 +23,7 @@ from hpstage.search.progress.display import Display
 from hpstage.search.progress.displays import LINE_SECONDS, LineDisplay
 from hpstage.search.progress.render import render
 from hpstage.store import MemoryJournal
-from hpstage.testing.toys import Failing
+from hpstage.testing.toys import Failing, Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -315,6 +316,14 @@ def test_the_line_of_a_log_says_all_of_it():
         "stages 45 done, 12 left; 2 of 2 workers busy; merge rate 2.94; worker-hours 0.0077 used, 0.0154 saved; "
         "0:01:23 elapsed, about 61 min left"
     )
+
+
+def test_nothing_is_set_up_where_training_is_in_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"metric": "score", "steps": 2, "n_trials": 1, "show_progress_bar": True}
+    options |= {"executor": hpstage.InlineExecutor(), "store": MemoryJournal()}
+    hpstage.optimize(optuna.create_study(), Tape(), lambda trial: {"a": 1}, **options)
+    shown = capsys.readouterr().err
+    assert "1/1 trials" in shown and "Setting up" not in shown
 
 
 def test_a_search_that_is_broken_off_names_its_open_trials():
