@@ -38,9 +38,10 @@ def test_what_is_no_measurement_is_refused(seconds: tuple[tuple[int, float], ...
         StepTimes(seconds)
 
 
-def test_they_are_told_by_number() -> None:
-    assert among({"eager": 1.0, "eager begins": 0.0, **named(TIMES)}) == TIMES
-    assert among({"eager": 1.0}) is None
+def test_they_are_named_by_number_and_step_backend() -> None:
+    assert among({"eager": 1.0, "eager begins": 0.0, **named(TIMES)}) == {"": TIMES}
+    assert among(named(TIMES) | named(ALONE, "stacked")) == {"": TIMES, "stacked": ALONE}
+    assert among({"eager": 1.0}) == {}
 
 
 @pytest.mark.parametrize(("most", "measured"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])

@@ -322,7 +322,7 @@ def test_a_version_stated_or_left_out_is_no_edit(first):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_trials": 0}, "n_trials is 0"),
+        ({"n_trials": -1}, "n_trials is -1"),
         ({"n_trials": -3}, "n_trials is -3"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 1.5}, "steps is 1.5"),
