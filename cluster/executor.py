@@ -12,9 +12,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, closing
-from functools import partial
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import CancelledError, Client, Future, LocalCluster
@@ -64,16 +63,12 @@ from hpstage.training.trainables import as_trainable
 
 logger = logging.getLogger("hpstage")
 
-_T = TypeVar("_T")
-
 _STARTING = 60.0
 """Seconds to wait for a cluster's first worker."""
 _SETUPS = 5
 """Maximum number of attempts to set up the workers, if one is lost during setup."""
 _TURN = 5.0
 """Seconds for which trying out waits for its turn on a worker that other searches may use."""
-_WAKES = 0.1
-"""Seconds between two looks for an interruption while workers are set up."""
 _LOOK = 0.5
 """Seconds between two checks of the connection while there are no reports, and between two attempts to reconnect."""
 _ATTEMPTS = (2.0, 10.0)
@@ -134,7 +129,6 @@ class DaskExecutor(Executor):
         self._connection: Connection | None = None
         self._reconnecting: threading.Thread | None = None
         self._closed = threading.Event()
-        self._woken = False
         self._courier: Courier | None = None
         self._inbox = Inbox()
         self._demand = DemandFeed()
@@ -183,25 +177,8 @@ class DaskExecutor(Executor):
             raise ClusterError(
                 f"no scheduler answers at {self._where} ({error}); start the cluster and run the same command again"
             ) from error
-        answers = self._until_woken(partial(self._set_up, connection.client, self._plugin))
-        found = {WorkerId(name): decode_description(text) for name, text in answers.items() if text is not None}
-        environment, self._most_lanes = self._members.begin(found, self._gpus, self._loaded)
-        if checkpoints is not None:
-            self.use(checkpoints)
-        return environment
-
-    def _until_woken(self, action: Callable[[], _T]) -> _T:
-        """Return what the action does, in a thread; raise ``KeyboardInterrupt`` if :meth:`wake` comes first."""
-        result: futures.Future[_T] = futures.Future()
-        threading.Thread(target=_fetch, args=(action, result), name="hpstage-set-up", daemon=True).start()
-        while not futures.wait([result], _WAKES).done:
-            if self._woken:
-                raise KeyboardInterrupt
-        return result.result()
-
-    def _set_up(self, client: Client, plugin: TrainingPlugin) -> dict[str, bytes | None]:
-        """Return the description of each worker, once it has a training process."""
-        self._install(client, plugin)
+        client = connection.client
+        self._install(client, self._plugin)
         try:
             answers: dict[str, bytes | None] = client.run(site.described, self._run, on_error="ignore")
         except OSError as error:
@@ -209,7 +186,11 @@ class DaskExecutor(Executor):
                 f"the scheduler at {self._where} went away while the workers were being set up ({error}); run the same "
                 f"command again"
             ) from error
-        return answers
+        found = {WorkerId(name): decode_description(text) for name, text in answers.items() if text is not None}
+        environment, self._most_lanes = self._members.begin(found, self._gpus, self._loaded)
+        if checkpoints is not None:
+            self.use(checkpoints)
+        return environment
 
     def _install(self, client: Client, plugin: TrainingPlugin) -> None:
         """Install the plugin on all workers; retry if one is lost during setup."""
@@ -282,7 +263,7 @@ class DaskExecutor(Executor):
             # In a thread, since waiting for a result that is lost with its worker never ends. Not
             # result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
             result: futures.Future[dict[str, Any] | None] = futures.Future()
-            threading.Thread(target=_fetch, args=(future.result, result), name="hpstage-try-out", daemon=True).start()
+            threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
             sent.append((worker, key, future, result))
         # The task of a worker that left would wait for another one at its address. A task that has not begun would
         # wait for another search's chain, which may take hours.
@@ -452,9 +433,6 @@ class DaskExecutor(Executor):
     def clock(self) -> float:
         return time.time()
 
-    def wake(self) -> None:
-        self._woken = True
-
     def close(self) -> None:
         self._closed.set()
         if self._reconnecting is not None:
@@ -535,9 +513,9 @@ class DaskExecutor(Executor):
         self._release([chain])
 
 
-def _fetch(action: Callable[[], _T], result: futures.Future[_T]) -> None:
-    """Wait for an action: the result of a task, or until the task is cancelled."""
+def _fetch(future: Future, result: futures.Future[dict[str, Any] | None]) -> None:
+    """Wait for the result of a task, or until the task is cancelled."""
     try:
-        result.set_result(action())
+        result.set_result(future.result())
     except BaseException as error:
         result.set_exception(error)

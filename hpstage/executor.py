@@ -178,8 +178,7 @@ class Executor(ABC):
     def wake(self) -> None:  # noqa: B027  # not needed by most
         """Make a ``wait`` that trains in the caller's thread return at the next step, even without a report.
 
-        Other executors return in time anyway. While ``open`` runs, let it raise ``KeyboardInterrupt`` soon, if it takes
-        long. Called from signal handlers: must not take a lock.
+        Other executors return in time anyway. Called from signal handlers: must not take a lock.
         """
 
     def show(self, journal: Journal) -> AbstractContextManager[Page | None]:

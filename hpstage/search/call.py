@@ -17,7 +17,6 @@ from hpstage.driver.driver import Driver
 from hpstage.driver.membership import Conduct, Workload, join_plan
 from hpstage.driver.places import Places, check_places, open_places
 from hpstage.errors import UsageError
-from hpstage.execution.inline import InlineExecutor
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patient_storage import fail_stale_trials, patient
@@ -155,15 +154,14 @@ def open_call(
     """Start the workers, and open the stores of the plan and its checkpoints."""
     check_places(store, checkpoints)
     with ExitStack() as closing:
-        if display is not None and not isinstance(executor, InlineExecutor):
+        if display is not None:
             display.tell("Setting up the workers")  # takes seconds
         workers = as_executor(executor)
         closing.callback(workers.close)
-        interruption.starting(workers.wake)
         environment = workers.open(request.trainable, None)
         request = replace(request, workers=max(1, workers.present or 1))
         check_costs(request.metrics, environment.described)
-        interruption.started()
+        interruption.started(workers.wake)
         for remark in environment.remarks:
             logger.info("%s", remark)
         for remark in (*environment.warnings, *request.remarks()):

@@ -33,7 +33,6 @@ class Interruption:
     def __init__(self) -> None:
         self.asked = False  # whether a stop was requested
         self._wake: Callable[[], None] | None = None
-        self._starting = True
         self._left = _WHILE_FRAGILE  # signals left until it aborts
         self._terminated = False
         self._completed = False
@@ -55,25 +54,18 @@ class Interruption:
         if self._terminated:
             signal.raise_signal(signal.SIGTERM)
         if self.asked and isinstance(error, KeyboardInterrupt):
-            error.args = error.args or (_KEPT,)
             error.with_traceback(_from_users(error.__traceback__))
         elif self.asked and error is None and not self._completed:
             raise KeyboardInterrupt(_KEPT)
 
-    def starting(self, wake: Callable[[], None]) -> None:
-        """Mark the beginning of the start-up.
+    def started(self, wake: Callable[[], None]) -> None:
+        """Mark the start-up as complete: from now on the second signal stops at once.
 
         Args:
-            wake: makes it raise ``KeyboardInterrupt``, and a search that is training check ``asked``; called from the
-                signal handler.
+            wake: makes a search that is training check ``asked``; called from the signal handler.
         """
         self.check()
-        self._wake = wake
-
-    def started(self) -> None:
-        """Mark the start-up as complete: from now on the second signal stops at once."""
-        self.check()
-        self._starting, self._left = False, self._left - 1
+        self._wake, self._left = wake, self._left - 1
 
     def completed(self) -> None:
         """Mark the search as completed: there is nothing left to stop, so the first signal has no effect any more."""
@@ -92,11 +84,10 @@ class Interruption:
             self._raise()
         if first and self._completed:
             logger.warning("The search has completed and is being closed; Ctrl-C again stops at once")
-        elif first and self._starting:
-            logger.warning("Stopping while the executor starts; Ctrl-C twice more stops at once")
-        elif first:
+        elif first and self._wake is None:
+            logger.warning("Stopping as soon as the executor has started; Ctrl-C twice more stops at once")
+        elif first and self._wake is not None:
             logger.warning("Stopping: saving what runs; Ctrl-C again stops at once")
-        if first and not self._completed and self._wake is not None:
             self._wake()
 
     def _raise(self) -> None:

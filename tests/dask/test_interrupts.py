@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from hpstage import InlineExecutor
-from hpstage.cluster import DaskExecutor
 from hpstage.search.signals import Interruption
 from tests.dask import interrupted
 from tests.dask.processes import ROOT, Processes, end, is_running, until
@@ -172,7 +170,7 @@ def test_ctrl_c_while_local_workers_start_is_for_the_search_alone(tmp_path: Path
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGINT
-    assert said(output) == ["Stopping while the executor starts; Ctrl-C twice more stops at once"]
+    assert said(output) == ["Stopping as soon as the executor has started; Ctrl-C twice more stops at once"]
     assert output.count("Traceback") == 1
 
 
@@ -203,13 +201,16 @@ def children(pid: int) -> list[int]:
 # --- the handlers -----------------------------------------------------------------------------------------
 
 
+def nobody() -> None:
+    """There is nothing to wake."""
+
+
 def test_the_first_signal_asks_and_the_second_raises() -> None:
     deeds = []
 
     def search() -> None:
         with Interruption() as interruption:
-            interruption.starting(lambda: deeds.append("woken"))
-            interruption.started()
+            interruption.started(lambda: deeds.append("woken"))
             signal.raise_signal(signal.SIGINT)
             deeds.append(f"asked: {interruption.asked}")
             signal.raise_signal(signal.SIGINT)
@@ -220,40 +221,10 @@ def test_the_first_signal_asks_and_the_second_raises() -> None:
     assert deeds == ["woken", "asked: True"]
 
 
-def test_the_first_signal_ends_a_start_that_takes_long() -> None:
-    woken = threading.Event()
-
-    def search() -> None:
-        with Interruption() as interruption:
-            interruption.starting(woken.set)
-            signal.raise_signal(signal.SIGINT)
-            assert woken.is_set()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt, match="all progress is kept"):
-        search()
-
-
-class Slow(Hanging):
-    """Takes long to arrive on a worker."""
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        time.sleep(100)
-
-
-def test_workers_that_are_set_up_are_left_within_seconds(tmp_path: Path) -> None:
-    executor = DaskExecutor(n_workers=1, gpus=0)
-    threading.Timer(1.0, executor.wake).start()
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        executor.open(Slow(str(tmp_path)), None)
-    assert time.monotonic() - began < 50
-
-
 def test_who_was_asked_to_stop_and_comes_to_an_end_is_interrupted_there() -> None:
     def search() -> None:
         with Interruption() as interruption:
-            interruption.started()
+            interruption.started(nobody)
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -262,14 +233,14 @@ def test_who_was_asked_to_stop_and_comes_to_an_end_is_interrupted_there() -> Non
 
 def test_a_search_that_has_completed_is_not_interrupted_and_only_the_second_signal_raises() -> None:
     with Interruption() as interruption:
-        interruption.started()
+        interruption.started(nobody)
         interruption.completed()
         signal.raise_signal(signal.SIGINT)
         interruption.check()
 
     def search() -> None:
         with Interruption() as interruption:
-            interruption.started()
+            interruption.started(nobody)
             signal.raise_signal(signal.SIGINT)
             interruption.completed()
             interruption.check()
@@ -308,7 +279,7 @@ def test_a_search_that_was_asked_to_stop_before_it_started_does_not_start() -> N
     def search() -> None:
         with Interruption() as interruption:
             signal.raise_signal(signal.SIGINT)
-            interruption.started()
+            interruption.started(nobody)
             pytest.fail("it has started")
 
     with pytest.raises(KeyboardInterrupt):
@@ -321,7 +292,7 @@ def test_closing_is_torn_apart_by_two_more_signals_and_not_by_one(signals: int) 
 
     def search() -> None:
         with Interruption() as interruption:
-            interruption.started()
+            interruption.started(nobody)
             try:
                 for _ in range(signals):
                     signal.raise_signal(signal.SIGINT)
@@ -343,7 +314,7 @@ def test_handlers_of_the_users_own_stay(number: signal.Signals, own: Callable[..
     before = signal.signal(number, own)  # type: ignore[arg-type]
     try:
         with Interruption() as interruption:
-            interruption.started()
+            interruption.started(nobody)
             signal.raise_signal(number)
             assert not interruption.asked
         assert signal.getsignal(number) is own
