@@ -17,6 +17,7 @@ from hpstage.driver.driver import Driver
 from hpstage.driver.membership import Conduct, Workload, join_plan
 from hpstage.driver.places import Places, check_places, open_places
 from hpstage.errors import UsageError
+from hpstage.execution.inline import InlineExecutor
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patient_storage import fail_stale_trials, patient
@@ -154,7 +155,7 @@ def open_call(
     """Start the workers, and open the stores of the plan and its checkpoints."""
     check_places(store, checkpoints)
     with ExitStack() as closing:
-        if display is not None:
+        if display is not None and not isinstance(executor, InlineExecutor):
             display.tell("Setting up the workers")  # takes seconds
         workers = as_executor(executor)
         closing.callback(workers.close)

@@ -1,4 +1,8 @@
-"""TRL's trainers under hpstage train as TRL trains, bit for bit."""
+"""TRL's trainers under hpstage train as TRL trains, bit for bit.
+
+Skipped where TRL is not installed: with datasets, which it brings, importing transformers starts threads, so that no
+process that has imported it is forked.
+"""
 
 from __future__ import annotations
 
