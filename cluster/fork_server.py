@@ -338,7 +338,9 @@ def _imported() -> list[str]:
     """Return the modules to import ahead: those that this process has of installed packages that are safe to share."""
     shared = {package for package in _SHARED & sys.modules.keys() if not is_users(package)}
     found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
-    return [name for name in found if not name.startswith(_BUSY)]
+    # Where datasets is installed, transformers imports it, and with it pyarrow, which starts threads.
+    busy = (*_BUSY, "hpstage.torch.transformers") if find_spec("datasets") else _BUSY
+    return [name for name in found if not name.startswith(busy)]
 
 
 # --- in the server ----------------------------------------------------------------------------------------

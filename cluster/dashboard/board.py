@@ -240,7 +240,7 @@ class PlanView(Accounting):
             self._changed.update(node.id for node, _, stop in planned.path_to(fact.step) if stop > asked)
         state = self.plan.target(fact.trial, fact.step)
         if state.metrics is not None and new:
-            study.tell(planned, fact.step, state.metrics)
+            study.report(planned, fact.step, state.metrics)
 
     def _arrived(self, fact: StateReached) -> None:
         plan, id = self.plan, fact.node
@@ -261,10 +261,10 @@ class PlanView(Accounting):
             self._mark(study, fact.at)
         metrics = node.states[fact.step].metrics
         for trial in answered:
-            told = self._study_of(trial)
-            if told is not None and metrics is not None:
-                told.tell(plan.trials[trial], fact.step, metrics)
-                self._mark(told, fact.at)
+            study = self._study_of(trial)
+            if study is not None and metrics is not None:
+                study.report(plan.trials[trial], fact.step, metrics)
+                self._mark(study, fact.at)
 
 
 def running(view: PlanView) -> dict[NodeId, int]:

@@ -138,7 +138,7 @@ class StudyView:
         self.trial_changes.mark(trial.id)
         return extend(self.lanes, trial, before, step, lambda node: StudyLane(node, node.start, study=self))
 
-    def tell(self, trial: PlannedTrial, step: int, metrics: Mapping[str, float]) -> None:
+    def report(self, trial: PlannedTrial, step: int, metrics: Mapping[str, float]) -> None:
         """Record that a trial's target was reached for the first time."""
         value = metrics.get(self.started.metric[0], math.nan)
         rung = self.rungs.setdefault(step, Rung())

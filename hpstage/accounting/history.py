@@ -10,7 +10,7 @@ from hpstage.plan.facts import NodeId, TrialId
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """The steps asked of a book's trials and trained for them ``seconds`` after the first stage began, without the
+    """The steps requested of a book's trials and trained for them ``seconds`` after the first stage began, without the
     pauses between calls."""
 
     seconds: float

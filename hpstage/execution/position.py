@@ -32,7 +32,7 @@ class Position:
         self._checkpoints = checkpoints
         self._live = live
         self._find_live = find_live
-        self.key: StateKey | None = None  # of the state; None once it is trained further, or set up anew
+        self.key: StateKey | None = None  # of the state; None once it is trained further, or set up again
 
     def go_to(
         self, source: StateKey | None, initial: Mapping[str, Scalar]

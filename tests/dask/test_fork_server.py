@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -140,6 +141,16 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
     with pytest.raises(fork_server.NotForked, match=told):
         asyncio.run(server.fork([0, 1, 2], "worker", variables={}, path=[]))
     server.close()
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_transformers_is_imported_ahead_unless_it_would_import_datasets(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "hpstage.torch.transformers"
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(fork_server, "find_spec", lambda package: installed if package == "datasets" else None)
+    assert (name in fork_server._imported()) is not installed
 
 
 @pytest.mark.parametrize(
