@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent import futures
 from contextlib import AbstractContextManager, closing
 from statistics import fmean
 from typing import Any
@@ -30,6 +29,7 @@ from hpstage.cluster.dashboard.follower import Follower
 from hpstage.cluster.followers import Followers
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.inbox import Inbox
+from hpstage.cluster.inquiries import Inquiries
 from hpstage.cluster.membership import Membership
 from hpstage.cluster.messages import (
     Amend,
@@ -67,8 +67,6 @@ _STARTING = 60.0
 """Seconds to wait for a cluster's first worker."""
 _SETUPS = 5
 """Maximum number of attempts to set up the workers, if one is lost during setup."""
-_TURN = 5.0
-"""Seconds for which trying out waits for its turn on a worker that other searches may use."""
 _LOOK = 0.5
 """Seconds between two checks of the connection while there are no reports, and between two attempts to reconnect."""
 _ATTEMPTS = (2.0, 10.0)
@@ -132,7 +130,7 @@ class DaskExecutor(Executor):
         self._courier: Courier | None = None
         self._inbox = Inbox()
         self._demand = DemandFeed()
-        self._trying: set[str] = set()
+        self._inquiries = Inquiries(self._inquire, lambda: self._inbox.workers, lambda: self._connected)
         self._checkpoints = b""
         self._started = 0
         self._most_lanes = 1  # of a worker present in open()
@@ -238,51 +236,24 @@ class DaskExecutor(Executor):
         self._checkpoints = pickle.dumps(checkpoints)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        return next(iter(self._request(self._inbox.workers[:1], TryOut(dict(initial), self._checkpoints))), None)
+        request = TryOut(dict(initial), self._checkpoints)
+        return next(iter(self._inquiries.answers(self._inbox.workers[:1], request)), None)
 
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
         workers = self._inbox.workers
         together = [worker for worker in workers if urlsplit(worker).hostname == urlsplit(workers[0]).hostname]
-        found = self._request(together, Measure(dict(initial), steps))
+        found = self._inquiries.answers(together, Measure(dict(initial), steps))
         if not found:
             return None
         common = [name for name in found[0] if all(name in its for its in found)]
         return {name: fmean(its[name] for its in found) for name in common}
 
     def look_at(self, inputs: Iterable[str]) -> dict[str, str]:
-        return next(iter(self._request(self._inbox.workers[:1], LookAt(tuple(inputs)))), {})
+        return next(iter(self._inquiries.answers(self._inbox.workers[:1], LookAt(tuple(inputs)))), {})
 
-    def _request(self, workers: Sequence[WorkerId], request: TryOut | Measure | LookAt) -> list[dict[str, Any]]:
-        """Return the answers of these workers, of which some may have none."""
-        self._trying.clear()
-        encoded = encode(request)
-        sent = []
-        for worker in workers:
-            key = self._new_key()
-            future = self._submit(worker, key, site.answer, self._run, key, encoded)
-            # In a thread, since waiting for a result that is lost with its worker never ends. Not
-            # result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
-            result: futures.Future[dict[str, Any] | None] = futures.Future()
-            threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
-            sent.append((worker, key, future, result))
-        # The task of a worker that left would wait for another one at its address. A task that has not begun would
-        # wait for another search's chain, which may take hours.
-        limit = time.monotonic() + _TURN
-        answers = []
-        try:
-            for worker, key, _, result in sent:
-                while not futures.wait([result], _LOOK).done and worker in self._inbox.workers and self._connected:
-                    if key not in self._trying and time.monotonic() > limit:
-                        break
-                if result.done() and (answer := result.result()) is not None:
-                    answers.append(answer)
-        finally:
-            for _, _, future, result in sent:
-                if result.done():
-                    future.release()
-                elif self._connected:
-                    future.cancel()  # ends the thread
-        return answers
+    def _inquire(self, worker: WorkerId, request: bytes) -> tuple[str, Future]:
+        key = self._new_key()
+        return key, self._submit(worker, key, site.answer, self._run, key, request)
 
     @property
     def present(self) -> int:
@@ -454,7 +425,7 @@ class DaskExecutor(Executor):
     def _on_feed(self, event: tuple[float, dict[str, Any]]) -> None:
         _, message = event
         if "trying" in message:
-            self._trying.add(message["trying"])
+            self._inquiries.begun(message["trying"])
         elif "audited" in message:
             ended = decode_audited(message["audited"])
             self._audits.pop(ended.audit, None)
@@ -511,11 +482,3 @@ class DaskExecutor(Executor):
             return  # wait() will report that all workers have left
         self._inbox.forget(chain)
         self._release([chain])
-
-
-def _fetch(future: Future, result: futures.Future[dict[str, Any] | None]) -> None:
-    """Wait for the result of a task, or until the task is cancelled."""
-    try:
-        result.set_result(future.result())
-    except BaseException as error:
-        result.set_exception(error)
