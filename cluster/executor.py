@@ -133,7 +133,7 @@ class DaskExecutor(Executor):
         self._inquiries = Inquiries(self._inquire, lambda: self._inbox.workers, lambda: self._connected)
         self._checkpoints = b""
         self._started = 0
-        self._most_lanes = 1  # of a worker present in open()
+        self._most_slots = 1  # of a worker present in open()
         self._futures: dict[ChainId, Future] = {}
         self._audits: dict[AuditId, WorkerId] = {}  # that were begun, and may have ended
         self._followers = Followers(self._on_refused)
@@ -185,7 +185,7 @@ class DaskExecutor(Executor):
                 f"command again"
             ) from error
         found = {WorkerId(name): decode_description(text) for name, text in answers.items() if text is not None}
-        environment, self._most_lanes = self._members.begin(found, self._gpus, self._loaded)
+        environment, self._most_slots = self._members.begin(found, self._gpus, self._loaded)
         if checkpoints is not None:
             self.use(checkpoints)
         return environment
@@ -260,8 +260,8 @@ class DaskExecutor(Executor):
         return len(self._inbox.workers)
 
     @property
-    def lanes(self) -> int:
-        return self._most_lanes
+    def slots(self) -> int:
+        return self._most_slots
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         incarnations = self._inbox.begin(chain.id, worker, chain.gang)

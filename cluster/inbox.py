@@ -33,7 +33,7 @@ _TRUSTED = 2.0
 
 @dataclass(slots=True)
 class _Present:
-    lanes: list[WorkerId]
+    slots: list[WorkerId]
     incarnation: str
     read: bool = False  # whether the driver has read that it joined
     leads: dict[ChainId, _Running] = field(default_factory=dict)  # the chains that were sent to it
@@ -81,7 +81,7 @@ class Inbox:
         with self._changed:
             return self._workers[worker].incarnation if worker in self._workers else ""
 
-    def join(self, worker: WorkerId, incarnation: str, lanes: int = 1) -> list[ChainId]:
+    def join(self, worker: WorkerId, incarnation: str, slots: int = 1) -> list[ChainId]:
         """Add a worker that trains so many chains side by side; return the chains lost with an earlier incarnation of
         which no departure has been reported yet."""
         with self._changed:
@@ -90,10 +90,10 @@ class Inbox:
                 if self._workers[worker].incarnation == incarnation:
                     return lost
                 lost = self.leave(worker, "died", "another one has taken its place")
-            present = self._workers[worker] = _Present(names_of(worker, lanes), incarnation)
+            present = self._workers[worker] = _Present(names_of(worker, slots), incarnation)
             self._unread.append(present)
-            for lane in present.lanes:
-                self._put(WorkerJoined(lane, self._clock()))
+            for slot in present.slots:
+                self._put(WorkerJoined(slot, self._clock()))
             return lost
 
     def leave(
@@ -115,10 +115,10 @@ class Inbox:
             for chain in lost:
                 self._drop(chain)
             self._orphaned |= present.follows
-            for lane in self._workers.pop(worker).lanes:
+            for slot in self._workers.pop(worker).slots:
                 # A chain that the driver starts there before it reads this is not to blame.
-                blameless = reason == "died" and lane not in trained
-                self._put(WorkerLeft(lane, self._clock(), "closed" if blameless else reason, message))
+                blameless = reason == "died" and slot not in trained
+                self._put(WorkerLeft(slot, self._clock(), "closed" if blameless else reason, message))
             return lost
 
     def _drop(self, chain: ChainId) -> _Running | None:
@@ -137,7 +137,7 @@ class Inbox:
         sent: none if its worker, as far as the driver knows it, has left."""
         with self._changed:
             present = self._read(host_of(worker))
-            if present is None or worker not in present.lanes:
+            if present is None or worker not in present.slots:
                 return []
             if any(running.worker == worker and not running.ended for running in present.leads.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")

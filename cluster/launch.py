@@ -19,7 +19,7 @@ from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.private import draw_apart, start_workers
 from hpstage.errors import ClusterError
 
-_LANES = 256
+_SLOTS = 256
 """Chains that a worker may train side by side, as far as Dask is concerned; its tasks only wait, on an event loop."""
 
 _QUIET = {
@@ -59,7 +59,7 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
                 warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address")
                 super().__init__(
                     n_workers=0,
-                    threads_per_worker=_LANES,
+                    threads_per_worker=_SLOTS,
                     worker_class=LocalWorker,
                     processes=False,
                     protocol="inproc://",

@@ -38,7 +38,7 @@ class Membership:
     def begin(
         self, found: Mapping[WorkerId, Description], gpus: int | None, loaded: Mapping[str, str]
     ) -> tuple[Environment, int]:
-        """Admit the first workers; return the environment that they share, and the most lanes that one has.
+        """Admit the first workers; return the environment that they share, and the most slots that one has.
 
         Args:
             found: the workers that described themselves.
@@ -64,7 +64,7 @@ class Membership:
             present = able
         for description in present:
             self._join(description)
-        return self._environment, max(description.lanes for description in present)
+        return self._environment, max(description.slots for description in present)
 
     def ready(self, description: Description) -> None:
         """A worker has the trainable."""
@@ -81,7 +81,7 @@ class Membership:
             self.left(worker, "closed")  # it may have been used before, with another training process
 
     def _join(self, description: Description) -> None:
-        self._lost(self._inbox.join(WorkerId(description.worker), description.incarnation, description.lanes))
+        self._lost(self._inbox.join(WorkerId(description.worker), description.incarnation, description.slots))
         self._joined()
 
     def incarnation_of(self, worker: WorkerId) -> str:

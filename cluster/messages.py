@@ -30,7 +30,7 @@ class Description(msgspec.Struct, frozen=True):
     """A worker's description of itself once it has the trainable.
 
     ``incarnation``: names its training process, among all that there ever are. ``cuda``: whether it has a CUDA device.
-    ``lanes``: how many chains it trains side by side.
+    ``slots``: how many chains it trains side by side.
     """
 
     worker: str
@@ -39,7 +39,7 @@ class Description(msgspec.Struct, frozen=True):
     cuda: bool = False
     environment: Environment | None = None
     problem: Problem | None = None
-    lanes: int = 1
+    slots: int = 1
     incarnation: str = ""
 
 
@@ -90,7 +90,7 @@ class Loaded(msgspec.Struct, frozen=True):
     cuda: bool = False
     environment: Environment | None = None
     problem: Problem | None = None
-    lanes: int = 1
+    slots: int = 1
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):
@@ -114,10 +114,10 @@ class LookAt(msgspec.Struct, frozen=True, tag=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Train a chain, in the ``lane`` of this name. The reply contains nothing; results are in its reports."""
+    """Train a chain, in the ``slot`` of this name. The reply contains nothing; results are in its reports."""
 
     chain: Chain
-    lane: WorkerId
+    slot: WorkerId
     checkpoints: bytes
 
 

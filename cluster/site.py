@@ -139,7 +139,7 @@ class Site:
             host=socket.gethostname(),
             pid=self._trainer.pid if isinstance(self._worker, LocalWorker) and self._trainer else os.getpid(),
             # Each chain is a task, of which Dask runs as many as the worker has threads.
-            **asdict(loaded) | {"lanes": min(loaded.lanes, self._worker.state.nthreads)},
+            **asdict(loaded) | {"slots": min(loaded.slots, self._worker.state.nthreads)},
         )
         if loaded.problem is not None or (before is not None and before.environment != loaded.environment):
             # The driver will refuse it; end the process, so that nothing is trained even if the message is lost.
@@ -229,7 +229,7 @@ class Site:
             finally:
                 self._abandoned.discard(key)
 
-    async def train(self, key: str, encoded: bytes, checkpoints: bytes, lane: str, incarnation: str) -> list[bytes]:
+    async def train(self, key: str, encoded: bytes, checkpoints: bytes, slot: str, incarnation: str) -> list[bytes]:
         chain = decode_chain(encoded)
         reports: list[bytes] = []
 
@@ -252,7 +252,7 @@ class Site:
                 if self._leaving:
                     await self._gone.wait()  # the driver learns that the worker has left, and trains it elsewhere
                     return reports
-                self._begin(trainer, key, Train(chain, WorkerId(lane), checkpoints))
+                self._begin(trainer, key, Train(chain, WorkerId(slot), checkpoints))
                 await trainer.answer(decode_nothing, forward, of=chain.id)
             except asyncio.CancelledError:
                 # Dask closes the worker. The process, and those that follow it, would continue until it is killed.
@@ -264,7 +264,7 @@ class Site:
                     await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's
                 if not reports or not isinstance(decode_report(reports[-1]), ChainEnded):
                     message = f"the training process {error}"
-                    reports.append(encode(ChainEnded(chain.id, WorkerId(lane), "lost", time.time(), message=message)))
+                    reports.append(encode(ChainEnded(chain.id, WorkerId(slot), "lost", time.time(), message=message)))
             finally:
                 self._running.pop(chain.id, None)
                 self._refusals.pop(chain.id, None)
@@ -435,9 +435,9 @@ def _unable(summary: str, kind: Literal["trainable", "killed"] = "trainable") ->
 # --- entered by Dask ----------------------------------------------------------------------------------------
 
 
-async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: str, incarnation: str) -> list[bytes]:
+async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, slot: str, incarnation: str) -> list[bytes]:
     """Dask task: train a chain in this incarnation of a worker and return all its reports, encoded."""
-    return await _site(run).train(key, chain, checkpoints, lane, incarnation)
+    return await _site(run).train(key, chain, checkpoints, slot, incarnation)
 
 
 async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, rank: int, incarnation: str) -> str:

@@ -63,7 +63,7 @@ from hpstage.cluster.messages import (
 )
 from hpstage.cluster.script import import_script
 from hpstage.errors import CheckpointError, GangApart, GangLost, UsageError
-from hpstage.execution.bundle import Bundle, lanes_in
+from hpstage.execution.bundle import Bundle, slots_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.execution.lifetime import die_with
@@ -149,7 +149,7 @@ def _close_in_children(channel: int) -> None:
 
 def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], training: _Training) -> None:
     """Pass requests to the main thread and orders to their chains; end the process with its worker."""
-    controls: dict[WorkerId, tuple[ChainId, Control]] = {}  # of the last chain of each lane
+    controls: dict[WorkerId, tuple[ChainId, Control]] = {}  # of the last chain of each slot
     try:
         while True:
             match decode_request(_read(channel, int.from_bytes(_read(channel, SIZE), "big"))):
@@ -165,7 +165,7 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], traini
                     training.answer(Pong())
                 case Train() as request:
                     control = Control()
-                    controls[request.lane] = request.chain.id, control
+                    controls[request.slot] = request.chain.id, control
                     training.answer(Received(request.chain.id))
                     requests.put((request, control))
                     training.wake()
@@ -281,7 +281,7 @@ class _Training:
                 see_room(self._trainable, request.initial)
                 return self._bundle_for(request.checkpoints).try_out(request.initial)
             case Train():
-                self._bundle_for(request.checkpoints).start(request.lane, request.chain, control)
+                self._bundle_for(request.checkpoints).start(request.slot, request.chain, control)
             case Follow():
                 try:
                     self._bundle_for(request.checkpoints).follow(request.chain, request.address, request.rank)
@@ -319,7 +319,7 @@ class _Training:
             )
         torch = sys.modules.get("torch")
         cuda = torch is not None and torch.cuda.is_available()
-        return Loaded(cuda=cuda, environment=environment, lanes=lanes_in(self._trainable))
+        return Loaded(cuda=cuda, environment=environment, slots=slots_in(self._trainable))
 
     def _bundle_for(self, checkpoints: bytes) -> Bundle:
         if self._bundle is None or checkpoints != self._checkpoints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -126,9 +127,15 @@ class Executor(ABC):
         return None
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         """The most chains that a worker trains side by side, after ``open``."""
         return 1
+
+    def __init_subclass__(cls) -> None:
+        if "lanes" in vars(cls):  # its name until 0.3
+            warnings.warn(f"{cls.__name__}.lanes is deprecated; call it slots", DeprecationWarning, stacklevel=2)
+            cls.slots = cls.lanes  # type: ignore[attr-defined, method-assign]
+        super().__init_subclass__()
 
     @abstractmethod
     def start(self, worker: WorkerId, chain: Chain) -> None:

@@ -55,7 +55,7 @@ class Bundling(Protocol):
     """A Trainable that trains several chains of one process side by side, a step of each at a time, for less than they
     take one after the other. What a member's state is must not depend on its companions, or on there being any."""
 
-    lanes: int
+    slots: int
     """The most chains that it trains at a time."""
 
     @abstractmethod

@@ -13,13 +13,13 @@ from hpstage.training.adapter import Adapter
 
 
 class Unmeasured(hpstage.InlineExecutor):
-    """Uses all lanes, whether it pays or not."""
+    """Uses all slots, whether it pays or not."""
 
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> None:
         return None
 
 
-class Lane:
+class Slot:
     """A member, which trains only what was trained together before it is told to."""
 
     def __init__(self, tape: Tape) -> None:
@@ -45,35 +45,35 @@ class Tapes(Adapter):
         self.subject = subject
         self.touch: Callable[[], None] = bool
         self.together: Counter[int] = Counter()
-        self.lanes = count
-        self._lanes = [Lane(type(subject)()) for _ in range(count)]
+        self.slots = count
+        self._slots = [Slot(type(subject)()) for _ in range(count)]
 
     def members(self) -> Sequence[Trainable]:
-        return self._lanes
+        return self._slots
 
     def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> Mapping[int, int]:
         self.together[len(steps)] += 1
         for index, (step, hp) in steps.items():
             self.touch()
-            lane, error = self._lanes[index], None
+            slot, error = self._slots[index], None
             try:
-                lane.tape.train(step, hp)
+                slot.tape.train(step, hp)
             except Exception as raised:
                 error = raised
-            lane.done.append((step, dict(hp), error))
+            slot.done.append((step, dict(hp), error))
         return dict.fromkeys(steps, len(steps))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        self._lanes[0].setup(hp)
+        self._slots[0].setup(hp)
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        self._lanes[0].train(step, hp)
+        self._slots[0].train(step, hp)
 
     def evaluate(self) -> Mapping[str, float]:
-        return self._lanes[0].evaluate()
+        return self._slots[0].evaluate()
 
     def state_dict(self) -> object:
-        return self._lanes[0].state_dict()
+        return self._slots[0].state_dict()
 
     def load_state_dict(self, state: object) -> None:
-        self._lanes[0].load_state_dict(state)
+        self._slots[0].load_state_dict(state)

@@ -74,30 +74,30 @@ ONE_CHAIN = Speeds()
 
 
 def speeds(
-    workers: int, *, lanes: int = 1, step_times: StepTimes = ALONE, widest: int = 1, speedup: Callable[[int], float]
+    workers: int, *, slots: int = 1, step_times: StepTimes = ALONE, widest: int = 1, speedup: Callable[[int], float]
 ) -> Speeds:
     """Return the speeds of a configured fleet.
 
     Args:
         workers: number of workers.
-        lanes: the most chains that a worker trains side by side, and ``step_times`` what a step of several takes.
+        slots: the most chains that a worker trains side by side, and ``step_times`` what a step of several takes.
         widest: the most workers that train a chain together, and ``speedup`` how many times as fast as one.
     """
     gangs = {width: speedup(width) for width in range(2, min(widest, workers) + 1)}
     return Speeds(
         line=max([1.0, *gangs.values()]),
         worker=max([1.0, *(gained / width for width, gained in gangs.items())])
-        * max(1.0 / step_times.share(width) for width in range(1, lanes + 1)),
-        evaluations=lanes,
+        * max(1.0 / step_times.share(width) for width in range(1, slots + 1)),
+        evaluations=slots,
     )
 
 
 def measured_speeds(accounting: Accounting, workers: int) -> Speeds:
     """Return how fast so many workers were at best: in gangs by their reports, side by side as measured before."""
     times = accounting.plan.step_times or ALONE
-    lanes, _ = times.seconds[-1]
+    slots, _ = times.seconds[-1]
     widths = accounting.widths
-    return speeds(workers, lanes=lanes, step_times=times, widest=accounting.widest, speedup=widths.speedup)
+    return speeds(workers, slots=slots, step_times=times, widest=accounting.widest, speedup=widths.speedup)
 
 
 class _Line:

@@ -22,7 +22,7 @@ class Presence:
     """The workers that drivers have, and the seconds of those they had.
 
     A worker is present from when its driver recorded that it joined until it recorded that it left, or until the driver
-    is found to be gone. The lanes of one worker are one. While several drivers have a worker, each pays an equal part
+    is found to be gone. The slots of one worker are one. While several drivers have a worker, each pays an equal part
     of it, so that what studies pay adds up to what the plan pays. Journals of earlier builds do not record who joined:
     there, a worker is present from its first chain on.
     """
@@ -94,7 +94,7 @@ class Presence:
     def _leave(self, driver: DriverId, worker: WorkerId, at: float) -> None:
         pool = self._pools.get(driver, {}).pop(worker, None)
         if pool is None:
-            return  # with its first lane, or its driver
+            return  # with its first slot, or its driver
         present = self._present[pool, worker]
         self._count(present, at)
         present.drivers.remove(driver)

@@ -180,8 +180,8 @@ def status_of(account: Account, journal: Journal) -> Status:
             at = chain.reached
             node, step = (first.node, first.start) if at is None else (at.node.id, at.step)
             name, began = names[host_of(chain.worker)], account.chains[id].began
-            if lane := chain.worker.partition("#")[2]:
-                name += f", lane {lane}"
+            if slot := chain.worker.partition("#")[2]:
+                name += f", slot {slot}"
             chains.append(ChainStatus(id, chain.worker, name, chain.driver, began, node, step, last.node, last.stop))
     whole = account.whole()
     return Status(

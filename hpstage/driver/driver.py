@@ -384,7 +384,7 @@ class Driver:
         return [msgspec.structs.replace(me, pool=self._pool, at=time.time())]
 
     def _changed(self, reports: Iterable[Report]) -> Iterator[Fact]:
-        """Yield the facts of workers that joined and left. The lanes of one are one."""
+        """Yield the facts of workers that joined and left. The slots of one are one."""
         times: dict[float, tuple[list[WorkerId], list[WorkerId]]] = {}
         for report in reports:
             if isinstance(report, WorkerJoined | WorkerLeft) and report.worker == host_of(report.worker):

@@ -48,7 +48,7 @@ class Conduct:
     verify: Verify
     audit: bool
     numerics: str
-    lanes: int
+    slots: int
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def join_plan(
         verify=conduct.verify,
         numerics=conduct.numerics,
         widest=executor.widest,
-        lanes=conduct.lanes,
+        slots=conduct.slots,
         audit=conduct.audit and executor.can_audit,
     )
     driver = Driver(
@@ -126,8 +126,8 @@ def join_plan(
             driver.log.write([leases.enter(study, identity, executor.pool, place, others)])
             driver.remove_dead_drivers()
             _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
-        if conduct.lanes > 1 and plan.step_times is None and (times := measure()) is not None:
-            driver.log.write([StepsTimed(times.up_to(conduct.lanes).seconds, executor.clock())])
+        if conduct.slots > 1 and plan.step_times is None and (times := measure()) is not None:
+            driver.log.write([StepsTimed(times.up_to(conduct.slots).seconds, executor.clock())])
         try:
             yield driver
         except (LeaseLost, HistoryChanged):

@@ -22,21 +22,21 @@ from hpstage.trainable import Bundling, Trainable
 from hpstage.training.identity.inputs import inputs_of
 
 
-def lanes_in(trainable: object) -> int:
+def slots_in(trainable: object) -> int:
     """Return how many chains a process trains side by side at most."""
-    return trainable.lanes if isinstance(trainable, Bundling) else 1
+    return trainable.slots if isinstance(trainable, Bundling) else 1
 
 
 class Bundle:
-    """Runs chains side by side, each in a lane of its own. They join and leave at any time, and meet at each step.
+    """Runs chains side by side, each in a slot of its own. They join and leave at any time, and meet at each step.
 
     Args:
-        trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single lane.
+        trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single slot.
         worker: its name in reports.
         host: how other workers reach this one's host.
         tell: gives reports that had to wait until a state was written, from a thread. With it states are written while
             training goes on, if the store allows that; without it at once.
-        untrained: a fork of this process from before training, of use where there is a single lane.
+        untrained: a fork of this process from before training, of use where there is a single slot.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Bundle:
         self._inputs = inputs_of(trainable)
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
         self._runners = {
-            lane: ChainRunner(
+            slot: ChainRunner(
                 member,
                 checkpoints,
                 live,
                 self._fetcher.get,
-                worker=lane,
+                worker=slot,
                 clock=clock,
                 bundled=self._together is not None,
                 host=host,
@@ -70,9 +70,9 @@ class Bundle:
                 writer=writer,
                 untrained=None if self._together is not None else untrained,
             )
-            for lane, member in zip(names_of(worker, lanes_in(trainable)), members, strict=True)
+            for slot, member in zip(names_of(worker, slots_in(trainable)), members, strict=True)
         }
-        self._lanes = list(self._runners)
+        self._slots = list(self._runners)
         self._running: dict[WorkerId, tuple[Chain, Running, Control]] = {}
         self._due: dict[WorkerId, Due] = {}
         self._took: dict[WorkerId, Took] = {}  # by the last step, not yet told to its chains
@@ -117,9 +117,9 @@ class Bundle:
             began = time.perf_counter()
             with self._inputs:
                 as_one = self._together(
-                    {self._lanes.index(worker): (one.step, one.values) for worker, one in due.items()}
+                    {self._slots.index(worker): (one.step, one.values) for worker, one in due.items()}
                 )
-            self._took = self._shared(time.perf_counter() - began, {w: as_one[self._lanes.index(w)] for w in due})
+            self._took = self._shared(time.perf_counter() - began, {w: as_one[self._slots.index(w)] for w in due})
 
     def _shared(self, whole: float, widths: Mapping[WorkerId, int]) -> dict[WorkerId, Took]:
         """Share out the seconds of a step to the chains that it has trained.
@@ -138,10 +138,10 @@ class Bundle:
         """Train a chain with the worker that leads it; see :meth:`ChainRunner.follow`. Nothing else runs here then."""
         if self._running:
             raise InternalError(f"{chain.id} is to be followed by a worker that trains other chains")
-        self._runners[self._lanes[0]].follow(chain, address, rank)
+        self._runners[self._slots[0]].follow(chain, address, rank)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        return self._runners[self._lanes[0]].try_out(initial)
+        return self._runners[self._slots[0]].try_out(initial)
 
     def close(self) -> list[ChainId]:
         """End all chains where they are, and return them."""

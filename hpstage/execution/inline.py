@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.execution import outcomes
-from hpstage.execution.bundle import Bundle, lanes_in
+from hpstage.execution.bundle import Bundle, slots_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import measured
@@ -41,8 +41,8 @@ class InlineExecutor(Executor):
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         self._trainable = as_trainable(trainable)
         outcomes.causes = {}
-        lanes = names_of(_WORKER, lanes_in(self._trainable))
-        self._events += [WorkerJoined(lane, self.clock()) for lane in lanes]
+        slots = names_of(_WORKER, slots_in(self._trainable))
+        self._events += [WorkerJoined(slot, self.clock()) for slot in slots]
         if checkpoints is not None:
             self.use(checkpoints)
         from hpstage.training.identity.environment import describe
@@ -90,9 +90,9 @@ class InlineExecutor(Executor):
         return 1
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         assert self._trainable is not None, "open() comes first"
-        return lanes_in(self._trainable)
+        return slots_in(self._trainable)
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         assert self._bundle is not None, "use() comes first"

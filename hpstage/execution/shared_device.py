@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from hpstage.errors import UsageError
-from hpstage.execution.bundle import lanes_in
+from hpstage.execution.bundle import slots_in
 from hpstage.execution.device_memory import DeviceMemory
 from hpstage.schedule import Scalar
 from hpstage.text import count_of, size
@@ -44,7 +44,7 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory
         UsageError: it does not hold as many workers. The message says how many it holds.
     """
     workers = sharers()
-    if workers == 1 and lanes_in(trainable) == 1:
+    if workers == 1 and slots_in(trainable) == 1:
         return
     if memory is None:
         torch = sys.modules.get("torch")
@@ -65,12 +65,12 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory
     if fits and workers * taken <= free:
         return
     fitting = free // taken if fits else 0
-    lanes = lanes_in(trainable)
+    slots = slots_in(trainable)
     raise UsageError(
         f"{count_of(workers, 'worker')} on a GPU with {size(free)} free, of which each"
-        f"{f', with {lanes} models as one,' if lanes > 1 else ''} needs {size(taken)}{'' if fits else ' and more'} to "
+        f"{f', with {slots} models as one,' if slots > 1 else ''} needs {size(taken)}{'' if fits else ' and more'} to "
         f"train a step: {f'at most {fitting} fit' if fitting else 'not even one fits'}. Give fewer workers per GPU"
-        f"{', or a smaller max_stacked' if lanes > 1 else ', or smaller batches'}"
+        f"{', or a smaller max_stacked' if slots > 1 else ', or smaller batches'}"
     )
 
 

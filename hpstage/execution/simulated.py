@@ -119,25 +119,25 @@ class SimulatedExecutor(Executor):
 
     # --- what the cluster tells ---------------------------------------------------------------------------
 
-    def trains_on(self, lanes: Iterable[WorkerId]) -> bool:
-        return any(lane in self._on for lane in lanes)
+    def trains_on(self, slots: Iterable[WorkerId]) -> bool:
+        return any(slot in self._on for slot in slots)
 
-    def release(self, lanes: Sequence[WorkerId]) -> None:
-        for flight in self._on_any(lanes):
+    def release(self, slots: Sequence[WorkerId]) -> None:
+        for flight in self._on_any(slots):
             self.stop(flight.chain.id, keep=True)
 
-    def lose(self, lanes: Sequence[WorkerId]) -> None:
-        for lane in lanes:
-            self._audits.pop(lane, None)
-        for flight in self._on_any(lanes):
+    def lose(self, slots: Sequence[WorkerId]) -> None:
+        for slot in slots:
+            self._audits.pop(slot, None)
+        for flight in self._on_any(slots):
             self._land(flight)
-            if flight.worker not in lanes:
-                gone = next(worker for worker in flight.workers if worker in lanes)
+            if flight.worker not in slots:
+                gone = next(worker for worker in flight.workers if worker in slots)
                 now = self.clock()
                 self.inbox.append(ChainEnded(flight.chain.id, flight.worker, "lost", now, message=f"{gone} died"))
 
-    def _on_any(self, lanes: Sequence[WorkerId]) -> list[SimulatedChain]:
-        return list({id(self._on[lane]): self._on[lane] for lane in lanes if lane in self._on}.values())
+    def _on_any(self, slots: Sequence[WorkerId]) -> list[SimulatedChain]:
+        return list({id(self._on[slot]): self._on[slot] for slot in slots if slot in self._on}.values())
 
     # --- Executor -----------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class SimulatedExecutor(Executor):
         if self._audit_seconds is None:
             super().audit(worker, audit)
             return
-        if self.cluster.busy(names_of(worker, self.lanes)) or worker in self._audits:
+        if self.cluster.busy(names_of(worker, self.slots)) or worker in self._audits:
             raise InternalError(f"{audit.id} was begun on {worker}, which is not idle")
         self._audits[worker] = audit, self.clock()
         self.cluster.at(self._audit_seconds + self._seconds_of(audit), lambda: self._finish(worker, audit))
@@ -235,11 +235,11 @@ class SimulatedExecutor(Executor):
         return self.cluster.workers
 
     @property
-    def lanes(self) -> int:
-        return self.cluster.lanes
+    def slots(self) -> int:
+        return self.cluster.slots
 
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
-        return named(self._step_times.up_to(self.lanes)) if self.lanes > 1 else None
+        return named(self._step_times.up_to(self.slots)) if self.slots > 1 else None
 
     def clock(self) -> float:
         return self.cluster.now
@@ -289,9 +289,9 @@ class SimulatedExecutor(Executor):
 
     def _share(self, host: WorkerId) -> None:
         """Let the chains of a worker go on at the pace of as many as there are now."""
-        if self.lanes == 1:
+        if self.slots == 1:
             return
-        on = [self._on[lane] for lane in names_of(host, self.lanes) if lane in self._on]
+        on = [self._on[slot] for slot in names_of(host, self.slots) if slot in self._on]
         beside = [flight for flight in on if host_of(flight.worker) == host]
         for flight in beside:
             if flight.beside == len(beside):

@@ -70,13 +70,13 @@ class Member(Protocol):
     inbox: list[Report]
     """What is reported to it next."""
 
-    def trains_on(self, lanes: Iterable[WorkerId]) -> bool: ...
+    def trains_on(self, slots: Iterable[WorkerId]) -> bool: ...
 
-    def release(self, lanes: Sequence[WorkerId]) -> None:
-        """Let the chains on these lanes stop at their next steps, with their states kept."""
+    def release(self, slots: Sequence[WorkerId]) -> None:
+        """Let the chains on these slots stop at their next steps, with their states kept."""
 
-    def lose(self, lanes: Sequence[WorkerId]) -> None:
-        """Drop the chains on these lanes."""
+    def lose(self, slots: Sequence[WorkerId]) -> None:
+        """Drop the chains on these slots."""
 
 
 class SimulatedCluster:
@@ -84,7 +84,7 @@ class SimulatedCluster:
 
     Args:
         workers: how many are there from the beginning.
-        lanes: the most chains that a worker trains side by side.
+        slots: the most chains that a worker trains side by side.
         scaling: lets workers come and go with the demand.
         disruptions: slows workers down, and takes them away.
     """
@@ -93,16 +93,16 @@ class SimulatedCluster:
         self,
         workers: int,
         *,
-        lanes: int = 1,
+        slots: int = 1,
         scaling: Scaling | None = None,
         disruptions: Disruptions | None = None,
     ) -> None:
         self.workers = workers
-        self.lanes = lanes
+        self.slots = slots
         self.pool = f"simulated/{uuid.uuid4().hex}"
         self.now = 0.0
         self.live: dict[WorkerId, StateKey | None] = {}
-        """The state that each lane holds, of those that are present."""
+        """The state that each slot holds, of those that are present."""
         self.most = 0
         """The most workers that were paid for at a time."""
         self._disruptions = disruptions
@@ -124,10 +124,10 @@ class SimulatedCluster:
 
     def attach(self, member: Member) -> None:
         """Let an executor train on the workers, and report those that are present."""
-        if self._members and self.lanes > 1:
+        if self._members and self.slots > 1:
             raise InternalError("simulated workers that train several chains side by side are of one executor only")
         self._members.append(member)
-        member.inbox += [WorkerJoined(lane, self.now) for lane in self.live]
+        member.inbox += [WorkerJoined(slot, self.now) for slot in self.live]
 
     def detach(self, member: Member) -> None:
         if member in self._members:
@@ -185,9 +185,9 @@ class SimulatedCluster:
         if worker not in self._expected:
             return  # it is not needed any more
         self._expected.remove(worker)
-        lanes = names_of(worker, self.lanes)
-        self.live |= dict.fromkeys(lanes)
-        self._report(*[WorkerJoined(lane, self.now) for lane in lanes])
+        slots = names_of(worker, self.slots)
+        self.live |= dict.fromkeys(slots)
+        self._report(*[WorkerJoined(slot, self.now) for slot in slots])
         lifetime = self._fates[worker].lifetime
         if self._disruptions is not None and lifetime < math.inf:
             notice = min(lifetime, self._disruptions.notice_seconds)
@@ -197,7 +197,7 @@ class SimulatedCluster:
 
     def _notify(self, worker: WorkerId) -> None:
         """Tell a worker that it will be taken away."""
-        lanes = names_of(worker, self.lanes)
+        slots = names_of(worker, self.slots)
         if worker not in self.live:
             return
         if not self.trains(worker):
@@ -205,7 +205,7 @@ class SimulatedCluster:
             return
         self._leaving.add(worker)
         for member in self._members:
-            member.release(lanes)
+            member.release(slots)
 
     def chain_ended(self, worker: WorkerId) -> None:
         """Let a worker leave that only waits for the end of its chains."""
@@ -215,7 +215,7 @@ class SimulatedCluster:
 
     def _depart(self, worker: WorkerId) -> None:
         self._remove(worker)
-        self._report(*[WorkerLeft(lane, self.now, "closed") for lane in names_of(worker, self.lanes)])
+        self._report(*[WorkerLeft(slot, self.now, "closed") for slot in names_of(worker, self.slots)])
         self._replace()
 
     def _replace(self) -> None:
@@ -226,7 +226,7 @@ class SimulatedCluster:
         """Let an idle worker leave, or one that is to join not come."""
         if self.trains(worker):
             raise InternalError(f"{worker} trains, and is not to leave")
-        reports = [WorkerLeft(lane, self.now, "closed") for lane in names_of(worker, self.lanes) if lane in self.live]
+        reports = [WorkerLeft(slot, self.now, "closed") for slot in names_of(worker, self.slots) if slot in self.live]
         self._remove(worker)
         self.at(0.0, lambda: self._report(*reports))
 
@@ -237,25 +237,25 @@ class SimulatedCluster:
     def _die(self, worker: WorkerId) -> None:
         if worker not in self.live:
             return
-        lanes = names_of(worker, self.lanes)
+        slots = names_of(worker, self.slots)
         self._remove(worker)
-        self._report(*[WorkerLeft(lane, self.now) for lane in lanes])
+        self._report(*[WorkerLeft(slot, self.now) for slot in slots])
         for member in self._members:
-            member.lose(lanes)
+            member.lose(slots)
         self._replace()
 
     def _remove(self, worker: WorkerId) -> None:
         self._paid += self.now - self._paid_since.pop(worker)
         self._expected.discard(worker)
         self._leaving.discard(worker)
-        for lane in names_of(worker, self.lanes):
-            self.live.pop(lane, None)
+        for slot in names_of(worker, self.slots):
+            self.live.pop(slot, None)
 
-    def busy(self, lanes: Collection[WorkerId]) -> bool:
-        return any(member.trains_on(lanes) for member in self._members)
+    def busy(self, slots: Collection[WorkerId]) -> bool:
+        return any(member.trains_on(slots) for member in self._members)
 
     def trains(self, worker: WorkerId) -> bool:
-        return self.busy(names_of(worker, self.lanes))
+        return self.busy(names_of(worker, self.slots))
 
     def is_present(self, worker: WorkerId) -> bool:
         return worker in self.live
@@ -264,9 +264,9 @@ class SimulatedCluster:
         """Return the present workers that train no chain."""
         return [worker for worker in self.live if worker == host_of(worker) and not self.trains(worker)]
 
-    def slowness(self, lanes: Iterable[WorkerId]) -> float:
+    def slowness(self, slots: Iterable[WorkerId]) -> float:
         """Return how many times as long a step takes that these train together."""
-        return max(self._fates[host_of(lane)].slowness for lane in lanes)
+        return max(self._fates[host_of(slot)].slowness for slot in slots)
 
     # --- demand and costs ---------------------------------------------------------------------------------
 

@@ -106,14 +106,14 @@ class Amendment(msgspec.Struct, frozen=True):
     end: StateRef | None = None
 
 
-def names_of(worker: WorkerId, lanes: int) -> list[WorkerId]:
-    """Return the names of a worker's lanes; the first is its own."""
-    return [worker, *(WorkerId(f"{worker}#{lane}") for lane in range(1, lanes))]
+def names_of(worker: WorkerId, slots: int) -> list[WorkerId]:
+    """Return the names of a worker's slots; the first is its own."""
+    return [worker, *(WorkerId(f"{worker}#{slot}") for slot in range(1, slots))]
 
 
-def host_of(lane: WorkerId) -> WorkerId:
-    """Return the worker that a lane belongs to."""
-    return WorkerId(lane.partition("#")[0])
+def host_of(slot: WorkerId) -> WorkerId:
+    """Return the worker that a slot belongs to."""
+    return WorkerId(slot.partition("#")[0])
 
 
 class Noticed(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A worker can be given a chain; or one of its lanes, if it trains several side by side."""
+    """A worker can be given a chain; or one of its slots, if it trains several side by side."""
 
     worker: WorkerId
     at: float

@@ -87,7 +87,7 @@ class Rehearsed:
         disruptions = self.disruptions and dataclasses.replace(self.disruptions, seed=values)
         first = workers if scaling is None else 1
         executor = SimulatedExecutor(
-            SimulatedCluster(first, lanes=times.best, scaling=scaling, disruptions=disruptions),
+            SimulatedCluster(first, slots=times.best, scaling=scaling, disruptions=disruptions),
             step_seconds=costs.step_seconds,
             evaluate_seconds=costs.evaluate_seconds,
             load_seconds=costs.load_seconds,
@@ -113,7 +113,7 @@ class Rehearsed:
             audit="off",  # which delays no chain
         )
         trials = result.plan.trials.values()
-        fleet = speeds(workers, lanes=times.best, step_times=times, widest=costs.virtual_nodes, speedup=speedup)
+        fleet = speeds(workers, slots=times.best, step_times=times, widest=costs.virtual_nodes, speedup=speedup)
         return Rehearsal(
             workers=workers,
             savings=result.savings,

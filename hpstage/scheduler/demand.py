@@ -77,8 +77,8 @@ class Demands:
         if self._is_counted():
             return 0
         paths = self._paths(now, start_seconds)
-        lanes = self._workers.able(now) / self._workers.hosts if self._workers else 1.0
-        needed = math.ceil(paths / lanes) if lanes else self._workers.hosts
+        slots = self._workers.able(now) / self._workers.hosts if self._workers else 1.0
+        needed = math.ceil(paths / slots) if slots else self._workers.hosts
         while self._earlier and self._earlier[-1][1] <= needed:
             self._earlier.pop()
         self._earlier.append((now, needed))

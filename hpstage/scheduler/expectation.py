@@ -106,7 +106,7 @@ class Expectation:
             host = host_of(orders.chain.worker)
             own = [key for key in waiting[rank : rank + 1] if key is not None]
             keys = [*dict.fromkeys(own + kept)][:_STATES]
-            told = expected.get(host, ())  # of another lane
+            told = expected.get(host, ())  # of another slot
             expected[host] = tuple(dict.fromkeys((*told, *keys)))
         return expected
 

@@ -142,7 +142,7 @@ class Gangs:
         """Return the further workers of each chain that starts, of those that would have nothing to do."""
         leading = {worker.id for _, worker, _, _ in starts}
         spare = [worker for worker in idle if worker.id not in leading] if self.widths.widest > 1 else []
-        # Its lanes are the same worker.
+        # Its slots are the same worker.
         spare = [worker for worker in spare if worker.id == worker.host and self._is_open(worker.id, now)]
         if not spare:
             return [()] * len(starts)

@@ -91,7 +91,7 @@ class Scheduler:
         verify: which forks are verified (see :mod:`hpstage.execution.verification`).
         numerics: the step backend, where the trainable leaves the choice to the search.
         widest: the most workers that can train a chain together.
-        lanes: the most chains that a worker may train side by side; by default as many as it has lanes.
+        slots: the most chains that a worker may train side by side; by default as many as it has slots.
         max_losses: number of consecutive worker deaths at the same place after which its trials fail.
         audit: whether idle workers audit, if the executor can.
         audit_seed: of the order in which they do; by default the plan's id.
@@ -108,7 +108,7 @@ class Scheduler:
         verify: Verify = "off",
         numerics: str = "",
         widest: int = 1,
-        lanes: int | None = None,
+        slots: int | None = None,
         max_losses: int = 3,
         audit: bool = False,
         audit_seed: str | None = None,
@@ -117,7 +117,7 @@ class Scheduler:
         self._tree = StageTree(plan)
         self.driver = driver
         self._now = 0.0  # the latest known time
-        self.workers = Workers(lanes)
+        self.workers = Workers(slots)
         self.workers.step_times = plan.step_times
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
         self._answers = Answers(plan, self._tree, driver)

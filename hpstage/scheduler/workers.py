@@ -27,9 +27,9 @@ class Worker:
     """
 
     id: WorkerId
-    host: WorkerId  # itself, or the worker of which it is a lane
+    host: WorkerId  # itself, or the worker of which it is a slot
     number: int  # in the order of joining
-    beside: int = 0  # chains that the host trains, and will in lanes before this one; set by Workers.idle()
+    beside: int = 0  # chains that the host trains, and will in slots before this one; set by Workers.idle()
     chain: ChainId | None = None  # running there, this driver's or another's
     live: dict[StateRef, None] = field(default_factory=dict)
     benched: int = 0  # consecutive times
@@ -61,16 +61,16 @@ class Workers(dict[WorkerId, Worker]):
     """The present workers by id. What is asked of them in every turn costs no more the more of them are busy.
 
     Args:
-        lanes: the most chains that one may train side by side; ``None``: as many as it has lanes.
+        slots: the most chains that one may train side by side; ``None``: as many as it has slots.
     """
 
-    def __init__(self, lanes: int | None = None) -> None:
+    def __init__(self, slots: int | None = None) -> None:
         super().__init__()
-        self._lanes = math.inf if lanes is None else lanes
-        self.most = 0  # largest number present at one time, not counting lanes
-        self.step_times: StepTimes | None = None  # of chains side by side; without them, all lanes are used
+        self._slots = math.inf if slots is None else slots
+        self.most = 0  # largest number present at one time, not counting slots
+        self.step_times: StepTimes | None = None  # of chains side by side; without them, all slots are used
         self._joined = 0
-        self._of_host: dict[WorkerId, dict[WorkerId, Worker]] = {}  # the lanes of each host
+        self._of_host: dict[WorkerId, dict[WorkerId, Worker]] = {}  # the slots of each host
         self._free: dict[WorkerId, Worker] = {}  # those without a chain
         self._benched: dict[WorkerId, Worker] = {}  # those that are or were benched last
         self._busy: Counter[WorkerId] = Counter()  # how many chains each host trains
@@ -80,11 +80,11 @@ class Workers(dict[WorkerId, Worker]):
             raise InternalError(f"worker {id} joined twice")
         self._joined += 1
         worker = self[id] = self._free[id] = Worker(id, host_of(id), self._joined)
-        lanes = self._of_host.setdefault(worker.host, {})
-        beside = next(iter(lanes.values()), None)
+        slots = self._of_host.setdefault(worker.host, {})
+        beside = next(iter(slots.values()), None)
         if beside is not None:
             worker.live = beside.live  # they are one process
-        lanes[id] = worker
+        slots[id] = worker
         self.most = max(self.most, self.hosts)
         return worker
 
@@ -95,9 +95,9 @@ class Workers(dict[WorkerId, Worker]):
         self.assign(worker, None)
         del self._free[id]
         self._benched.pop(id, None)
-        lanes = self._of_host[worker.host]
-        del lanes[id]
-        if not lanes:
+        slots = self._of_host[worker.host]
+        del slots[id]
+        if not slots:
             del self._of_host[worker.host]
 
     def assign(self, worker: Worker, chain: ChainId | None) -> None:
@@ -114,7 +114,7 @@ class Workers(dict[WorkerId, Worker]):
             self._free[worker.id] = worker
 
     def idle(self, now: float) -> list[Worker]:
-        """Return the workers that can be given a chain; lanes of the hosts that train the fewest chains first, and of
+        """Return the workers that can be given a chain; slots of the hosts that train the fewest chains first, and of
         each host no more than it pays to train side by side."""
         if not self._free:
             return []
@@ -130,7 +130,7 @@ class Workers(dict[WorkerId, Worker]):
 
     @property
     def hosts(self) -> int:
-        """The number of workers, not counting lanes."""
+        """The number of workers, not counting slots."""
         return len(self._of_host)
 
     def chains(self) -> Mapping[WorkerId, int]:
@@ -138,13 +138,13 @@ class Workers(dict[WorkerId, Worker]):
         return self._busy
 
     def chain_beside(self, host: WorkerId) -> ChainId | None:
-        """Return the chain of a host's last lane that has one."""
-        lanes = self._of_host.get(host, {}).values()
-        return next((lane.chain for lane in reversed(lanes) if lane.chain is not None), None)
+        """Return the chain of a host's last slot that has one."""
+        slots = self._of_host.get(host, {}).values()
+        return next((slot.chain for slot in reversed(slots) if slot.chain is not None), None)
 
     @property
     def _widest(self) -> float:
-        return self._lanes if self.step_times is None else min(self._lanes, self.step_times.best)
+        return self._slots if self.step_times is None else min(self._slots, self.step_times.best)
 
     def set_speeds(self, running: Iterable[Orders]) -> None:
         """Tell chains that are trained side by side that they are slower than alone."""
@@ -179,15 +179,15 @@ class Workers(dict[WorkerId, Worker]):
         return [f"Worker {id} can use the checkpoints again."]
 
     def able(self, now: float) -> int:
-        """Return the number of workers that are not benched: of a host's lanes, those that are used."""
-        if len(self) == self.hosts and self._widest >= 1:  # no lanes
+        """Return the number of workers that are not benched: of a host's slots, those that are used."""
+        if len(self) == self.hosts and self._widest >= 1:  # no slots
             return len(self) - sum([worker.back_at > now for worker in self._benched.values()])
-        lanes = Counter(worker.host for worker in self.values() if worker.back_at <= now)
-        return sum(int(min(count, self._widest)) for count in lanes.values())
+        slots = Counter(worker.host for worker in self.values() if worker.back_at <= now)
+        return sum(int(min(count, self._widest)) for count in slots.values())
 
     def strength(self) -> float:
         """Return how many workers that train one chain at a time would train as much as these can."""
-        used = [int(min(len(lanes), self._widest)) for lanes in self._of_host.values()]
+        used = [int(min(len(slots), self._widest)) for slots in self._of_host.values()]
         return sum(used) if self.step_times is None else sum(1.0 / self.step_times.share(count) for count in used)
 
     def back_at(self, now: float) -> float | None:

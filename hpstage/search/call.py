@@ -29,7 +29,7 @@ from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
 from hpstage.search.earlier import continued
-from hpstage.search.numerics import choose, lanes_by, step_times
+from hpstage.search.numerics import choose, slots_by, step_times
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -188,7 +188,7 @@ def open_call(
             verify=request.verify if exact else "off",
             audit=request.audit == "idle" and exact,
             numerics=numerics,
-            lanes=lanes_by(numerics, workers),
+            slots=slots_by(numerics, workers),
         )
         places = open_places(store, checkpoints, name=name, workload=workload.key, closing=closing)
         workers.use(places.checkpoints)

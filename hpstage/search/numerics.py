@@ -67,7 +67,7 @@ def choose(
         found = dict(executor.measure(_initial(request), steps) or {})
         times = among(found)
         for backend in sorted(times.keys() & candidates.keys()):
-            found |= _beside_others(backend, times[backend].up_to(executor.lanes), lines, executor)
+            found |= _beside_others(backend, times[backend].up_to(executor.slots), lines, executor)
         chosen = fastest(found, steps)
         _say(chosen, found, steps)
         # Another process may have measured meanwhile.
@@ -75,7 +75,7 @@ def choose(
     return chosen, candidates[chosen], times.get(chosen)
 
 
-def lanes_by(numerics: str, executor: Executor) -> int:
+def slots_by(numerics: str, executor: Executor) -> int:
     """Return the most chains that a worker trains side by side.
 
     Args:
@@ -89,7 +89,7 @@ def lanes_by(numerics: str, executor: Executor) -> int:
 
         if not backend_named(numerics).several:
             return 1
-    return executor.lanes
+    return executor.slots
 
 
 def _of_another(

@@ -84,7 +84,7 @@ class StepBackendContract(TrainableContract):
         trainable = fresh(make_trainable(), values_at)
         assert isinstance(trainable, Bundling)
         members = trainable.members()
-        assert 1 < len(members) <= trainable.lanes
+        assert 1 < len(members) <= trainable.slots
         for seed, member in enumerate(members):
             member.setup({**values_at(0), "seed": seed})
         for step in range(self.steps):

@@ -48,8 +48,8 @@ class Mortal(Tape):
 class MortalTapes(Tapes):
     def __init__(self, folder: Path) -> None:
         super().__init__(Mortal())
-        for lane in self._lanes:
-            lane.tape.folder = folder
+        for slot in self._slots:
+            slot.tape.folder = folder
 
 
 def search(
@@ -111,7 +111,7 @@ def test_a_killed_process_costs_the_steps_since_the_last_boundaries_of_its_chain
 
 
 @pytest.mark.ci
-def test_runs_take_turns_on_a_worker_with_lanes(client: Client, expected: list[float]) -> None:
+def test_runs_take_turns_on_a_worker_with_slots(client: Client, expected: list[float]) -> None:
     """While one run is open, another one is trained to its end on the same workers."""
     executor = DaskExecutor(client)
     executor.open(Tapes(Tape()), None)
@@ -121,7 +121,7 @@ def test_runs_take_turns_on_a_worker_with_lanes(client: Client, expected: list[f
         executor.close()
 
 
-def test_a_worker_with_one_thread_has_one_lane(client_of_nannies: Client, expected: list[float]) -> None:
+def test_a_worker_with_one_thread_has_one_slot(client_of_nannies: Client, expected: list[float]) -> None:
     client = client_of_nannies
     client.wait_for_workers(2, timeout=60)
     journal = MemoryJournal()

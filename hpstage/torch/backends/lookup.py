@@ -35,7 +35,7 @@ def backend_named(name: object) -> type[StepBackend]:
     return _loaded(name)
 
 
-@functools.cache  # asked for by every lane of a worker, each time that it changes its backend
+@functools.cache  # asked for by every slot of a worker, each time that it changes its backend
 def _loaded(name: str) -> type[StepBackend]:
     if name not in names():
         raise _no_backend(name)

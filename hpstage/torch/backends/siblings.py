@@ -49,17 +49,17 @@ def _changed(record: Record) -> str:
 
 
 class StackedLoop(TorchLoop):
-    """Trains one chain of a TorchTrainable, in its lane beside others of the same process, by a step backend that
+    """Trains one chain of a TorchTrainable, in its slot beside others of the same process, by a step backend that
     trains several models at a time (``numerics = "stacked"``, or a plugin's).
 
     Where a search has chosen another backend (``numerics="auto"``), it trains by that, one chain at a time.
 
-    A lane has a model and an optimizer of its own. While it is a member of a bundle, they are behind; they are brought
-    up to date before anything else looks at them. All lanes train the same object of the user's, which holds nothing
+    A slot has a model and an optimizer of its own. While it is a member of a bundle, they are behind; they are brought
+    up to date before anything else looks at them. All slots train the same object of the user's, which holds nothing
     that differs between them but ``hp``.
 
     Args:
-        stack: what the lanes share, of another lane; without it, this is the one that is asked for the others, and
+        stack: what the slots share, of another slot; without it, this is the one that is asked for the others, and
             whose :meth:`close` closes them.
     """
 
@@ -81,7 +81,7 @@ class StackedLoop(TorchLoop):
     # --- several at a time --------------------------------------------------------------------------------
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         return self.stack.most
 
     @property
@@ -90,16 +90,16 @@ class StackedLoop(TorchLoop):
 
     def members(self) -> Sequence[Trainable]:
         stack = self.stack
-        if not stack.lanes:
-            stack.lanes = [StackedLoop(self._user, stack) for _ in range(stack.most)]
-        return stack.lanes
+        if not stack.slots:
+            stack.slots = [StackedLoop(self._user, stack) for _ in range(stack.most)]
+        return stack.slots
 
     def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> dict[int, int]:
-        lanes = self.stack.lanes
-        if not all(lanes[index]._stacks for index in steps):
+        slots = self.stack.slots
+        if not all(slots[index]._stacks for index in steps):
             return dict.fromkeys(steps, 1)  # each is trained when it is told to
-        self.stack.train({lanes[index]: due for index, due in steps.items()})
-        return {index: lanes[index].width for index in steps}
+        self.stack.train({slots[index]: due for index, due in steps.items()})
+        return {index: slots[index].width for index in steps}
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         """Return the seconds of a step by each backend that can be chosen, and of several siblings that are stacked."""
@@ -109,7 +109,7 @@ class StackedLoop(TorchLoop):
         expected = steps * found.get("eager", math.inf)
         for name in usable(self.device):
             if (backend := backend_named(name)).several:
-                untried = self.lanes > 1 and SHARE * expected < backend.begins
+                untried = self.slots > 1 and SHARE * expected < backend.begins
                 found |= {f"{name} untried": expected} if untried else self._measure_stacks(name, initial)
         self.close()
         return found
@@ -117,13 +117,13 @@ class StackedLoop(TorchLoop):
     def _measure_stacks(self, name: str, initial: Mapping[str, Scalar]) -> dict[str, float]:
         """Return the seconds of a step of several siblings by one backend; nothing if it cannot be measured."""
         chosen, found = self._numerics, dict[str, float]()
-        lanes = [lane for lane in self.members() if isinstance(lane, StackedLoop)]
+        slots = [slot for slot in self.members() if isinstance(slot, StackedLoop)]
         try:
-            if len(lanes) > 1:
-                for lane in lanes:
-                    lane.train_by(name)
-                    lane.setup(initial)
-                measurement = StackMeasurement(self, lanes, initial)
+            if len(slots) > 1:
+                for slot in slots:
+                    slot.train_by(name)
+                    slot.setup(initial)
+                measurement = StackMeasurement(self, slots, initial)
                 found |= named(measurement.times(), name)
                 found[f"{name} begins"] = measurement.begins
         except Exception as error:
@@ -131,8 +131,8 @@ class StackedLoop(TorchLoop):
             logger.warning("numerics = %r could not be measured: %s: %s", name, type(error).__name__, error)
         finally:
             self.close()
-            for lane in lanes:
-                lane.train_by(chosen)
+            for slot in slots:
+                slot.train_by(chosen)
         return found
 
     def train_by(self, numerics: str) -> bool:
@@ -195,8 +195,8 @@ class StackedLoop(TorchLoop):
     def close(self) -> None:
         self.detach()
         if self is self.stack.first:
-            for lane in self.stack.lanes:
-                lane.close()
+            for slot in self.stack.slots:
+                slot.close()
             super().close()
         else:
             self._built = None
@@ -222,7 +222,7 @@ class StackedLoop(TorchLoop):
         self._see_shared("model() or optimizer()")
 
     def _see_shared(self, what: str) -> None:
-        """Raise :class:`UsageError` if anything has changed that all lanes share: to the others it would happen, too,
+        """Raise :class:`UsageError` if anything has changed that all slots share: to the others it would happen, too,
         and recorded steps hold its first value."""
         if not self._stacks:
             return
@@ -273,7 +273,7 @@ class StackedLoop(TorchLoop):
         batch, self._samples = next(self._step)
         if self.stack.most == 1:
             return batch
-        # The user's code may fill one and the same buffer for each batch, and the next one is another lane's.
+        # The user's code may fill one and the same buffer for each batch, and the next one is another slot's.
         return pytree.tree_map_only(torch.Tensor, torch.clone, batch)
 
     @property
@@ -329,11 +329,11 @@ class StackedLoop(TorchLoop):
 
 
 class Stack:
-    """What the lanes of a process share: the programs of their steps, and the bundles that they are members of."""
+    """What the slots of a process share: the programs of their steps, and the bundles that they are members of."""
 
     def __init__(self, subject: TorchTrainable, first: StackedLoop) -> None:
         self.first = first
-        self.lanes: list[StackedLoop] = []  # besides the first
+        self.slots: list[StackedLoop] = []  # besides the first
         # Whoever accounts for the state of an object does that for one trial.
         answered = type(subject).extra_state is not TorchTrainable.extra_state
         if type(subject.max_stacked) is not int or subject.max_stacked < 1:
@@ -346,7 +346,7 @@ class Stack:
         self._told: set[str] = set()
 
     def _watched(self, who: str) -> AbstractContextManager[None]:
-        """Watch what a step of the lanes at hand could change."""
+        """Watch what a step of the slots at hand could change."""
         return put_back(who, self._tracing)
 
     def _tell(self, reason: NeedsPython) -> None:
@@ -355,142 +355,142 @@ class Stack:
             logger.warning("%s is trained without stacking it: %s", type(self._subject).__name__, reason)
 
     def train(self, due: Mapping[StackedLoop, tuple[int, Mapping[str, Scalar]]]) -> None:
-        """Train a step of several lanes; each has its outcome then."""
+        """Train a step of several slots; each has its outcome then."""
         going: list[StackedLoop] = []
-        for lane, (step, hp) in due.items():
+        for slot, (step, hp) in due.items():
             try:
-                lane.begin(step, hp)
+                slot.begin(step, hp)
             except Exception as error:
-                lane.outcomes.append(error)
+                slot.outcomes.append(error)
             else:
-                if lane.is_stacked:
-                    going.append(lane)
+                if slot.is_stacked:
+                    going.append(slot)
                 else:
-                    lane.outcomes.append(lane.train_as_it_is())
+                    slot.outcomes.append(slot.train_as_it_is())
         while going:
             groups: dict[object, list[tuple[StackedLoop, Any]]] = {}
-            for lane in list(going):
+            for slot in list(going):
                 try:
-                    batch = lane.batch()
+                    batch = slot.batch()
                 except StopIteration:
-                    lane.outcomes.append(None)
-                    going.remove(lane)
+                    slot.outcomes.append(None)
+                    going.remove(slot)
                 except Exception as error:
-                    lane.outcomes.append(error)
-                    going.remove(lane)
+                    slot.outcomes.append(error)
+                    going.remove(slot)
                 else:
-                    groups.setdefault(shape_key(batch), []).append((lane, batch))
+                    groups.setdefault(shape_key(batch), []).append((slot, batch))
             for shape, group in groups.items():
                 batches = dict(group)
-                for lane, outcome in self._step(shape, batches):
-                    lane.outcomes.append(outcome)
-                    going.remove(lane)
+                for slot, outcome in self._step(shape, batches):
+                    slot.outcomes.append(outcome)
+                    going.remove(slot)
 
     def _step(
         self, shape: object, batches: Mapping[StackedLoop, Any]
     ) -> Iterator[tuple[StackedLoop, Exception | None]]:
-        """Train on one batch of each of these lanes; yield those whose step has ended, and what it has raised."""
+        """Train on one batch of each of these slots; yield those whose step has ended, and what it has raised."""
         for bundle in self._bundles.get(shape, ()):
-            for lane in (self.first, *self.lanes):
-                if lane.bundle is bundle and lane not in batches:
-                    lane.detach()
+            for slot in (self.first, *self.slots):
+                if slot.bundle is bundle and slot not in batches:
+                    slot.detach()
         bundles = self._bundles.setdefault(shape, [])
-        for lane in batches:
-            if lane.bundle is not None and (lane.bundle not in bundles or not lane.fits()):
-                lane.detach()
-            if lane.bundle is None and (refused := self._enter(lane, bundles)) is not None:
-                yield lane, self._otherwise(lane, refused, batches[lane])
+        for slot in batches:
+            if slot.bundle is not None and (slot.bundle not in bundles or not slot.fits()):
+                slot.detach()
+            if slot.bundle is None and (refused := self._enter(slot, bundles)) is not None:
+                yield slot, self._otherwise(slot, refused, batches[slot])
         bundles[:] = [bundle for bundle in bundles if bundle.members]
         for bundle in list(bundles):
-            yield from self._run(bundle, [lane for lane in batches if lane.bundle is bundle], batches, bundles)
+            yield from self._run(bundle, [slot for slot in batches if slot.bundle is bundle], batches, bundles)
 
-    def _otherwise(self, lane: StackedLoop, error: Exception, batch: Any) -> Exception | None:
-        """Train a lane as it is, if it is that by which a step has failed; return what its step has ended in."""
+    def _otherwise(self, slot: StackedLoop, error: Exception, batch: Any) -> Exception | None:
+        """Train a slot as it is, if it is that by which a step has failed; return what its step has ended in."""
         if isinstance(error, NeedsPython):
             self._tell(error)
-            return lane.train_as_it_is(batch)
-        return refusal(self._subject, lane._numerics, error) if isinstance(error, NotStackable) else error
+            return slot.train_as_it_is(batch)
+        return refusal(self._subject, slot._numerics, error) if isinstance(error, NotStackable) else error
 
-    def _enter(self, lane: StackedLoop, bundles: list[Bundle]) -> NotStackable | None:
-        """Let a lane join a bundle, or begin one; return why it can be in none."""
+    def _enter(self, slot: StackedLoop, bundles: list[Bundle]) -> NotStackable | None:
+        """Let a slot join a bundle, or begin one; return why it can be in none."""
         for bundle in bundles:
             try:
-                lane.enter(bundle)
+                slot.enter(bundle)
             except NotStackable:
                 continue  # of another kind
             return None
         alone = Bundle(self._builder)
         try:
-            lane.enter(alone)
+            slot.enter(alone)
         except NotStackable as error:
             return error
         bundles.append(alone)
         return None
 
     def _run(
-        self, bundle: Bundle, lanes: list[StackedLoop], batches: Mapping[StackedLoop, Any], bundles: list[Bundle]
+        self, bundle: Bundle, slots: list[StackedLoop], batches: Mapping[StackedLoop, Any], bundles: list[Bundle]
     ) -> Iterator[tuple[StackedLoop, Exception | None]]:
-        for lane in list(lanes):
+        for slot in list(slots):
             try:
-                self._compare(lane, batches[lane])
+                self._compare(slot, batches[slot])
             except Exception as error:
-                lanes.remove(lane)
-                lane.detach()
-                yield lane, error
-        if not lanes:
+                slots.remove(slot)
+                slot.detach()
+                yield slot, error
+        if not slots:
             return
-        slots = {id(member): slot for slot, member in enumerate(bundle.members)}
-        lanes.sort(key=lambda lane: slots[id(lane.member)])
-        for lane in lanes:
-            assert lane.member is not None
-            lane.member.stream = lane.stream
-        self._tracing = tuple(lanes)
+        places = {id(member): place for place, member in enumerate(bundle.members)}
+        slots.sort(key=lambda slot: places[id(slot.member)])
+        for slot in slots:
+            assert slot.member is not None
+            slot.member.stream = slot.stream
+        self._tracing = tuple(slots)
         try:
-            losses = bundle.step([batches[lane] for lane in lanes], [lane._hp for lane in lanes])
+            losses = bundle.step([batches[slot] for slot in slots], [slot._hp for slot in slots])
         except Exception as error:
-            odd = lanes[0] if len(lanes) == 1 else next((lane for lane in lanes if _is_of(error, lane)), None)
+            odd = slots[0] if len(slots) == 1 else next((slot for slot in slots if _is_of(error, slot)), None)
             if odd is not None:
-                lanes.remove(odd)
+                slots.remove(odd)
                 odd.detach()
                 yield odd, self._otherwise(odd, error, batches[odd])
-                if lanes:
-                    yield from self._run(bundle, lanes, batches, bundles)
+                if slots:
+                    yield from self._run(bundle, slots, batches, bundles)
                 return
-            for lane in lanes:
-                lane.detach()
-            for lane in lanes:  # each by itself: they differ, or the error is one's own
+            for slot in slots:
+                slot.detach()
+            for slot in slots:  # each by itself: they differ, or the error is one's own
                 bundles.append(alone := Bundle(self._builder))
-                lane.enter(alone)
-                yield from self._run(alone, [lane], batches, bundles)
+                slot.enter(alone)
+                yield from self._run(alone, [slot], batches, bundles)
             return
-        for lane in lanes:
-            lane.width = len(lanes)
+        for slot in slots:
+            slot.width = len(slots)
         for name, values in bundle.logged:
-            for lane, value in zip(lanes, values, strict=True):
-                lane.noted.log(name, value)
-        for lane, loss in zip(lanes, [None] * len(lanes) if losses is None else losses.tolist(), strict=True):
-            if (ending := lane.stepped(loss)) is not None:
-                yield lane, ending
+            for slot, value in zip(slots, values, strict=True):
+                slot.noted.log(name, value)
+        for slot, loss in zip(slots, [None] * len(slots) if losses is None else losses.tolist(), strict=True):
+            if (ending := slot.stepped(loss)) is not None:
+                yield slot, ending
 
-    def _compare(self, lane: StackedLoop, batch: Any) -> None:
+    def _compare(self, slot: StackedLoop, batch: Any) -> None:
         """Compare a step with an eager one, if it is one of the first of its kind."""
-        meaning = lane._meaning
-        if meaning.is_due(lane._hp, batch):
-            lane._ready()
-            generator_of(lane.device).set_state(lane.stream)
-            meaning.compare(lane, lane._stacking(), lane._hp, batch, partial(self._alone, lane), lane._numerics)
+        meaning = slot._meaning
+        if meaning.is_due(slot._hp, batch):
+            slot._ready()
+            generator_of(slot.device).set_state(slot.stream)
+            meaning.compare(slot, slot._stacking(), slot._hp, batch, partial(self._alone, slot), slot._numerics)
 
-    def _alone(self, lane: StackedLoop, batch: Any) -> Any:
-        """Train a lane's model on a batch, in a bundle of its own: with the bits that it has in any other."""
-        self._tracing = (lane,)
-        built, bundle, generator = lane._ready(), Bundle(self._builder), generator_of(lane.device)
+    def _alone(self, slot: StackedLoop, batch: Any) -> Any:
+        """Train a slot's model on a batch, in a bundle of its own: with the bits that it has in any other."""
+        self._tracing = (slot,)
+        built, bundle, generator = slot._ready(), Bundle(self._builder), generator_of(slot.device)
         member = bundle.join(built.model, built.optimizer)
         member.stream = generator.get_state()
-        losses = bundle.step([batch], [lane._hp])
+        losses = bundle.step([batch], [slot._hp])
         bundle.leave(member)
         generator.set_state(member.stream)
         return losses
 
 
-def _is_of(error: Exception, lane: StackedLoop) -> bool:
-    return isinstance(error, NeedsPython) and error.member is lane.member
+def _is_of(error: Exception, slot: StackedLoop) -> bool:
+    return isinstance(error, NeedsPython) and error.member is slot.member

@@ -85,12 +85,12 @@ def test_measuring_leaves_no_trace_in_training(numerics: str) -> None:
             found = loop.measure_backends(HP, math.inf)
             assert among(found).keys() == {"stacked"} and found["stacked begins"] >= 0
             assert ("eager" in found) == (numerics == "auto")
-        lane = loop.members()[1]
-        lane.train_by("stacked")  # type: ignore[attr-defined]
-        lane.setup(HP)
+        slot = loop.members()[1]
+        slot.train_by("stacked")  # type: ignore[attr-defined]
+        slot.setup(HP)
         for step in range(4):
-            lane.train(step, HP)
-        state = digest(lane.state_dict())
+            slot.train(step, HP)
+        state = digest(slot.state_dict())
         loop.close()
         return state
 
@@ -115,19 +115,19 @@ PAYS = {"stacked, 1 at a time": 1.1, "stacked, 2 at a time": 1.2, "stacked, 8 at
 LOSES = {"stacked, 1 at a time": 1.1, "stacked, 2 at a time": 2.3, "stacked, 4 at a time": 5.0, "stacked begins": 0.1}
 
 
-@pytest.mark.parametrize(("found", "numerics", "lanes"), [(PAYS, "stacked", 2), (LOSES, "eager", 1), ({}, "eager", 1)])
-def test_auto_trains_siblings_as_one_where_that_pays(found: dict[str, float], numerics: str, lanes: int) -> None:
+@pytest.mark.parametrize(("found", "numerics", "slots"), [(PAYS, "stacked", 2), (LOSES, "eager", 1), ({}, "eager", 1)])
+def test_auto_trains_siblings_as_one_where_that_pays(found: dict[str, float], numerics: str, slots: int) -> None:
     journal = MemoryJournal()
     result = search("auto", journal, Told(**EAGER, **found))
     assert read_header(journal).described[NUMERICS].startswith(numerics)
     facts = list(read_facts(journal))
-    assert len({fact.worker for fact in facts if isinstance(fact, ChainStarted)}) == lanes
-    assert sum(isinstance(fact, StepsTimed) for fact in facts) == (lanes > 1)
+    assert len({fact.worker for fact in facts if isinstance(fact, ChainStarted)}) == slots
+    assert sum(isinstance(fact, StepsTimed) for fact in facts) == (slots > 1)
     beside = [fact for fact in facts if isinstance(fact, StateReached) and fact.workers < 1]
-    assert bool(beside) == (lanes > 1)
+    assert bool(beside) == (slots > 1)
     for fact in beside:
         assert fact.alone_seconds == pytest.approx(fact.train_seconds / fact.workers * 1.1 / 1.2, rel=0.5)
-    assert (result.savings.fused_seconds > 0) == (lanes > 1)
+    assert (result.savings.fused_seconds > 0) == (slots > 1)
 
 
 def test_bundles_are_not_expected_where_few_trials_are_trained_at_a_time(caplog: pytest.LogCaptureFixture) -> None:

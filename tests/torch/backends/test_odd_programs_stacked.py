@@ -133,31 +133,31 @@ def alone(kind: type[Tiny], id: int, numerics: str = "stacked") -> Any:
 
 
 def beside_others(kind: type[Tiny]) -> list[StackedLoop]:
-    """Train siblings 0 to 2 to the end: 1 begins late, 2 goes on in the lane of another that has left."""
+    """Train siblings 0 to 2 to the end: 1 begins late, 2 goes on in the slot of another that has left."""
     subject = by("stacked", kind)()
     subject.max_stacked = 3
     loop = StackedLoop(subject)
-    lanes: Any = loop.members()
+    slots: Any = loop.members()
 
     def train(steps: dict[int, tuple[int, int]]) -> None:
         due = {index: (step, hp_of(id, step)) for index, (id, step) in steps.items()}
         loop.train_together(due)
         for index, (step, hp) in due.items():
-            lanes[index].train(step, hp)
+            slots[index].train(step, hp)
 
     for index, id in enumerate((2, 0, 7)):
-        lanes[index].setup(hp_of(id, 0))
+        slots[index].setup(hp_of(id, 0))
     for step in range(FORK):
         train({0: (2, step), 1: (0, step), 2: (7, step)} if step < 4 else {0: (2, step), 1: (0, step)})
-    state = reread(lanes[0].state_dict())
-    lanes[2].setup(hp_of(2, 0))
-    lanes[2].load_state_dict(state)
-    lanes[0].setup(hp_of(1, 0))
+    state = reread(slots[0].state_dict())
+    slots[2].setup(hp_of(2, 0))
+    slots[2].load_state_dict(state)
+    slots[0].setup(hp_of(1, 0))
     for step in range(FORK, STEPS):
         train({0: (1, step - FORK), 1: (0, step), 2: (2, step)})
     for step in range(STEPS - FORK, STEPS):
         train({0: (1, step)})
-    return [lanes[1], lanes[0], lanes[2]]
+    return [slots[1], slots[0], slots[2]]
 
 
 @pytest.mark.one_in(7)
@@ -169,8 +169,8 @@ def test_an_odd_program_goes_on_exactly_stacked(kind: type[Tiny]) -> None:
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", TRAINED)
 def test_an_odd_program_is_trained_beside_others_as_alone(kind: type[Tiny]) -> None:
-    for id, lane in enumerate(beside_others(kind)):
-        assert outcome(lane) == outcome(alone(kind, id))
+    for id, slot in enumerate(beside_others(kind)):
+        assert outcome(slot) == outcome(alone(kind, id))
 
 
 @pytest.mark.parametrize("kind", [SideEffects, Recurrent, NoFormula])
@@ -181,10 +181,10 @@ def test_what_is_not_stacked_has_the_metrics_of_eager_training(kind: type[Tiny])
 
 def test_siblings_of_one_that_cannot_be_stacked_stay_together() -> None:
     loop = StackedLoop(by("stacked", SomeLook)())
-    for id, lane in enumerate(loop.members()):
-        lane.setup(hp_of(id, 0))
+    for id, slot in enumerate(loop.members()):
+        slot.setup(hp_of(id, 0))
     loop.train_together({id: (0, hp_of(id, 0)) for id in range(3)})
-    even, odd, other = loop.stack.lanes[:3]
+    even, odd, other = loop.stack.slots[:3]
     assert even.bundle is not None and even.bundle is other.bundle
     assert odd.bundle is None and not odd.is_stacked
 

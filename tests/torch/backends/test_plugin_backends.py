@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpstage.errors import UsageError
-from hpstage.execution.bundle import lanes_in
+from hpstage.execution.bundle import slots_in
 from hpstage.execution.inline import InlineExecutor
 from hpstage.plan.step_times import among
-from hpstage.search.numerics import fastest, lanes_by
+from hpstage.search.numerics import fastest, slots_by
 from hpstage.store import MemoryJournal
 from hpstage.testing import StepBackendContract
 from hpstage.torch.backends.backend import StepBackend
@@ -83,7 +83,7 @@ def subject(numerics: str) -> Tiny:
 
 def test_a_plugin_that_trains_several_models_has_slots_and_is_measured() -> None:
     trainable = as_trainable(subject("batched"))
-    assert lanes_in(trainable) == 2
+    assert slots_in(trainable) == 2
     times = among(trainable.measure_backends(hp_at(0), math.inf))
     assert times.keys() == {"batched"} and [width for width, _ in times["batched"].seconds] == [1, 2]
 
@@ -99,7 +99,7 @@ def test_a_search_that_chooses_a_backend_measures_all_that_train_several_models(
 def test_workers_have_slots_by_what_the_chosen_backend_says_of_itself() -> None:
     executor = InlineExecutor()
     executor.open(subject("batched"), None)
-    assert {name: lanes_by(name, executor) for name in ("", "batched", "stacked", "eager")} == {
+    assert {name: slots_by(name, executor) for name in ("", "batched", "stacked", "eager")} == {
         "": 2,
         "batched": 2,
         "stacked": 2,

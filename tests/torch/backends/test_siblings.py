@@ -137,7 +137,7 @@ def test_a_model_is_given_back(tmp_path: Path) -> None:
     assert set(vars(trainable)) == {"max_stacked"}
 
 
-def test_chains_of_all_lanes_were_trained() -> None:
+def test_chains_of_all_slots_were_trained() -> None:
     journal = MemoryJournal()
     search(Siblings(), 3, store=journal)
     facts = list(read_facts(journal))
@@ -157,7 +157,7 @@ class Named(Siblings):
 
 
 @pytest.mark.ci
-def test_an_object_with_attributes_is_trained_by_all_lanes() -> None:
+def test_an_object_with_attributes_is_trained_by_all_slots() -> None:
     alone, together = (search(Named("it"), stacked, n_trials=4) for stacked in (1, 3))
     assert [trial.value for trial in alone.study.trials] == [trial.value for trial in together.study.trials]
 
@@ -205,8 +205,8 @@ def test_a_step_that_nobody_has_asked_for_is_none_of_the_next_chain() -> None:
     subject.max_stacked = 2
     first, second = StackedLoop(subject).members()
     hp = {"lr": 0.1, "batch_size": 5}
-    for lane in first, second:
-        lane.setup(hp)
+    for slot in first, second:
+        slot.setup(hp)
     loop = first.stack.first  # type: ignore[attr-defined]
     loop.train_together({0: (0, hp), 1: (0, hp)})
     first.train(0, hp)

@@ -63,13 +63,13 @@ def test_a_bundle_trains_what_a_worker_alone_trains(algorithm: Algorithm) -> Non
         assert savings.steps_trained == single.savings.steps_trained
 
 
-def test_lanes_of_a_worker_are_one_worker() -> None:
+def test_slots_of_a_worker_are_one_worker() -> None:
     journal = MemoryJournal()
     result = search(Tapes(Tape()), store=journal)
     facts = list(read_facts(journal))
     assert {fact.worker for fact in facts if isinstance(fact, ChainStarted)} == {"inline", "inline#1", "inline#2"}
     assert result.savings.workers == 1
-    # A state that one lane has kept is live for all.
+    # A state that one slot has kept is live for all.
     assert "disk" not in {fact.source for fact in facts if isinstance(fact, StateReached)}
 
 
@@ -121,16 +121,16 @@ def test_what_has_killed_a_worker_trains_alone_until_it_is_past_that() -> None:
         scheduler.fold(TargetAsked(TrialId(f"t/{number}"), 8))
 
     def join(host: str, at: float) -> list[ChainStarted]:
-        for lane in names_of(WorkerId(host), 3):
-            scheduler.note(WorkerJoined(lane, at))
+        for slot in names_of(WorkerId(host), 3):
+            scheduler.note(WorkerJoined(slot, at))
         claims = scheduler.propose()
         for claim in claims:
             scheduler.fold(claim)
         return [claim for claim in claims if isinstance(claim, ChainStarted)]
 
     assert len(join("a", 0.0)) == 3
-    for lane in names_of(WorkerId("a"), 3):
-        left = WorkerLeft(lane, 1.0)
+    for slot in names_of(WorkerId("a"), 3):
+        left = WorkerLeft(slot, 1.0)
         for fact in scheduler.decide(left):
             scheduler.fold(fact)
         scheduler.note(left)

@@ -28,3 +28,14 @@ class TestSimulatedExecutor(ExecutorContract):
     @pytest.fixture
     def make_executor(self) -> Callable[[], Executor]:
         return lambda: SimulatedExecutor(self.n_workers, audit_seconds=0.0)
+
+
+def test_an_executor_of_a_plugin_with_the_old_name_of_slots_still_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="Old.lanes is deprecated; call it slots"):
+
+        class Old(InlineExecutor):
+            @property
+            def lanes(self) -> int:
+                return 3
+
+    assert Old().slots == 3

@@ -43,7 +43,7 @@ class Steps(Counter):
 
 
 class Stacked(Steps):
-    lanes = 2
+    slots = 2
 
     def members(self) -> list[Steps]:
         return [self, self]

@@ -22,12 +22,12 @@ FLEETS = {
     "one chain each": {},
     "gangs": {"virtual_nodes": 4, "speedup": Widths().speedup},
     "gangs that lose nothing": {"virtual_nodes": 3},
-    "siblings as one": {"lanes": 3, "step_times": StepTimes(((1, 1.0), (3, 1.5)))},
+    "siblings as one": {"slots": 3, "step_times": StepTimes(((1, 1.0), (3, 1.5)))},
 }
 
 
-def fleet_of(workers: int, lanes: int = 1, step_times: StepTimes = ALONE, virtual_nodes: int = 1, speedup=float):
-    return speeds(workers, lanes=lanes, step_times=step_times, widest=virtual_nodes, speedup=speedup)
+def fleet_of(workers: int, slots: int = 1, step_times: StepTimes = ALONE, virtual_nodes: int = 1, speedup=float):
+    return speeds(workers, slots=slots, step_times=step_times, widest=virtual_nodes, speedup=speedup)
 
 
 # --- against schedules ------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ def test_no_simulated_search_is_faster(options, evaluate_seconds) -> None:
     closest = 2.0
     for _ in range(60):
         workers, tree = rng.choice([1, 2, 3, 5]), random_tree(rng, rng.randint(2, 9))
-        trains = {name: value for name, value in options.items() if name != "lanes"}
-        cluster = SimulatedCluster(workers, lanes=options.get("lanes", 1))
+        trains = {name: value for name, value in options.items() if name != "slots"}
+        cluster = SimulatedCluster(workers, slots=options.get("slots", 1))
         search = Search(SimulatedExecutor(cluster, evaluate_seconds=evaluate_seconds, **trains))
         trials, stops = as_trials(tree)
         search.run(trials, stops, validate=False)
@@ -163,7 +163,7 @@ def test_gangs_shorten_lines_and_siblings_as_one_are_less_work() -> None:
     assert fleet_of(8, virtual_nodes=4) == Speeds(line=4.0)
     assert fleet_of(3, virtual_nodes=4) == Speeds(line=3.0)
     assert fleet_of(8, virtual_nodes=4, speedup=Widths().speedup) == Speeds(line=pytest.approx(1.8**2))
-    assert fleet_of(2, lanes=4, step_times=StepTimes(((1, 1.0), (4, 2.0)))) == Speeds(worker=2.0, evaluations=4)
+    assert fleet_of(2, slots=4, step_times=StepTimes(((1, 1.0), (4, 2.0)))) == Speeds(worker=2.0, evaluations=4)
     [(trial, _)] = planned([(-1, 8)])
     for fleet, trained in ((Speeds(line=4.0), (0.0, 2.0, 8.0)), (Speeds(worker=2.0), (0.0, 8.0, 4.0))):
         assert [*tree_work([(trial, [8])], lambda node: 1.0, 0.0, fleet)] == [trained, (trained[1], 0.0, 0.0)]

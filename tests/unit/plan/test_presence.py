@@ -66,7 +66,7 @@ def test_workers_of_two_clusters_that_have_one_name_are_two() -> None:
     assert presence.seconds("study a") == presence.seconds("study b") == 10
 
 
-def test_lanes_of_a_worker_are_one() -> None:
+def test_slots_of_a_worker_are_one() -> None:
     presence = folded(joined(A, 0, ONE, WorkerId("one#1")), left(A, 5, ONE), left(A, 9, WorkerId("one#1")))
     assert presence.seconds() == 5
 

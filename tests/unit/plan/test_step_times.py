@@ -24,7 +24,7 @@ def test_between_measured_numbers_seconds_are_on_a_straight_line_and_beyond_the_
     assert [ALONE.share(width) for width in (1, 2, 8)] == [1.0, 1.0, 1.0]
 
 
-def test_workers_with_fewer_lanes_have_the_first_of_them() -> None:
+def test_workers_with_fewer_slots_have_the_first_of_them() -> None:
     assert TIMES.up_to(4).seconds == TIMES.seconds[:3]
     assert TIMES.up_to(3).seconds == ((1, 4.0), (2, 5.0), (3, 6.0))
     assert TIMES.up_to(1).best == 1

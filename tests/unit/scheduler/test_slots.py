@@ -39,8 +39,8 @@ TIMES = StepTimes(((1, 1.0), (2, 1.25), (4, 2.0), (8, 8.0)))
 
 
 def fused(workers: int, **options: float) -> Search:
-    """A search whose workers have 8 lanes."""
-    executor = SimulatedExecutor(SimulatedCluster(workers, lanes=8), step_times=TIMES, **options)  # type: ignore[arg-type]
+    """A search whose workers have 8 slots."""
+    executor = SimulatedExecutor(SimulatedCluster(workers, slots=8), step_times=TIMES, **options)  # type: ignore[arg-type]
     found = Search(executor)
     found.driver.log.write([StepsTimed(TIMES.seconds, 0.0)])
     return found
@@ -161,7 +161,7 @@ class Turns:
         )
 
 
-def test_what_has_killed_a_worker_is_not_starved_by_others_that_refill_lanes() -> None:
+def test_what_has_killed_a_worker_is_not_starved_by_others_that_refill_slots() -> None:
     """It trains alone, so that a worker must be free of others for once."""
     turns = Turns()
     for number in range(1, 4):
