@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,19 +22,35 @@ Open = Callable[..., DaskExecutor]
 Start = Callable[..., Command]
 
 
-@pytest.fixture(scope="session")
+def _loops() -> set[threading.Thread]:
+    """The threads in which Dask's event loops run; each cost time as long as it runs."""
+    return {thread for thread in threading.enumerate() if thread.name == "IO loop"}
+
+
+_shared: set[threading.Thread] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_loop_is_left() -> Iterator[None]:
+    before = _loops()
+    yield
+    until(lambda: _loops() <= before | _shared, "the clusters and clients of this file are closed")
+
+
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[LocalCluster]:
     with local_cluster(2, gpus=0) as cluster:
+        _shared.update(_loops())
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(cluster: LocalCluster) -> Iterator[Client]:
     with Client(cluster, set_as_default=False) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nannies() -> Iterator[LocalCluster]:
     """A cluster as Dask starts it: each worker is a process, with another one that starts it again."""
     # Else Dask gives up a worker that is not back within 15 seconds, as on a loaded machine.
@@ -42,10 +59,11 @@ def nannies() -> Iterator[LocalCluster]:
         patient,
         LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0") as own,
     ):
+        _shared.update(_loops())
         yield own
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client_of_nannies(nannies: LocalCluster) -> Iterator[Client]:
     with Client(nannies, set_as_default=False) as client:
         yield client

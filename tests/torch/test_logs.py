@@ -18,6 +18,7 @@ from torch import nn
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.errors import TrainingError
 from hpstage.schedule import Scalar
 from hpstage.training.step_log import Recorder, recording
 from hpstage.training.trainables import as_trainable
@@ -322,15 +323,14 @@ def test_a_stream_that_training_holds_is_recorded_and_no_part_of_its_state(
     assert written.count("written to it\n") >= result.savings.steps_trained
 
 
-def test_what_cannot_be_logged_fails_its_trials_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_logged_is_an_error_by_name(tmp_path: Path) -> None:
     class Wrong(Line):
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
             self.log("outputs", model(batch[0]))
             return super().loss(model, batch)
 
-    result = search(Wrong(), tmp_path)
-    assert [trial.state.name for trial in result.study.trials] == ["FAIL"] * 4
-    assert "log('outputs', ...): a tensor of shape (8, 1) and torch.float32 is no number" in caplog.text
+    with pytest.raises(TrainingError, match=r"log\('outputs', ...\): a tensor of shape \(8, 1\) and torch.float32 is no"):
+        search(Wrong(), tmp_path)
 
 
 def test_logs_stay_where_checkpoints_are_evicted(tmp_path: Path) -> None:
