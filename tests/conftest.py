@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import compileall
 import multiprocessing
+import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +69,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _SHORT = ("tests/store/", "tests/unit/")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests marked ``ci`` that a slow machine has no time for: see ``.ci/run``."""
+    until = os.environ.get("HPSTAGE_TESTS_UNTIL")
+    if until is not None and time.time() > float(until) and item.get_closest_marker("ci"):
+        pytest.skip("the time for tests marked ci is over on this machine: pytest -m ci runs all of them")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failure at once: a run that is cut off has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = str(crash.message if crash is not None else report.longrepr).splitlines()
+        print(f"\nFAILED {report.nodeid}: {' '.join(why[:1])[:300]}", flush=True)
 
 
 @pytest.fixture(scope="session")

@@ -55,8 +55,6 @@ class UntrainedFork:
     def made(trainable: Trainable) -> UntrainedFork | None:
         why = obstacle()
         if not why:
-            if (find_patches := getattr(trainable, "find_patches", None)) is not None:
-                find_patches()  # once: here, in the fork and in whatever is trained in it
             try:
                 return UntrainedFork(trainable)
             except OSError as error:

@@ -21,9 +21,9 @@ class Adapter(StandsFor):
 
     _world: World
 
-    def find_patches(self) -> None:
-        """Look for the user's functions in libraries, which takes a while, and which ``setup`` does otherwise."""
-        self._world.patches()
+    def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
+        """Take what :func:`~hpstage.training.code.patches.standing` has found, which ``setup`` looks for otherwise."""
+        self._world.take_patches(patched)
 
     def describe_environment(self) -> dict[str, str]:
         """Return the settings that decide the bits of training: those of torch, pinned, and of JAX, if the subject's

@@ -329,7 +329,9 @@ def test_what_cannot_be_logged_is_an_error_by_name(tmp_path: Path) -> None:
             self.log("outputs", model(batch[0]))
             return super().loss(model, batch)
 
-    with pytest.raises(TrainingError, match=r"log\('outputs', ...\): a tensor of shape \(8, 1\) and torch.float32 is no"):
+    with pytest.raises(
+        TrainingError, match=r"log\('outputs', ...\): a tensor of shape \(8, 1\) and torch.float32 is no"
+    ):
         search(Wrong(), tmp_path)
 
 

@@ -66,10 +66,15 @@ class World:
             yield from libraries()
         yield PATH, SETTINGS
 
+    def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
+        """Take the user's functions and classes in libraries as they are before the first setup, by their places."""
+        self._patched = [*_functions_of(patched)]
+
     def patches(self) -> Sequence[tuple[str, object]]:
-        """Return the user's functions in libraries, as they were when this was first called: before the first setup."""
+        """Return the user's functions in libraries, as they were when they were looked for: before the first setup."""
         if self._patched is None:
-            self._patched = [*_functions_in_libraries()]
+            self.take_patches(standing())
+        assert self._patched is not None
         return self._patched
 
     def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
@@ -378,9 +383,9 @@ class World:
         return found
 
 
-def _functions_in_libraries() -> Iterator[tuple[str, object]]:
+def _functions_of(patched: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
     """Yield the user's functions that libraries call in place of their own, which may have a state, too."""
-    for place, value in standing():
+    for place, value in patched:
         parts = [value.func] if isinstance(value, functools.partial) else functions_in(value)
         for part in (value, *parts):
             if isinstance(part, types.FunctionType):

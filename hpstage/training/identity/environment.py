@@ -33,7 +33,8 @@ def describe(trainable: Trainable) -> Environment:
 
 
 def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment:
-    patched = list(standing())
+    makes_data = hasattr(trainable, "see_data")
+    patched = [] if makes_data else [*standing()]
     before = identify(trainable, patched)
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -52,10 +53,12 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
         described |= trainable.describe_environment()
     if hasattr(trainable, "describe_data"):
         described["data"] = trainable.describe_data()
-    # Creating the data set may have set globals; in a process that has trained before, it already has.
-    after = identify(trainable, patched) if hasattr(trainable, "see_data") else before
+    # Creating the data set may have set globals and patched libraries; in a process that has trained before, it has.
+    after = identify(trainable, patched := [*standing()]) if makes_data else before
+    if (take_patches := getattr(trainable, "take_patches", None)) is not None:
+        take_patches(patched)
     contents = None
-    if hasattr(trainable, "see_data") and "data version" not in after.described:
+    if makes_data and "data version" not in after.described:
         contents = trainable.see_data()
     # What was read to make data that are digested is in their digest.
     inputs.take(watch, reads=contents is not None and not contents.whole)
@@ -71,7 +74,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
     return Environment(
         {name: str(text) for name, text in described.items()},
         identity=after.described,
-        loaded=before.loaded,
+        loaded=after.loaded | before.loaded,
         remarks=remarks,
         warnings=warnings,
     )
