@@ -6,6 +6,7 @@ import compileall
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -83,7 +84,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         crash = getattr(report.longrepr, "reprcrash", None)
         why = str(crash.message if crash is not None else report.longrepr).splitlines()
-        print(f"\nFAILED {report.nodeid}: {' '.join(why[:1])[:300]}", flush=True)
+        sys.stdout.write(f"\nFAILED {report.nodeid}: {' '.join(why[:1])[:300]}\n")
+        sys.stdout.flush()
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,8 @@ def describe(trainable: Trainable) -> Environment:
 
 
 def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment:
-    makes_data = hasattr(trainable, "see_data")
-    patched = [] if makes_data else [*standing()]
+    see_data = getattr(trainable, "see_data", None)
+    patched = [] if see_data is not None else [*standing()]
     before = identify(trainable, patched)
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -54,12 +54,12 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
     if hasattr(trainable, "describe_data"):
         described["data"] = trainable.describe_data()
     # Creating the data set may have set globals and patched libraries; in a process that has trained before, it has.
-    after = identify(trainable, patched := [*standing()]) if makes_data else before
+    after = identify(trainable, patched := [*standing()]) if see_data is not None else before
     if (take_patches := getattr(trainable, "take_patches", None)) is not None:
         take_patches(patched)
     contents = None
-    if makes_data and "data version" not in after.described:
-        contents = trainable.see_data()
+    if see_data is not None and "data version" not in after.described:
+        contents = see_data()
     # What was read to make data that are digested is in their digest.
     inputs.take(watch, reads=contents is not None and not contents.whole)
     remarks: list[str] = []
