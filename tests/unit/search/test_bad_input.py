@@ -182,9 +182,9 @@ def test_a_folder_that_is_a_file_or_lies_below_one_is_named(tmp_path, option):
             for wrong in (0, 1, None, "", "abc", [], numpy.False_)
         ),
         *(
-            ({name: wrong}, f"{name} is {wrong!r}; give a whole number of at least 1")
-            for name in ("steps", "n_trials", "evaluate_every", "checkpoint_every")
-            for wrong in (numpy.int64(0), numpy.float64(5), numpy.True_)
+            ({name: wrong}, f"{name} is {wrong!r}; give a whole number of at least {least}")
+            for name, least in {"steps": 1, "n_trials": 0, "evaluate_every": 1, "checkpoint_every": 1}.items()
+            for wrong in (numpy.int64(least - 1), numpy.float64(5), numpy.True_)
         ),
         ({"timeout": numpy.float32("nan")}, "give a number of seconds above 0"),
         ({"checkpoint_budget": numpy.int64(-1)}, "give bytes: a whole number, or a text"),
