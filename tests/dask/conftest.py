@@ -30,6 +30,11 @@ def _loops() -> set[threading.Thread]:
 _shared: set[threading.Thread] = set()
 
 
+def leave_loops() -> None:
+    """Expect the loops that run now to outlive their file."""
+    _shared.update(_loops())
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_loop_is_left() -> Iterator[None]:
     before = _loops()
@@ -40,7 +45,7 @@ def no_loop_is_left() -> Iterator[None]:
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[LocalCluster]:
     with local_cluster(2, gpus=0) as cluster:
-        _shared.update(_loops())
+        leave_loops()
         yield cluster
 
 
@@ -59,7 +64,7 @@ def nannies() -> Iterator[LocalCluster]:
         patient,
         LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0") as own,
     ):
-        _shared.update(_loops())
+        leave_loops()
         yield own
 
 
