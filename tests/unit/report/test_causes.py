@@ -97,7 +97,7 @@ def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_aske
     together: dict[str, Any],
 ) -> None:
     step, evaluate, load, save = costs
-    cluster = SimulatedCluster(2, lanes=3 if together is SIDE_BY_SIDE else 1)
+    cluster = SimulatedCluster(2, slots=3 if together is SIDE_BY_SIDE else 1)
     executor = SimulatedExecutor(
         cluster, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save, **together
     )
@@ -299,7 +299,7 @@ def test_an_empty_plan_has_no_causes() -> None:
 def test_what_is_saved_side_by_side_and_what_it_costs_to_train_by_several_are_causes_of_their_own() -> None:
     trials = [trial(number, {"a": s.constant(number)}, 10) for number in range(4)]
     beside = Search(
-        SimulatedExecutor(SimulatedCluster(1, lanes=4), step_times=StepTimes(((1, 2.0), (4, 4.0)))), MemoryJournal()
+        SimulatedExecutor(SimulatedCluster(1, slots=4), step_times=StepTimes(((1, 2.0), (4, 4.0)))), MemoryJournal()
     )
     beside.run(trials, [10] * 4)
     found = causes_of(open_book(beside.journal))
