@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from hpstage.errors import (
@@ -77,9 +77,11 @@ def failure_of(error: BaseException, within: str, values: Mapping[str, object]) 
     return failure
 
 
-def is_misuse(failure: UserFailure) -> bool:
-    """Whether hpstage has refused the trainable, rather than that its own code has failed."""
-    return failure.kinds[:1] != () and failure.kinds[0].startswith("hpstage.errors.")
+def is_misuse(failure: UserFailure, catch: Collection[str] = ()) -> bool:
+    """Whether hpstage has refused the trainable, rather than that its own code has failed, with an exception that
+    ``catch`` does not name as one of hpstage's."""
+    ours = [kind for kind in failure.kinds if kind.startswith("hpstage.errors.")]
+    return ours[:1] == list(failure.kinds[:1]) != [] and not any(kind in catch for kind in ours)
 
 
 def training_error(failure: UserFailure) -> TrainingError:

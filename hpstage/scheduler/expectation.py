@@ -106,8 +106,8 @@ class Expectation:
             host = host_of(orders.chain.worker)
             own = [key for key in waiting[rank : rank + 1] if key is not None]
             keys = [*dict.fromkeys(own + kept)][:_STATES]
-            told = expected.get(host, ())  # of another slot
-            expected[host] = tuple(dict.fromkeys((*told, *keys)))
+            of_other_slots = expected.get(host, ())
+            expected[host] = tuple(dict.fromkeys((*of_other_slots, *keys)))
         return expected
 
     def _first(self) -> list[Orders]:

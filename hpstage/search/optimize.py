@@ -153,7 +153,8 @@ def optimize(
             the store's folder.
         callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``.
         catch: exceptions of the user's code that fail only their trials; others stop the study once running stages
-            have ended. By default all are caught; Optuna's own default is ``()``.
+            have ended. By default all are caught; Optuna's own default is ``()``. What hpstage itself refuses
+            ends the search at the second trial, unless its exception is named here.
         constraints: a function of a trial's metrics after its last step, a dict, that returns a number for each
             constraint by its name: the trial is feasible if none is above 0 (nor NaN). They are the trial's, as by
             ``trial.set_constraint`` at the end of an objective: samplers that know constraints, ``study.best_trial``

@@ -451,8 +451,7 @@ class Session:
         trial.attrs |= {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
         valueless = self.leading is None and not self.states[TrialState.COMPLETE]
         uncaught = failure.kinds and not any(kind in self._catch for kind in failure.kinds)
-        refused = is_misuse(failure) and failure.kinds[0] not in self._catch
-        if uncaught or (again and valueless and refused):  # as all others would be
+        if uncaught or (again and valueless and is_misuse(failure, self._catch)):  # which all others would be, too
             self._raised = self._raised or failure
         self._finish(trial, TrialState.FAIL)
 

@@ -23,8 +23,7 @@ class Adapter(StandsFor):
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
         """Take what :func:`~hpstage.training.code.patches.standing` has found, which ``setup`` looks for otherwise."""
-        if hasattr(self, "_world"):  # a bundle leaves it to its members
-            self._world.take_patches(patched)
+        self._world.take_patches(patched)
 
     def describe_environment(self) -> dict[str, str]:
         """Return the settings that decide the bits of training: those of torch, pinned, and of JAX, if the subject's

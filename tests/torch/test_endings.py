@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import Run
 from hpstage import schedule as s
-from hpstage.errors import StateError
+from hpstage.errors import HpstageError, StateError
 from hpstage.store import MemoryJournal
 
 STEPS = 30
@@ -179,7 +179,8 @@ def test_an_end_without_metrics_fails_with_its_remedy() -> None:
     assert all("without metrics: call run.report(...)" in trial.user_attrs["hpstage:failure"] for trial in failed)
 
 
-def test_an_end_that_depends_on_when_a_report_is_wanted_is_refused() -> None:
+@pytest.mark.parametrize("caught", [StateError, HpstageError])
+def test_an_end_that_depends_on_when_a_report_is_wanted_is_refused(caught: type[Exception]) -> None:
     def measuring(run: Run) -> None:
         model, optimizer = parts(run)
         run.attach(model=model, optimizer=optimizer)
@@ -190,7 +191,7 @@ def test_an_end_that_depends_on_when_a_report_is_wanted_is_refused() -> None:
                 if loss < 0.4:
                     break
 
-    result = search(measuring, catch=(StateError,))
+    result = search(measuring, catch=(caught,))
     failed = [trial for trial in result.study.trials if trial.state == TrialState.FAIL]
     assert failed
     assert all("where a report was wanted" in trial.user_attrs["hpstage:failure"] for trial in failed)

@@ -19,8 +19,11 @@ from torch.overrides import TorchFunctionMode
 import hpstage.torch
 from hpstage.cluster.shipping import pack
 from hpstage.errors import StateError, UsageError
-from hpstage.training.code.patches import lacking, patches
-from hpstage.training.identity import settings
+from hpstage.training.capture import world
+from hpstage.training.code.patches import lacking, patches, standing
+from hpstage.training.identity import environment, settings
+from hpstage.training.identity.environment import describe
+from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small
 
 LIBRARIES = ("torch",)
@@ -145,3 +148,33 @@ def test_code_that_names_a_part_of_torch_that_is_no_plain_module_can_be_sent() -
     names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
     exec("def asked():\n    return torch.backends.mkldnn.matmul.fp32_precision", names)
     assert unpack(pack(names["asked"], LIBRARIES))() == torch.backends.mkldnn.matmul.fp32_precision
+
+
+class PatchingData(Small):
+    """Puts a function of its own into torch where it makes its data."""
+
+    def dataset(self) -> Any:
+        torch.nn.functional.made_with_data = mine  # type: ignore[attr-defined]
+        return super().dataset()
+
+
+def test_what_making_the_data_patches_counts_from_the_first_search_of_a_process_on() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "made_with_data", None, raising=False)
+        first, second = (describe(as_trainable(PatchingData())).identity for _ in range(2))
+    assert first == second
+
+
+def test_libraries_are_looked_through_once_for_the_key_and_for_the_first_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    for module in (environment, world):
+        monkeypatch.setattr(module, "standing", lambda: looks.append(1) or standing())
+
+    def train(run: hpstage.Run) -> None:
+        for _ in run.steps():
+            run.report(loss=run.hp["lr"])
+
+    trainable = as_trainable(train)
+    describe(trainable)
+    trainable.setup({"lr": 0.1})
+    assert looks == [1]

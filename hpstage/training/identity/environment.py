@@ -34,7 +34,7 @@ def describe(trainable: Trainable) -> Environment:
 
 def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment:
     see_data = getattr(trainable, "see_data", None)
-    patched = [] if see_data is not None else [*standing()]
+    patched = [*standing()]
     before = identify(trainable, patched)
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -74,7 +74,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
     return Environment(
         {name: str(text) for name, text in described.items()},
         identity=after.described,
-        loaded=after.loaded | before.loaded,
+        loaded=before.loaded,
         remarks=remarks,
         warnings=warnings,
     )

@@ -133,7 +133,7 @@ def alone(kind: type[Tiny], id: int, numerics: str = "stacked") -> Any:
 
 
 def beside_others(kind: type[Tiny]) -> list[StackedLoop]:
-    """Train siblings 0 to 2 to the end: 1 begins late, 2 goes on in the slot of another that has left."""
+    """Train siblings 0 to 2 to the end: 1 begins late, 2 continues in the slot of another that has left."""
     subject = by("stacked", kind)()
     subject.max_stacked = 3
     loop = StackedLoop(subject)
