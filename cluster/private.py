@@ -1,8 +1,8 @@
 """Uses of Dask's private names; no other module of this project uses any.
 
 Reviewed and tested with distributed 2025.1.0 and 2026.8.0. There is no public equivalent: a client cannot be configured
-not to reconnect, nor a cluster to start workers in the foreground, where errors are raised, nor estimates of sizes to
-draw from a generator of their own.
+not to reconnect or to end its event loop in any case, nor a cluster to start workers in the foreground, where errors
+are raised, nor estimates of sizes to draw from a generator of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,17 @@ class ClientOnce(Client):  # type: ignore[misc]
 
     async def _reconnect(self) -> None:
         pass
+
+    def start(self, **kwargs: Any) -> None:
+        try:
+            super().start(**kwargs)
+        except BaseException:
+            self._loop_runner.stop()  # Dask leaves the thread of its event loop if there is no scheduler
+            raise
+
+    def close(self, *arguments: Any, **kwargs: Any) -> None:
+        super().close(*arguments, **kwargs)
+        self._loop_runner.stop()  # Dask leaves it, too, after the scheduler has closed the connection
 
 
 def start_workers(cluster: LocalCluster) -> None:

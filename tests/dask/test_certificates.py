@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hpstage.cli.app import app
 from tests.dask.commands import Command, free_port
-from tests.dask.conftest import Start, starting
+from tests.dask.conftest import Start, leave_loops, starting
 
 pytest.importorskip("cryptography", reason="pip install hpstage[tls]")
 
@@ -72,6 +72,7 @@ def test_only_who_has_them_reaches_the_cluster(start: Start, tmp_path: Path) -> 
         client_of(address, tmp_path / "others", 3)
     with pytest.raises(OSError, match=r"(?i)timed out|closed|handshake"):
         Client(address.replace("tls", "tcp"), security=Security(), timeout=3, set_as_default=False)
+    leave_loops()  # those of Dask's clients without a scheduler
     assert "no TLS" not in scheduler.said
     assert worker.stop() == 0
     scheduler.stop()

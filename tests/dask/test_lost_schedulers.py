@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from distributed import Client
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
+from hpstage.cluster.private import ClientOnce
 from hpstage.errors import ClusterError, UsageError
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.testing.chains import chain, ended, outcome, reached, workers
 from hpstage.testing.chains import until as until_reports
 from hpstage.testing.toys import Counter, Gate
+from tests.dask.commands import free_port
 from tests.dask.processes import Processes, end, until
 from tests.dask.steady import Steady
 from tests.dask.studies import Running, trials, undisturbed
@@ -133,6 +136,13 @@ def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) 
     with pytest.raises(ClusterError, match="run the same command again"):
         until_reports(executor, lambda _: False)
     executor.close()
+
+
+def test_attempts_to_connect_leave_no_event_loop() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="Timed out"):
+        ClientOnce(f"tcp://127.0.0.1:{free_port()}", timeout=0.2, set_as_default=False)
+    assert set(threading.enumerate()) <= before
 
 
 def test_chains_of_a_connection_that_broke_stop_and_their_workers_are_used_again(
