@@ -8,7 +8,7 @@ from typing import Literal
 from hpstage.checking import ways
 from hpstage.checking.comparing import METRIC, WORKLOAD, Apart
 from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, THREADS
-from hpstage.training.capture.portrait import LOCAL
+from hpstage.training.capture.stateless import LOCAL, excluding
 from hpstage.training.pickles import REMEDY
 
 Style = Literal["torch", "function", "object"]
@@ -19,7 +19,8 @@ _KEEP = {
     "function": "keep it in something that is attached (run.attach(...)), or make it a function of the step",
     "object": "give it in state_dict() and take it over in load_state_dict(), or make it a function of the step",
 }
-_UNLESS = "; if training does not depend on it, name it in `stateless`"
+_NAMELESS = STATE, GENERATOR, SETTING, THREADS, METRIC, WORKLOAD
+_MOST = 20
 _PICKLE = "bytes b'\\x80", 'bytes b"\\x80'
 _DRAWS = (
     "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
@@ -60,7 +61,7 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
         return (
             "local variables are in no state: a fork runs the function again, up to its loop, and continues with what "
             "they are there",
-            f"{_KEEP[style]}{_UNLESS.replace('`stateless`', 'the `stateless` of the function')}",
+            _KEEP[style] + _unless(apart),
         )
     if path.startswith(STATE) and apart.straight.startswith(_PICKLE) and apart.found.startswith(_PICKLE):
         cause, _, remedy = REMEDY.partition(": ")
@@ -104,7 +105,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
             f"{when} something else in every process: {what} depends on the time, on the process or an address (id()), "
             f"on entropy (os.urandom, secrets, a generator without a seed), on a concurrent thread, on a "
             f"file, or on a variable of the environment",
-            _DRAWS + _UNLESS,
+            _DRAWS + _unless(apart),
         )
     if way == ways.THREADS:
         return (
@@ -123,7 +124,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
         return (
             "training depends on something that the process holds and no state does: a cache, the environment, a file, "
             "an object of a library",
-            _KEEP[style] + _UNLESS,
+            _KEEP[style] + _unless(apart),
         )
     if way in (ways.OTHER, ways.OTHER_FORK):
         return (
@@ -141,7 +142,8 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
 
 def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
     """Return cause and remedy for something that training changes and the state does not hold, or not correctly."""
-    if style == "object" and _form(apart.straight) != _form(apart.found):
+    forms = _form(apart.straight), _form(apart.found)
+    if style == "object" and all(forms) and forms[0] != forms[1]:
         return (
             "load_state_dict() gives it back in another form (dtype, shape, strides)",
             "keep and take over tensors as they are: torch's Optimizer.load_state_dict() casts to the dtype of weights",
@@ -150,7 +152,7 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
         return (
             "right after loading it is not what it was when the state was taken: state_dict() leaves it out or gives "
             "something old, or load_state_dict() does not take it over",
-            _KEEP[style] + _UNLESS,
+            _KEEP[style] + _unless(apart),
         )
     if apart.path.startswith(GENERATOR):
         return (
@@ -161,10 +163,15 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
     return (
         "something that training changes is in no state: straight through it keeps its value, and a fork begins "
         "without it",
-        _KEEP[style] + _UNLESS,
+        _KEEP[style] + _unless(apart),
     )
 
 
+def _unless(apart: Apart) -> str:
+    named = [path for path in (apart.path, *apart.causes) if not path.startswith(_NAMELESS)]
+    return f"; {excluding(*named[:_MOST])}" if named else ""
+
+
 def _form(text: str) -> str:
-    """Return the string for a tensor or array without the values."""
-    return text.rpartition(" ")[0] if "[" in text else ""
+    """Return the string for a tensor or array without the values; nothing for another object."""
+    return text.rpartition(" ")[0] if "[" in text and not text.startswith("->") else ""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hpstage.execution.runs import Record
 from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, Snapshot
-from hpstage.training.capture.portrait import LOCAL, Difference, differences, rank, shown
+from hpstage.training.capture.portrait import Difference, differences, follows, rank, shown
+from hpstage.training.capture.stateless import LOCAL
 
 METRIC = "the metric "
 WORKLOAD = "the workload's "
@@ -20,6 +21,7 @@ class Apart:
     Attributes:
         loaded: whether it exists right after the state is loaded.
         others: paths of other differences at that step.
+        causes: those of them that do not follow from others.
     """
 
     step: int
@@ -28,6 +30,7 @@ class Apart:
     found: str
     loaded: bool
     others: tuple[str, ...]
+    causes: tuple[str, ...] = ()
 
 
 def first_apart(straight: Record, other: Record, *, reports: bool = True, answered: bool = False) -> Apart | None:
@@ -51,7 +54,9 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
         )
         if found:
             (path, here, there), *rest = found
-            return Apart(step, shown(path), here, there, path in at_once, tuple(shown(path) for path, _, _ in rest))
+            others = tuple(shown(path) for path, _, _ in rest)
+            causes = (difference[0] for difference in rest if not follows(difference))
+            return Apart(step, shown(path), here, there, path in at_once, others, tuple(map(shown, causes)))
     for step in sorted(straight.metrics.keys() & other.metrics.keys()):
         found = list(differences(straight.metrics[step], other.metrics[step]))
         if found:

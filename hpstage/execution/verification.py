@@ -21,13 +21,16 @@ from hpstage.schedule import Scalar
 from hpstage.text import count_of
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
-from hpstage.training.capture.portrait import LOCAL, Difference, differences, first_difference, shown
+from hpstage.training.capture.portrait import Difference, by_likely_cause, differences, follows, shown
+from hpstage.training.capture.stateless import LOCAL, excluding
 from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
 
 logger = logging.getLogger("hpstage")
 
 _STATE = "the state"
+_MOST = 20
+"""Differences that a message names."""
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
 """Number of steps before the fork, if there are enough: by then optimizers have their state."""
@@ -42,13 +45,14 @@ _PATIENCE, _TIMES = 60.0, 2.0
 class Outcome(msgspec.Struct):
     """What comparing has found: ``over`` unless the steps beyond the end of training could not be trained.
 
-    ``difference``: the first one. ``by_measuring``: it is one between steps with and without a report. ``pickle``: the
-    path in the state of a pickle whose bytes differ, if nothing else does. ``refusal``: why no state can be taken or
-    loaded, or no step trained from it, if so; the reason applies to every trial.
+    ``differences``: likely causes first, without consequences of others. ``by_measuring``: they are between steps with
+    and without a report. ``pickle``: the path in the state of a pickle whose bytes differ, if nothing else does.
+    ``refusal``: why no state can be taken or loaded, or no step trained from it, if so; the reason applies to every
+    trial.
     """
 
     over: bool = True
-    difference: Difference | None = None
+    differences: list[Difference] = []
     by_measuring: bool = False
     pickle: str | None = None
     refusal: str | None = None
@@ -189,7 +193,7 @@ class ForkVerification:
     def told(self) -> str | None:
         """The result with its remedy; ``None`` if the fork is exact."""
         found = self.outcome
-        return found.refusal if found.difference is None else _explained(found, found.difference, self)
+        return _explained(found, self) if found.differences else found.refusal
 
     def _take(self) -> None:
         """Take the state that a fork would start from."""
@@ -231,7 +235,7 @@ class ForkVerification:
     def _take_over(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._state = None
-        if outcome.over and outcome.difference is None and hasattr(self._trainable, "verified"):
+        if outcome.over and not outcome.differences and hasattr(self._trainable, "verified"):
             self._trainable.verified(self._changed)
 
     def _trained_beyond(self) -> Outcome:
@@ -274,21 +278,20 @@ class ForkVerification:
                 )
             )
         find = partial(
-            first_difference,
+            by_likely_cause,
             straight,
             portrait_of(self._trainable),
             suspected={path.removesuffix(MADE) for path in self._changed},
             from_the_start=loaded,
         )
-        difference = find(answered=self.answered)
-        unset = None if difference is not None else find()
-        if unset is not None and not _measures_alike(self._trainable, metrics):
-            difference = unset
-        found = Outcome(difference=difference)
-        if difference is not None and difference[0] == _STATE and pickles:
+        different = find(answered=self.answered)
+        if not different and (unset := find()) and not _measures_alike(self._trainable, metrics):
+            different = unset
+        found = Outcome(differences=_causes(different))
+        if different and different[0][0] == _STATE and pickles:
             now = dict(pickles_in(self._trainable.state_dict()))
             found.pickle = next((path for path, content in pickles.items() if now.get(path) != content), None)
-        if difference is None and hasattr(self._trainable, "announce"):
+        if not different and hasattr(self._trainable, "announce"):
             self._compare_measuring(found)
         return found
 
@@ -301,8 +304,8 @@ class ForkVerification:
         for step, hp, report in others:
             self._train(step, hp, report)
         now = portrait_of(self._trainable)
-        found.difference = first_difference(_but_locals(self._straight), _but_locals(now))
-        found.by_measuring = found.difference is not None
+        found.differences = _causes(by_likely_cause(_but_locals(self._straight), _but_locals(now)))
+        found.by_measuring = bool(found.differences)
 
     def _load(self) -> None:
         self._trainable.setup(self._initial)
@@ -347,15 +350,25 @@ def portrait_of(trainable: Trainable) -> dict[str, str]:
     return {**told, _STATE: digest(trainable.state_dict())}
 
 
-def _explained(found: Outcome, difference: Difference, verification: ForkVerification) -> str:
-    """Describe a difference and its remedy."""
+def _causes(differences: list[Difference]) -> list[Difference]:
+    return [*differences[:1], *(other for other in differences[1:] if not follows(other))]
+
+
+def _explained(found: Outcome, verification: ForkVerification) -> str:
+    """Describe all that differs and the remedy."""
     steps = verification.steps
     if found.pickle is not None:
         return (
             f"{found.pickle} is pickled, and its bytes after {count_of(steps, 'more step')} from a kept state are not "
             f"those of training straight through, though all else that training can reach is the same: {REMEDY}"
         )
-    path, straight, forked = shown(difference[0]), *difference[1:]
+    (first, straight, forked), *others = found.differences
+    path = shown(first)
+    causes = [first, *(other for other, _, _ in others)]
+    also = ""
+    if len(causes) > 1:
+        more = f" and {len(causes) - _MOST:,} more" if len(causes) > _MOST else ""
+        also = f"; so it is with {', '.join(map(shown, causes[1:_MOST]))}{more}"
     remedy = (
         "give it in state_dict() and put it back in load_state_dict()"
         if verification.answered
@@ -370,7 +383,7 @@ def _explained(found: Outcome, difference: Difference, verification: ForkVerific
         )
     return (
         f"training continues differently from a kept state than straight through: after {count_of(steps, 'more step')} "
-        f"{path} is {forked} from the state and {straight} straight through. Something that training changes is in no "
-        f"state: {remedy}, or make it a function of the step; if training does not depend on it, name it in "
-        f"`stateless`. Or a step depends on what is never the same, such as the time or the system's random numbers"
+        f"{path} is {forked} from the state and {straight} straight through{also}. Something that training changes is "
+        f"in no state: {remedy}, or make it a function of the step; {excluding(*causes[:_MOST])}. Or a step depends on "
+        f"what is never the same, such as the time or the system's random numbers"
     )

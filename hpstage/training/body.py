@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from hpstage.training.capture.context_managers import letting_through, swallowing
 from hpstage.training.capture.liveness import instructions_of, live, place
-from hpstage.training.capture.portrait import LOCAL
 from hpstage.training.capture.stateful import ITERATORS
+from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.capture.variables import Variable
 from hpstage.training.code.namespaces import MISSING, Slot
 from hpstage.training.code.owner import of_user

@@ -34,7 +34,7 @@ from hpstage.errors import StateError, StopTraining, TrainingError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import Adapter, checked_metrics, optimizers_in, stateless_of
 from hpstage.training.body import Body, Pause
-from hpstage.training.capture.portrait import LOCAL
+from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.training.run import Run

@@ -35,6 +35,25 @@ class _Canonical(pickle._Pickler):  # the C pickler does not let us choose what 
         if not isinstance(obj, self._unshared):
             super().memoize(obj)  # type: ignore[misc]  # missing from typeshed
 
+    def reducer_override(self, obj: Any) -> Any:
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not isinstance(obj, torch.storage.TypedStorage):
+            return NotImplemented
+        # torch writes the address of its memory into the pickle.
+        storage = obj._untyped_storage  # untyped() warns that it is deprecated
+        content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return _storage, (content.cpu().numpy().tobytes(), obj.dtype, storage.device)
+
+
+def _storage(content: bytes, dtype: Any, device: Any) -> Any:
+    """Return the storage of a tensor. Called by ``pickle.loads``."""
+    import torch
+
+    values = torch.empty(len(content), dtype=torch.uint8)
+    values.numpy()[:] = bytearray(content)
+    kind: Any = torch.storage.TypedStorage
+    return kind(wrap_storage=values.to(device).untyped_storage(), dtype=dtype, _internal=True)
+
 
 def pickles_in(state: object, path: str = "state") -> Iterator[tuple[str, bytes]]:
     """Yield path and content of each byte string in a state that looks like a pickle."""

@@ -68,7 +68,7 @@ class Run:
                 )
             raise AttributeError(what, name=name, obj=self)
 
-    def attach(self, *unnamed: object, **parts: Any) -> None:
+    def attach(self, /, *unnamed: object, **parts: Any) -> None:
         """Attach the objects that training changes, each with ``state_dict`` and ``load_state_dict``.
 
         Call it once, before the loop. In a fork, it restores the state: parameters, gradients, buffers, attributes, and

@@ -27,6 +27,7 @@ from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.stateful import RandomSource, stands_only
+from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, is_tensor, same_hooks, storable
 from hpstage.training.code.attributes import own_of
@@ -137,7 +138,7 @@ class Encoder:
             )
         else:
             why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
-        return StateError(f"{path} is a {what} that {why}; if training does not depend on it, name it in `stateless`")
+        return StateError(f"{path} is a {what} that {why}; {excluding(path)}")
 
     def value(self, path: str, value: Any) -> Plain:
         """Encode a value within a content."""
@@ -145,7 +146,7 @@ class Encoder:
         if kind is int and value > _SMALLEST_ADDRESS and (named := self._now.at_address(value)) is not None:
             raise StateError(
                 f"{path} holds the id() of {named}, which is another number in the process that continues. Keep the "
-                f"object itself, or its name, in its place; if training does not depend on it, name it in `stateless`"
+                f"object itself, or its name, in its place; {excluding(path)}"
             )
         if kind in _ITSELF:
             return value
@@ -294,7 +295,7 @@ class Encoder:
         if value.grad_fn is not None:
             raise StateError(
                 f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
-                f"or take item(); if it is only looked at, name it in `stateless`"
+                f"or take item(); {excluding(path)}"
             )
         if not same_hooks(hooks_of(value), NO_HOOKS):
             raise self._hooked(path)
@@ -375,7 +376,7 @@ class Encoder:
             what = "has changed"
         return StateError(
             f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
-            f"tensors and arrays from which it can be made; if training does not depend on it, name it in `stateless`"
+            f"tensors and arrays from which it can be made; {excluding(path)}"
         )
 
     def _settings(self, content: dict[str, Any]) -> list[Plain]:
@@ -421,8 +422,8 @@ class Encoder:
     def _refusal(self, path: str, value: object) -> StateError:
         return StateError(
             f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model() or "
-            f"__init__(), so that it is there when a fork begins, or keep plain values (numbers, tensors, lists); if "
-            f"training does not depend on it, name it in `stateless`"
+            f"__init__(), so that it is there when a fork begins, or keep plain values (numbers, tensors, lists); "
+            f"{excluding(path)}"
         )
 
 

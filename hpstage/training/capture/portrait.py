@@ -15,6 +15,7 @@ from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import VALUES, kind_of
+from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.values import cannot_change, is_tensor
 from hpstage.training.code.namespaces import MISSING, ClassAttributes
@@ -24,7 +25,7 @@ from hpstage.training.identity.settings import NEXT_HOOK
 _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 _CLASS = ".__class__"
-_IDLE = ".defaults.differentiable"
+_IDLE = ".defaults['differentiable']"
 """Of a user's optimizer: set by torch when a state is loaded, and read by no step."""
 
 
@@ -48,7 +49,7 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
     elif record.kind.name in ("items", "mapping"):
         items, own = record.content
         if record.kind.name == "mapping" and all(type(name) is str for name in items):
-            yield from _named(record.path, items, survey)
+            yield from _labelled({f"{record.path}[{name!r}]": value for name, value in items.items()}, survey)
         else:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
@@ -57,18 +58,23 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
 
 
 def _is_of_a_library(kind: type) -> bool:
-    """Return whether a class belongs to a library other than torch, whose attributes all exist by then."""
-    module = module_of(kind)
-    return (
-        kind is not ClassAttributes and not is_users_code(kind) and module.partition(".")[0] not in ("torch", "hpstage")
-    )
+    """Return whether a class belongs to a library whose objects get attributes as they are used.
+
+    Those of torch all exist by then, except that its optimizers note there that they have warned."""
+    if kind is ClassAttributes or is_users_code(kind):
+        return False
+    library = module_of(kind).partition(".")[0]
+    return library not in ("torch", "hpstage") or (library == "torch" and issubclass(kind, torch().optim.Optimizer))
 
 
 def _named(path: str, items: dict[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
-    for name, value in items.items():
-        inner = f"{path}.{name}"
-        if survey.path_of(value) != inner and not inner.endswith(_IDLE):
-            yield inner, _short(_entry(value, survey))
+    yield from _labelled({f"{path}.{name}": value for name, value in items.items()}, survey)
+
+
+def _labelled(items: dict[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
+    for path, value in items.items():
+        if survey.path_of(value) != path and not path.endswith(_IDLE):
+            yield path, _short(_entry(value, survey))
 
 
 def _short(text: str) -> str:
@@ -157,31 +163,29 @@ Difference = tuple[str, str, str]
 """A path, and what the one run and the other have there."""
 
 
-LOCAL = "local variable "
 _VARIABLE = re.compile(rf"{LOCAL}\w+")
 
 _CONSEQUENCES = ("model", "optimizer", "the state")
 
 
-def first_difference(
+def by_likely_cause(
     straight: dict[str, str],
     forked: dict[str, str],
     *,
     suspected: Collection[str] = (),
     from_the_start: Collection[str] = (),
     answered: bool = False,
-) -> Difference | None:
-    """Return the first difference, with likely causes before their consequences.
+) -> list[Difference]:
+    """Return all differences, with likely causes before their consequences.
 
     Args:
         suspected: paths that are the cause if they differ at all.
         from_the_start: paths that already differed right after the state was loaded.
         answered: see :func:`differences`.
     """
-    return min(
+    return sorted(
         differences(straight, forked, suspected=suspected, answered=answered),
         key=lambda found: (found[0] not in suspected, found[0] not in from_the_start, rank(found[0])),
-        default=None,
     )
 
 
@@ -204,7 +208,8 @@ def differences(
             continue
         if path.startswith(LOCAL) and variable(path) not in forked:
             continue
-        if answered and path not in forked and path not in suspected and path.rpartition(".")[0] + _CLASS in forked:
+        of_a_library = path.rpartition(".")[0] + _CLASS in forked and not path.endswith("]")
+        if answered and path not in forked and path not in suspected and of_a_library:
             continue
         yield path, here, there
 
@@ -226,3 +231,9 @@ def rank(path: str) -> int:
     if path.startswith(LOCAL):
         return 0
     return 2 if path.startswith(_CONSEQUENCES) or path.endswith(".grad") else 1
+
+
+def follows(difference: Difference) -> bool:
+    """Return whether a difference usually follows from another: weights do, from what they are trained with."""
+    path, here, _ = difference
+    return rank(path) == 2 or "requires_grad" in here

@@ -23,6 +23,7 @@ from hpstage.training.capture.kinds import (
     kind_of_type,
 )
 from hpstage.training.capture.stateful import CACHED, Cache
+from hpstage.training.capture.stateless import LOCAL, excluding
 from hpstage.training.capture.values import Marked, owner_of
 from hpstage.training.code.attributes import dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph
@@ -125,16 +126,17 @@ class Surveyor:
     """Makes surveys.
 
     Args:
-        stateless: what is ignored: attributes of the trainable (``cache`` is ``self.cache``), global and local
-            variables, or whole paths.
+        stateless: what is ignored: attributes of ``self`` (``cache`` is ``self.cache``), global and local variables, or
+            whole paths.
     """
 
     def __init__(self, stateless: Collection[str] = ()) -> None:
-        self._stateless = frozenset(stateless)
+        self._stateless = frozenset((*stateless, *(LOCAL + name for name in stateless)))
         self._skips: dict[str, frozenset[str]] = {}
         for name in stateless:
             owner, _, last = (name if "." in name else f"self.{name}").rpartition(".")
-            self._skips[owner] = self._skips.get(owner, frozenset()) | {last}
+            for path in (owner, LOCAL + owner):
+                self._skips[path] = self._skips.get(path, frozenset()) | {last}
         self._code: dict[int, tuple[object, list[Step]]] = {}  # what a class or function reaches
         self._read: set[str] = set()  # names that the user's code mentions
 
@@ -267,7 +269,7 @@ class Surveyor:
             raise StateError(
                 f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
                 f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
-                f"if training does not depend on it, name it in `stateless`"
+                f"{excluding(path)}"
             )
         return Record(path, obj, kind, content, skip)
 

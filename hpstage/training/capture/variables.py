@@ -11,7 +11,8 @@ from hpstage.errors import StateError
 from hpstage.training.capture.aliases import holding
 from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
-from hpstage.training.capture.portrait import LOCAL, shown, text_of, texts_of
+from hpstage.training.capture.portrait import Difference, shown, text_of, texts_of
+from hpstage.training.capture.stateless import LOCAL, root_of, to_exclude
 from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked
 from hpstage.training.code.bytecode import inner
@@ -54,13 +55,14 @@ class Variables:
         """Compare with the present values of the same variables, in the given world.
 
         Raises:
-            StateError: something has changed. The message names it.
+            StateError: something has changed. The message names all that has.
         """
+        found: list[Difference] = []
         for before, now in zip(self._variables, variables, strict=True):
             if before.value is MISSING and not before.needed:
                 continue
             if not same_value(before.value, now.value) and not _in_a_known_cell(now, world):
-                raise _changed(LOCAL + now.name, text_of(before.value, world), text_of(now.value, world))
+                found.append((LOCAL + now.name, text_of(before.value, world), text_of(now.value, world)))
         changed = [record for record in self._alone if record.kind is not CACHE and record.changed()]
         if changed:
             classes = {_space(record.obj) for record in world if isinstance(record.obj, ClassAttributes)}
@@ -70,39 +72,53 @@ class Variables:
                     continue
                 if record.kind is VALUES and record.content.same_place(record.read()) and in_state(record.obj):
                     continue  # another name for something in the state
-                raise _changed(*self._difference(record))
+                found += self._differences(record)
+        if found:
+            raise _changed(found)
 
-    def _difference(self, record: Record) -> tuple[str, str, str]:
+    def _differences(self, record: Record) -> list[Difference]:
         if record.kind is VALUES:
-            return record.path, "different in values, form or gradient", text_of(record.obj, self._alone)
+            return [(record.path, "different in values, form or gradient", text_of(record.obj, self._alone))]
         present = Record(record.path, record.obj, record.kind, record.read(), record.skip)
         if record.kind.name == "iterator":
-            return record.path, "where it stood", "further on"
+            return [(record.path, "where it stood", "further on")]
         before, now = (dict(texts_of(one, self._alone)) for one in (record, present))
-        for path in (*before, *now):
-            was, has_become = before.get(path, _NOTHING), now.get(path, _NOTHING)
-            if was != has_become:
-                return path, was, has_become
-        return record.path, "something else", f"a {type(record.obj).__qualname__} that has changed"
+        texts = [(path, before.get(path, _NOTHING), now.get(path, _NOTHING)) for path in {**before, **now}]
+        found = [(path, was, has_become) for path, was, has_become in texts if was != has_become]
+        return found or [(record.path, "something else", f"a {type(record.obj).__qualname__} that has changed")]
 
 
 _NOTHING = "nothing"
+_MOST = 20
 
 
-def _changed(path: str, was: str, now: str) -> StateError:
-    path = shown(path)
-    name = path.removeprefix(LOCAL).partition(".")[0].partition("[")[0]
-    remedy, more = "it", ""
-    if path.startswith(LOCAL):
-        remedy = f"`{name}`"
-        more = (
-            f"; if each step sets it before it reads it, as in an inner loop, set it before that, too (`{name} = None`)"
+def _changed(found: list[Difference]) -> StateError:
+    names = list(dict.fromkeys(root_of(path) for path, _, _ in found))
+    local = found[0][0].startswith(LOCAL)
+    attach = " or ".join(f"`{name}`" for name in names) if local else "it"
+    more = ""
+    if local:
+        sets = "; ".join(f"{name} = None" for name in names)
+        more = f"; if each step sets it before it reads it, as in an inner loop, set it before that, too (`{sets}`)"
+    if len(found) == 1:
+        path, was, now = found[0]
+        what = (
+            f"training has changed {shown(path)}, which it may read in a later step, and which is in no state: it was "
+            f"{was} where the loop over run.steps() began and is {now}, so that a fork would continue differently. "
+        )
+    else:
+        lines = [f"\n  {shown(path)} was {was} and is {now}" for path, was, now in found[:_MOST]]
+        if len(found) > _MOST:
+            lines.append(f"\n  and {len(found) - _MOST} more")
+        what = (
+            f"training has changed {shown(found[0][0])} and {len(found) - 1} more since the loop over run.steps() "
+            f"began, which it may read in a later step, and which are in no state, so that a fork would continue "
+            f"differently:{''.join(lines)}\n"
         )
     return StateError(
-        f"training has changed {path}, which it may read in a later step, and which is in no state: it was {was} where "
-        f"the loop over run.steps() began and is {now}, so that a fork would continue differently. Attach {remedy}, "
-        f"keep it as an attribute of something that is attached, or make it a function of the step; if training does "
-        f"not depend on it, name it in `stateless` of the function{more}"
+        f"{what}Attach {attach} (anything with state_dict and load_state_dict can be), keep it as an attribute of "
+        f"something that is attached, or make it a function of the step; if training does not depend on it, name it in "
+        f"`stateless` of the function: {to_exclude(*(path for path, _, _ in found))}{more}"
     )
 
 

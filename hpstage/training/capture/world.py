@@ -24,6 +24,7 @@ from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.training.capture.stateful import arguments_kept
+from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
@@ -110,7 +111,7 @@ class World:
                 raise StateError(
                     f"{record.path} has changed in training, and belongs to code that was met in model() or setup() "
                     f"only, so that a trial would begin with what another has left: import its module where yours "
-                    f"begins, or name it in `stateless` if training does not depend on it"
+                    f"begins; {excluding(record.path)}"
                 )
         self._note_filled()
         self.base = None
@@ -201,7 +202,7 @@ class World:
                 if record.kind is STORAGE and record.obj not in base and path.rpartition(".")[0] in base.paths:
                     raise StateError(
                         f"{path} has memory that training has hidden, and no state can hold it: keep the tensor as it "
-                        f"was made, and show parts of it by views; or name it in `stateless`"
+                        f"was made, and show parts of it by views; {excluding(path)}"
                     )
             for record in base:
                 present = now.records.get(id(record.obj))
@@ -322,7 +323,7 @@ class World:
                 if not guard.put_back(record):
                     raise StateError(
                         f"{what} has changed {record.path}, so that training would depend on when it is called: "
-                        f"restore there what was before, work on a copy, or name it in `stateless`"
+                        f"restore there what was before, or work on a copy; {excluding(record.path)}"
                     )
 
     def _warn_once(self, record: Record, what: str) -> None:
@@ -409,5 +410,5 @@ def _put_back(record: Record, why: str, *, values: bool = True) -> None:
     except (TypeError, AttributeError, ValueError, RuntimeError, OSError) as error:
         raise StateError(
             f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
-            f"setup(), which begin anew for each trial, or name it in `stateless` if training does not depend on it"
+            f"setup(), which begin anew for each trial; {excluding(record.path)}"
         ) from None

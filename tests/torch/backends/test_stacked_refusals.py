@@ -140,6 +140,32 @@ def test_an_ordinary_update_of_ones_own_is_stacked() -> None:
     train(Bundle(builder(subject)), [Trial(subject, 0), Trial(subject, 1)])
 
 
+class BiasBeforeNormalization(Mlp):
+    """The gradient of the convolution's bias is zero but for rounding, which depends on the order of samples."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def model(self, hp: Hp) -> nn.Module:
+        width = self.width
+        return nn.Sequential(
+            *(
+                nn.Conv2d(1, width, 3, padding=1),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Conv2d(width, 8, 3),
+                nn.Flatten(),
+            ),
+            nn.Linear(128, 5),
+        )
+
+
+@pytest.mark.parametrize("width", [4, 8, 12, 20])
+def test_a_gradient_that_is_rounding_alone_is_no_reason_to_refuse(width: int) -> None:
+    subject = BiasBeforeNormalization(width)
+    train(Bundle(builder(subject)), [Trial(subject, 0), Trial(subject, 1)])
+
+
 class Counting(Mlp):
     def __init__(self) -> None:
         self.counted = 0

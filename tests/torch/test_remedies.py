@@ -1,0 +1,197 @@
+"""What a refusal says is to be done is done, and the search runs."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.errors import StateError
+from hpstage.store import MemoryJournal
+
+STEPS = 5
+X = torch.linspace(-1, 1, 64)[:, None]
+
+
+def searched(trainable: Any) -> list[float | None]:
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"at": [2, 3]}))
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": s.multistep(0.1, [trial.suggest_categorical("at", [2, 3])], gamma=0.1)}
+
+    executor = hpstage.InlineExecutor()
+    hpstage.optimize(study, trainable, space, metric="loss", steps=STEPS, executor=executor, store=MemoryJournal())
+    return [trial.value for trial in study.trials]
+
+
+class Trainer:
+    """Its loop and what it counts for its log are its own, as in many scripts."""
+
+    def __init__(self, run: hpstage.Run) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=run.hp["lr"])
+        self.steps, self.seconds = 0, 0.0
+        self.sums = {"loss": 0.0}
+
+    def train(self, run: hpstage.Run) -> None:
+        run.attach(model=self.model, optimizer=self.optimizer)
+        for _ in run.steps():
+            self.loss = torch.nn.functional.mse_loss(self.model(X), X * X)
+            self.loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.steps += 1
+            self.seconds += 0.5
+            self.sums["loss"] += self.loss.item()
+            run.report(loss=self.loss.item())
+
+
+def by_trainer() -> Callable[[hpstage.Run], None]:
+    def train(run: hpstage.Run) -> None:
+        Trainer(run).train(run)
+
+    return train
+
+
+def by_reachable_trainer() -> Callable[[hpstage.Run], None]:
+    def train(run: hpstage.Run) -> None:
+        trainer = Trainer(run)
+        trainer.model.__dict__["trainer"] = trainer
+        trainer.train(run)
+
+    return train
+
+
+class Counting:
+    """Counts in several attributes what is in no state."""
+
+    stateless: tuple[str, ...] = ()
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        self.weights = torch.zeros(3)
+        self.seen, self.log, self.sums = 0, list[int](), {"lr": 0.0}
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        self.weights += hp["lr"]
+        self.seen += 1
+        self.log.append(step)
+        self.sums["lr"] += hp["lr"]
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": float(self.weights.sum())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"].clone()
+
+
+def stateless_in(message: str) -> tuple[str, ...]:
+    (line,) = re.findall(r"`stateless = (\(.*?\))`", message)
+    return tuple(ast.literal_eval(line))
+
+
+CASES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "attributes of a local variable": (by_trainer, ("steps", "seconds", "loss", "sums")),
+    "attributes of an object": (Counting, ("seen", "log", "sums")),
+    "a tensor of a graph": (by_reachable_trainer, ("model.trainer.loss",)),
+}
+
+
+@pytest.mark.parametrize(("make", "names"), CASES.values(), ids=list(CASES))
+def test_all_that_differs_is_named_at_once_and_excluded_as_the_message_says(
+    make: Callable[[], Any], names: tuple[str, ...]
+) -> None:
+    with pytest.raises(StateError) as refused:
+        searched(make())
+    named = stateless_in(str(refused.value))
+    assert set(named) == set(names)
+    trainable = make()
+    trainable.stateless = named
+    assert None not in searched(trainable)
+
+
+class WithAdam:
+    """Its state is a pickle of torch's own objects."""
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=hp["lr"])
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        self.optimizer.param_groups[0]["lr"] = hp["lr"]
+        self.optimizer.zero_grad()
+        (self.model(X) - X).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": (self.model(X) - X).pow(2).mean().item()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"all": hpstage.pickled((self.model, self.optimizer))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model, self.optimizer = pickle.loads(state["all"])  # noqa: S301  # its own
+
+
+def test_torch_objects_can_be_kept_as_pickles() -> None:
+    assert None not in searched(WithAdam())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3),
+        torch.empty(0, dtype=torch.int64),
+        torch.tensor(3, dtype=torch.bfloat16),
+        torch.arange(12, dtype=torch.int16)[::3],
+        torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)),
+    ],
+    ids=["plain", "empty", "bfloat16", "view", "parameter"],
+)
+def test_pickled_tensors_are_what_they_were_with_equal_bytes_each_time(tensor: torch.Tensor) -> None:
+    content = hpstage.pickled(tensor)
+    loaded = pickle.loads(content)  # noqa: S301  # its own
+    assert type(loaded) is type(tensor)
+    assert (loaded.dtype, loaded.stride(), loaded.requires_grad) == (
+        tensor.dtype,
+        tensor.stride(),
+        tensor.requires_grad,
+    )
+    assert torch.equal(loaded, tensor)
+    assert hpstage.pickled(loaded) == content
+    with torch.no_grad():
+        loaded.zero_()  # its memory can be written
+
+
+def test_an_object_may_be_attached_under_the_name_self() -> None:
+    def train(run: hpstage.Run) -> None:
+        counted = Counted()
+        run.attach(self=counted)
+        for _ in run.steps():
+            counted.total += run.hp["lr"]
+            run.report(loss=counted.total)
+
+    assert None not in searched(train)
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.total = state["total"]
