@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -195,3 +196,43 @@ class Counted:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.total = state["total"]
+
+
+class Pointing(Counting):
+    """Holds its numbers in memory of a library in C, as LightGBM's boosters do."""
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        self._hold([0.0])
+
+    def _hold(self, numbers: list[float]) -> None:
+        self.memory = (ctypes.c_double * len(numbers))(*numbers)
+        self.handle = ctypes.c_void_p(ctypes.addressof(self.memory))
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        self._hold([*self.memory, hp["lr"]])
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": sum(self.memory)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": list(self.memory)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._hold(state["numbers"])
+
+
+def test_another_address_is_no_difference() -> None:
+    assert None not in searched(Pointing())
+
+
+def test_an_address_is_in_no_state() -> None:
+    def train(run: hpstage.Run) -> None:
+        model: Any = torch.nn.Linear(1, 1)
+        model.memory, model.handle = ctypes.c_double(0.0), ctypes.c_void_p()
+        run.attach(model=model)
+        for _ in run.steps():
+            model.handle.value = ctypes.addressof(model.memory)
+            run.report(loss=run.hp["lr"])
+
+    with pytest.raises(StateError, match=r"model\.handle .*c_void_p"):
+        searched(train)

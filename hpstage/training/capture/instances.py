@@ -213,11 +213,24 @@ def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
     try:
         with memoryview(obj) as memory:
             if not memory.readonly and memory.nbytes <= _LONGEST:
-                return memory.tobytes()
+                content = memory.tobytes()
+                return Address(content.hex()) if _is_pointer(obj) else content
     except (TypeError, BufferError, ValueError):
         pass  # it exposes none
     state = _own_state(obj)
     return pickled(obj) if state is None else (_STATE, state)
+
+
+class Address(str):
+    """Where a pointer of ctypes points: another place in each process, so that no state can hold it."""
+
+    __slots__ = ()
+
+
+def _is_pointer(obj: Any) -> bool:
+    library: Any = ctypes  # typeshed lacks _CFuncPtr
+    plain = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.py_object
+    return isinstance(obj, (ctypes._Pointer, library._CFuncPtr, *plain))
 
 
 def _own_state(obj: Any) -> bytes | None:

@@ -13,8 +13,9 @@ import xxhash
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
+from hpstage.training.capture.instances import Address
 from hpstage.training.capture.kind import is_atom, numpy, torch
-from hpstage.training.capture.kinds import VALUES, kind_of
+from hpstage.training.capture.kinds import FOREIGN, VALUES, kind_of
 from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.values import cannot_change, is_tensor
@@ -53,6 +54,8 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         else:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
+    elif record.kind is FOREIGN and isinstance(record.content[1], Address):
+        yield record.path, "an address" if int(record.content[1], 16) else "an address that is 0"
     elif record.content is not MISSING:  # omit unbound names
         yield record.path, _short(_entry(record.content, survey))
 
