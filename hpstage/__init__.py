@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpstage import algos, checkpoints, cluster, errors, optuna, report, schedule, store, testing, torch
+    from hpstage import algos, boosting, checkpoints, cluster, errors, optuna, report, schedule, store, testing, torch
     from hpstage.checking import CheckReport, check
     from hpstage.cluster import local_cluster
     from hpstage.errors import StopTraining
@@ -40,6 +40,7 @@ __all__ = [
     "StoredPlan",
     "TrainedTrial",
     "algos",
+    "boosting",
     "check",
     "checkpoints",
     "cluster",

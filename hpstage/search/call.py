@@ -255,6 +255,6 @@ def as_executor(executor: object) -> Executor:
     if isinstance(executor, type):
         raise UsageError(f"executor is the class {executor.__name__}; give an instance: {executor.__name__}()")
     raise UsageError(
-        f"executor is a {type(executor).__name__}; give hpstage.local_cluster(), a dask.distributed.Client, "
+        f"executor cannot be {executor!r}; give hpstage.local_cluster(), a dask.distributed.Client, "
         f"an Executor such as InlineExecutor(), or None for a local cluster"
     )

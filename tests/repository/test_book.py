@@ -47,7 +47,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("module", [hpstage, hpstage.report, hpstage.optuna, hpstage.cluster, hpstage.torch])
+@pytest.mark.parametrize(
+    "module", [hpstage, hpstage.boosting, hpstage.report, hpstage.optuna, hpstage.cluster, hpstage.torch]
+)
 def test_every_public_name_is_documented_and_in_the_reference(module: ModuleType) -> None:
     listed = (ROOT / "notebooks" / "reference.md").read_text()
     for name in module.__all__:

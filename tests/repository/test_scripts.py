@@ -16,6 +16,7 @@ SCRIPTS = ROOT / "scripts"
 TINY = {
     "bench_algorithms": "--trials 9 --many 60 --repeats 1",
     "bench_audit": "--audited 1 --seeds 1 --trials 3",
+    "bench_boosting": "--rounds 5 --rows 500 --repeats 1",
     "bench_dashboard": "--rounds 1 --seconds 0.5 --stages 50",
     "bench_elastic": "--models 32 --nodes 2 --steps 2 --repeats 1",
     "bench_engine": "--models mlp --batches 4 --widths 1 2 --rounds 1 --seconds 0.01 --searches 0 --alone",
@@ -53,7 +54,15 @@ TINY = {
 }
 
 QUICK = {
-    *("bench_algorithms", "bench_dashboard", "bench_gang_makespan", "bench_overhead", "bench_planner", "bench_profile"),
+    *(
+        "bench_algorithms",
+        "bench_boosting",
+        "bench_dashboard",
+        "bench_gang_makespan",
+        "bench_overhead",
+        "bench_planner",
+        "bench_profile",
+    ),
     *("bench_recovery", "bench_sampler", "bench_simulation", "bench_states", "bench_status", "bench_store"),
     *("bench_logs", "matrix_inputs", "example_function", "pictures", "record"),
 }
