@@ -5,7 +5,7 @@
 Trials are a grid over the number of leaves, where the learning rate drops, and the number of rounds. Each repetition
 runs both, in turns, in one process each with one thread.
 
-rounds asked, unique, trained   by the search: of the same beginning of two trials, each round is trained once
+rounds requested, unique, trained   by the search: of the same beginning of two trials, each round is trained once
 equal                           trials whose trees and metric are those of LightGBM's own loop
 alone, hpstage                  median seconds of all trials, and of the search
 overhead                        milliseconds a round takes longer than a call of lightgbm.Booster.update
@@ -123,7 +123,7 @@ def main() -> None:
     savings = result.savings
     found = {
         "trials": len(trials),
-        "rounds asked": savings.steps_asked,
+        "rounds requested": savings.steps_asked,
         "rounds unique": savings.steps_unique,
         "rounds trained": savings.steps_trained,
         "equal": equal,
@@ -133,7 +133,7 @@ def main() -> None:
         "overhead": overhead(data, arguments.rounds),
     }
     for name, value in found.items():
-        print(f"{name:<16}{value:>10.3f}" if isinstance(value, float) else f"{name:<16}{value:>10}")
+        print(f"{name:<18}{value:>10.3f}" if isinstance(value, float) else f"{name:<18}{value:>10}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
 
