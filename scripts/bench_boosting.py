@@ -123,7 +123,7 @@ def main() -> None:
     savings = result.savings
     found = {
         "trials": len(trials),
-        "rounds requested": savings.steps_asked,
+        "rounds requested": sum(max(1, int(trial.params["rounds"] * arguments.rounds)) for trial in trials),
         "rounds unique": savings.steps_unique,
         "rounds trained": savings.steps_trained,
         "equal": equal,
