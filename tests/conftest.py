@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from hpstage.training.code import patches
 from tests.redis_server import RedisServer, executable
 
 # On shared cores a time says nothing about the code.
@@ -31,6 +32,20 @@ multiprocessing.set_forkserver_preload(
         "tests.studies.test_identity",
     ]
 )
+
+
+# A process of tests has imported far more than one that trains, and each search looks through all of it for patches:
+# most of the time of thousands of tests. None of them patches these.
+OTHERS = """
+    IPython PIL _pytest accelerate aiohttp babel bokeh boto3 botocore dask datasets distributed docutils fsspec
+    google h2 httpx huggingface_hub hypothesis jinja2 joblib jupyter_client matplotlib mpl_toolkits mpmath msgpack
+    nbformat networkx onnx opentelemetry pandas peft pip pkg_resources psutil pydantic pygments pyparsing pytest
+    pytz redis requests rich s3fs safetensors scipy setuptools sklearn sphinx sqlalchemy sympy tensorboard
+    tokenizers toolz torchmetrics tornado trl urllib3 yaml zict
+"""
+# Only tests of torch patch these.
+TRAINING = "jax jaxlib keras lightning lightning_utilities narwhals numpy pytorch_lightning torch transformers"
+patches._WITHOUT_TRAINING |= {*OTHERS.split(), *TRAINING.split()}
 
 
 def _leaves_out_slow(config: pytest.Config) -> bool:

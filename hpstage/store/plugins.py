@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar
 
@@ -25,12 +28,26 @@ functions such as :func:`hpstage.store.redis_plans.open_redis`. ``hpstage.checkp
 return the :class:`~hpstage.training.adapter.Adapter` of an object.
 """
 
+_PACKAGES = "site-packages", "dist-packages"
+
 _T = TypeVar("_T")
 
 
 def registered(group: Group) -> list[str]:
     """Return the names in a group, sorted; nothing is loaded."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _points(group, _installed())})
+
+
+@lru_cache(32)
+def _points(group: Group, _: object) -> tuple[EntryPoint, ...]:
+    """Return a group's entry points. Looking them up reads a file of every distribution: most of the start of a search
+    that trains nothing."""
+    return tuple(entry_points(group=group))
+
+
+def _installed() -> tuple[tuple[str, float], ...]:
+    """Return what differs once a distribution has been installed or removed, or the path has changed."""
+    return tuple((folder, os.stat(folder).st_mtime if folder.endswith(_PACKAGES) else 0.0) for folder in sys.path)
 
 
 def names(group: Group) -> list[str]:
@@ -83,7 +100,7 @@ def opener(group: Group, name: str, port: type[_T]) -> Callable[..., _T]:
 
 
 def _the_one(group: Group, name: str) -> EntryPoint:
-    points = list(entry_points(group=group, name=name))
+    points = [point for point in _points(group, _installed()) if point.name == name]
     if not points:
         raise UsageError(f"there is no {name!r} among {group}: {', '.join(names(group))}")
     if len({point.value for point in points}) > 1:

@@ -11,22 +11,20 @@ import torch
 
 from hpstage.torch.environment import pin
 from hpstage.training.code import patches
+from tests.conftest import TRAINING
+from tests.in_place import _forks_are_verified_in_place as _forks_are_verified_in_place
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 pin()
 assert torch.get_num_threads() == 1
 
 
-# A process of tests has imported far more than one that trains, and each search looks through all of it for patches:
-# most of the time of thousands of tests. None of them patches these.
-OTHERS = """
-    IPython PIL _pytest accelerate aiohttp babel bokeh boto3 botocore dask datasets distributed docutils fsspec
-    google h2 httpx huggingface_hub hypothesis jinja2 joblib jupyter_client matplotlib mpl_toolkits mpmath msgpack
-    nbformat networkx onnx opentelemetry pandas peft pip pkg_resources psutil pydantic pygments pyparsing pytest
-    pytz redis requests rich s3fs safetensors scipy setuptools sklearn sphinx sqlalchemy sympy tensorboard
-    tokenizers toolz torchmetrics tornado trl urllib3 yaml zict
-"""
-patches._WITHOUT_TRAINING |= {*OTHERS.split()}
+@pytest.fixture(scope="package", autouse=True)
+def _libraries_are_looked_through() -> Iterator[None]:
+    passed_by = patches._WITHOUT_TRAINING
+    patches._WITHOUT_TRAINING -= {*TRAINING.split()}
+    yield
+    patches._WITHOUT_TRAINING = passed_by
 
 
 @pytest.fixture(autouse=True)

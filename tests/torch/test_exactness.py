@@ -39,6 +39,8 @@ from tests.torch.trainables import (
     sgd,
 )
 
+pytestmark = pytest.mark.forks
+
 
 class Noisy(Small):
     """Draws from all global generators, in training and in evaluation; scales by the present learning rate."""

@@ -19,6 +19,8 @@ from hpstage.plan.facts import StateKey
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome
 
+pytestmark = pytest.mark.forks
+
 
 @functools.cache
 def straight(name: str) -> Any:

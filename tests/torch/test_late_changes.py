@@ -19,6 +19,8 @@ from hpstage.plan.facts import ForkVerified
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 
+pytestmark = pytest.mark.forks
+
 LATE, STEPS = 6, 20
 
 

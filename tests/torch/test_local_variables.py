@@ -25,6 +25,8 @@ from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import network, samples, sgd
 
+pytestmark = pytest.mark.forks
+
 HP = {"lr": 0.1, "momentum": 0.9, "batch_size": 8}
 LATE = 6
 """No test of the first steps sees what happens then."""

@@ -15,6 +15,8 @@ from hpstage.execution.verification import portrait_of
 from hpstage.training.trainables import as_trainable
 from tests.torch.parts import AVERAGES, FREE, KEEPERS, OPTIMIZERS, PLACES, SCHEDULERS, Composed, Recipe
 
+pytestmark = pytest.mark.forks
+
 STEPS = 7
 
 keepers = st.tuples(st.sampled_from(sorted(KEEPERS)), st.sampled_from(PLACES))

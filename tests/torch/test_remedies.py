@@ -18,6 +18,8 @@ from hpstage import schedule as s
 from hpstage.errors import StateError
 from hpstage.store import MemoryJournal
 
+pytestmark = pytest.mark.forks
+
 STEPS = 5
 X = torch.linspace(-1, 1, 64)[:, None]
 

@@ -28,7 +28,10 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 STEPS = 12
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing is trained again in forks")
+pytestmark = [
+    pytest.mark.forks,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing is trained again in forks"),
+]
 
 
 @pytest.fixture(autouse=True)

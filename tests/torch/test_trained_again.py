@@ -20,6 +20,8 @@ from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.store import MemoryJournal
 from tests.torch.trainables import Small
 
+pytestmark = pytest.mark.forks
+
 
 class Outside(Small):
     """Training depends on something outside the process, which is declared not to matter."""

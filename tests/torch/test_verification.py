@@ -33,6 +33,8 @@ from hpstage.training.run import Run
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import CASES, Small, network, ordinary_loop, samples, sgd
 
+pytestmark = pytest.mark.forks
+
 STEPS = 8
 
 

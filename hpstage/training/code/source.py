@@ -63,12 +63,17 @@ def code_of(spec: ModuleSpec | None) -> CodeType | None:
         return None
     if spec.origin.endswith(".py"):
         try:
-            return compile(Path(spec.origin).read_bytes(), spec.origin, "exec", dont_inherit=True)
+            return _compiled(Path(spec.origin).read_bytes(), spec.origin)
         except (OSError, SyntaxError, ValueError):
             return None  # removed, or in the midst of being edited
     get_code = getattr(spec.loader, "get_code", None)
     code: CodeType | None = get_code(spec.name) if get_code is not None else None
     return code
+
+
+@functools.lru_cache(64)
+def _compiled(content: bytes, path: str) -> CodeType:
+    return compile(content, path, "exec", dont_inherit=True)
 
 
 def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:

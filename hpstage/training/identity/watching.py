@@ -180,14 +180,12 @@ def held_open() -> set[str]:
                 if fcntl.fcntl(int(descriptor), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                     found.add(os.readlink(f"{_DESCRIPTORS}/{descriptor}"))
         with open("/proc/self/maps") as maps:
-            # Address, permissions, offset, device, inode and path. Code is mapped as executable.
-            mapped = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+            # Most are parts of libraries.
+            lines = [line for line in maps.read().splitlines() if "/" in line and ".so" not in line]
+        # Address, permissions, offset, device, inode and path. Code is mapped as executable.
+        mapped = [line.split(maxsplit=5) for line in lines]
         # A mapping that is shared and may be written, as SQLite's index of its log, is a place of work and no input.
-        found |= {
-            line[5]
-            for line in mapped
-            if len(line) == 6 and "x" not in line[1] and line[1][1:] != "w-s" and ".so" not in line[5]
-        }
+        found |= {line[5] for line in mapped if len(line) == 6 and "x" not in line[1] and line[1][1:] != "w-s"}
     except OSError:
         return set()
     return {path for path in found if path.startswith("/") and not _is_systems(path) and os.path.isfile(path)}
