@@ -56,6 +56,9 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
         described["data"] = trainable.describe_data()
     # Creating the data set may have set globals and patched libraries; in a process that has trained before, it has.
     after = identify(trainable, patched := [*standing()]) if see_data is not None else before
+    if more := after.packages - before.packages:  # those that only patches name
+        threads.pin(more)
+        described |= threads.describe(after.packages)
     if (take_patches := getattr(trainable, "take_patches", None)) is not None:
         take_patches(patched)
     contents = None
