@@ -47,7 +47,15 @@ def _points(group: Group, _: object) -> tuple[EntryPoint, ...]:
 
 def _installed() -> tuple[tuple[str, float], ...]:
     """Return what differs once a distribution has been installed or removed, or the path has changed."""
-    return tuple((folder, os.stat(folder).st_mtime if folder.endswith(_PACKAGES) else 0.0) for folder in sys.path)
+    folders = [str(folder) for folder in sys.path]  # programs put all kinds of objects there
+    return tuple((folder, _modified(folder) if folder.endswith(_PACKAGES) else 0.0) for folder in folders)
+
+
+def _modified(folder: str) -> float:
+    try:
+        return os.stat(folder).st_mtime
+    except OSError:
+        return 0.0
 
 
 def names(group: Group) -> list[str]:
