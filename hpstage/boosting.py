@@ -15,6 +15,8 @@ Needs ``pip install hpstage[lightgbm]``.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,68 +34,64 @@ __all__ = ["LightGBM"]
 
 _EXACT: dict[str, Any] = {"num_threads": 1, "deterministic": True, "verbosity": -1}
 _ROWS = "bagging_fraction"
-_SAMPLING = _ROWS, "feature_fraction", "feature_fraction_bynode", "extra_trees", "data_sample_strategy"
+_SAMPLING = _ROWS, "feature_fraction", "feature_fraction_bynode", "extra_trees"
 _SEEDS = "bagging_seed", "feature_fraction_seed", "extra_seed"
+_CHANGING = frozenset(
+    (
+        *("learning_rate", "num_leaves", "lambda_l1", "lambda_l2", "min_gain_to_split", "min_sum_hessian_in_leaf"),
+        *("max_delta_step", "path_smooth", "feature_fraction", "feature_fraction_bynode"),
+    )
+)
+"""Parameters that LightGBM takes over between rounds as if they had been so from the beginning."""
 _INEXACT = {
-    "boosting": (("gbdt",), "dart scales earlier trees by weights, and rf keeps sums, that no model file has"),
+    "boosting": (
+        ("gbdt",),
+        "dart, rf and goss keep weights, sums or a count of rounds in no model file",
+    ),
+    "data_sample_strategy": (("bagging",), "goss samples only after a number of rounds since training began"),
+    "objective": ((), "rank_xendcg draws by a generator that cannot be seeded for a round"),
     "linear_tree": ((False,), "the rounding of linear models in leaves depends on where training began"),
     "use_quantized_grad": ((False,), "gradients are rounded by a generator that cannot be seeded for a round"),
     "bagging_freq": ((0, 1), "rows that are kept for several rounds are in no model file"),
+    "bagging_by_query": ((False,), "queries are drawn by a generator that cannot be seeded for a round"),
     "pos_bagging_fraction": ((1.0,), "rows are drawn by a generator that cannot be seeded for a round"),
     "neg_bagging_fraction": ((1.0,), "rows are drawn by a generator that cannot be seeded for a round"),
+    "cegb_penalty_feature_lazy": ((), "which features were used before is in no model file"),
+    "cegb_penalty_feature_coupled": ((), "which features were used before is in no model file"),
+    **dict.fromkeys(_SEEDS, ((), "`seed` and the number of the round seed what is drawn")),
 }
 """Parameters with the values under which a round depends on the model and its number alone, and why."""
-_BINNING = (
-    *("max_bin", "max_bin_by_feature", "min_data_in_bin", "bin_construct_sample_cnt", "data_random_seed"),
-    *("is_enable_sparse", "enable_bundle", "use_missing", "zero_as_missing", "feature_pre_filter"),
-    *("categorical_feature", "min_data_in_leaf"),
-)
-"""Parameters on which the bins of features depend."""
-_NAMES = {
-    **dict.fromkeys(("boosting_type", "boost"), "boosting"),
-    **dict.fromkeys(("subsample", "sub_row", "bagging"), _ROWS),
-    **dict.fromkeys(("colsample_bytree", "sub_feature"), "feature_fraction"),
-    **dict.fromkeys(("colsample_bynode", "sub_feature_bynode"), "feature_fraction_bynode"),
-    **dict.fromkeys(("pos_sub_row", "pos_subsample", "pos_bagging"), "pos_bagging_fraction"),
-    **dict.fromkeys(("neg_sub_row", "neg_subsample", "neg_bagging"), "neg_bagging_fraction"),
-    **dict.fromkeys(("random_seed", "random_state"), "seed"),
-    **dict.fromkeys(("num_thread", "nthread", "nthreads", "n_jobs"), "num_threads"),
-    **dict.fromkeys(("eta", "shrinkage_rate"), "learning_rate"),
-    "subsample_freq": "bagging_freq",
-    "linear_trees": "linear_tree",
-    "extra_tree": "extra_trees",
-}
-"""Aliases of the parameters above, and the names of its documentation."""
-_ROUNDS = (
-    *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round", "num_rounds", "nrounds"),
-    *("num_boost_round", "n_estimators", "max_iter"),
-)
-_STOPPING = "early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change"
+_STOPPING = "early_stopping_round", "early_stopping_min_delta"
+_DATA = frozenset(("data", "label", "weight", "group", "feature_name", "categorical_feature"))
 
 
 class LightGBM:
     """Trains ``lightgbm`` one round a step.
 
-    Hyperparameters are LightGBM's parameters, by the names of its documentation rather than their aliases. Those that
-    it can change between rounds (``learning_rate``, ``lambda_l2``, ``num_leaves``, ...) may follow schedules. A model
-    is bit for bit that of ``lightgbm.train`` with as many rounds and the same parameters. Where rows or features are
-    sampled, the seeds of round ``i`` are ``seed + i`` (a hyperparameter, or in ``params``; 0 by default), so that what
-    is drawn depends on the round alone.
+    Hyperparameters are LightGBM's parameters, by the names of its documentation rather than their aliases. These may
+    follow schedules: ``learning_rate``, ``num_leaves``, ``lambda_l1``, ``lambda_l2``, ``min_gain_to_split``,
+    ``min_sum_hessian_in_leaf``, ``max_delta_step``, ``path_smooth``, ``feature_fraction``, ``feature_fraction_bynode``.
+    A model is bit for bit that of ``lightgbm.train`` with as many rounds and the same parameters. Where rows or
+    features are sampled, the seeds of round ``i`` are ``seed + i`` (a hyperparameter, or in ``params``; 0 by default),
+    so that what is drawn depends on the round alone.
 
     Metrics are those of ``metric``, by their names, such as ``auc``; with several ``valid``, the name of the data is in
     front, ``first_auc``. Defaults: ``deterministic``, one thread, ``force_row_wise``, no output.
 
     Args:
-        train: training data, ``(X, y)`` or a dict of arguments of ``lightgbm.Dataset``.
+        train: training data, ``(X, y)`` or a dict of arguments of ``lightgbm.Dataset``: ``data``, ``label``,
+            ``weight``, ``group``, ``feature_name``, ``categorical_feature``.
         valid: data on which metrics are measured; a dict of names and data for several. Without, training data are.
         params: parameters of LightGBM that no hyperparameter replaces.
 
     Raises:
-        UsageError: LightGBM is not installed, or a parameter is given under which a fork would differ from training
-            straight through; training raises it, too, for hyperparameters.
+        UsageError: LightGBM is not installed, it has no such parameter, or a fork would differ from training straight
+            through under it; training raises it, too, for hyperparameters, and for a schedule of another one.
     """
 
     stateless = ("_bins",)
+    _booster: lightgbm.Booster | None = None
+    _bins: tuple[dict[str, Any], lightgbm.Dataset] | None = None
 
     def __init__(
         self,
@@ -108,22 +106,29 @@ class LightGBM:
         self.valid_data = {name: _arguments(data) for name, data in parts.items()}
         self.params = dict(params or {})
         _check(self.params)
-        self._bins: tuple[dict[str, Any], lightgbm.Dataset] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_bins", "_booster")}
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         _check(hp)
-        self._booster: lightgbm.Booster | None = None
+        self._booster = None
         self._model = ""
         self._set: dict[str, Any] = {}
+        self._fixed: dict[str, Scalar] | None = None
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        fixed = {name: value for name, value in hp.items() if name not in _CHANGING}
+        if self._fixed is not None and fixed != self._fixed:
+            name = next(name for name in (*fixed, *self._fixed) if fixed.get(name) != self._fixed.get(name))
+            raise UsageError(f"LightGBM's {name!r} cannot follow a schedule; these can: {', '.join(sorted(_CHANGING))}")
+        self._fixed = fixed
         params = self._at(step, hp)
         if self._booster is None:
             self._booster = self._begun(params)
         else:
             changed = {name: value for name, value in params.items() if self._set.get(name) != value}
             if changed:
-                _check(changed)
                 self._booster.reset_parameter(changed)
             self._booster.update()
         self._set = params
@@ -131,6 +136,8 @@ class LightGBM:
     def _at(self, step: int, hp: Mapping[str, Scalar]) -> dict[str, Any]:
         """Return the parameters of a round."""
         params = {**_EXACT, **self.params, **hp}
+        if "num_leaves" in params:
+            params["num_leaves"] = int(params["num_leaves"])  # schedules give floats
         if "force_col_wise" not in params:
             params.setdefault("force_row_wise", True)  # otherwise the faster is taken, which differs
         seed = params.setdefault("seed", 0)
@@ -145,7 +152,7 @@ class LightGBM:
     def _begun(self, params: dict[str, Any]) -> lightgbm.Booster:
         """Return a booster that has trained a round, from the model that was loaded, if any."""
         library = _lightgbm()
-        binning = {name: params[name] for name in _BINNING if name in params}
+        binning = {name: value for name, value in params.items() if name not in _CHANGING.union(_SEEDS, (_ROWS,))}
         if self._bins is None or self._bins[0] != binning:
             self._bins = binning, library.Dataset(**self.train_data, params=params, free_raw_data=False).construct()
         whole = self._bins[1]
@@ -169,17 +176,19 @@ class LightGBM:
         named = [name for name in self.valid_data if name]
         return {f"{data}_{name}" if data in named else name: float(value) for data, name, value, *_ in measured}
 
-    def state_dict(self) -> dict[str, str]:
-        """Return the model as LightGBM writes it to a file."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the model as LightGBM writes it to a file, and the hyperparameters that stay as they are."""
         if self._booster is None:
-            return {"model": self._model}
+            return {"model": self._model, "fixed": self._fixed}
         model = self._booster.model_to_string(num_iteration=-1)
         # A tree without a split is written in two ways, depending on where it comes from.
         same, found = re.subn(r"^leaf_weight=0?$", "leaf_weight=", model, flags=re.MULTILINE)
-        return {"model": re.sub(r"^tree_sizes=.*\n", "", same, flags=re.MULTILINE) if found else model}
+        model = re.sub(r"^tree_sizes=.*\n", "", same, flags=re.MULTILINE) if found else model
+        return {"model": model, "fixed": self._fixed}
 
-    def load_state_dict(self, state: dict[str, str]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self._model = state["model"]
+        self._fixed = state["fixed"]
         self._booster = None
 
 
@@ -191,22 +200,41 @@ def _lightgbm() -> Any:
     return lightgbm
 
 
+@functools.cache
+def _names() -> dict[str, str]:
+    """Return the names of all parameters of LightGBM, and those that are aliases, with the name each stands for."""
+    from lightgbm.basic import _ConfigAliases  # there is no public table of them
+
+    names = _ConfigAliases._get_all_param_aliases()
+    return {alias: name for name, aliases in names.items() for alias in (name, *aliases)}
+
+
 def _arguments(data: Data) -> dict[str, Any]:
     if isinstance(data, Mapping):
-        return dict(data)
-    if len(data) != 2:
-        raise UsageError(f"data are (X, y) or a dict of arguments of lightgbm.Dataset, and not {len(data)} parts")
-    return {"data": data[0], "label": data[1]}
+        found = dict(data)
+    elif isinstance(data, Sequence) and len(data) == 2:
+        found = {"data": data[0], "label": data[1]}
+    else:
+        raise UsageError(f"data are (X, y) or a dict of arguments of lightgbm.Dataset, not a {type(data).__name__}")
+    if unknown := sorted(found.keys() - _DATA):
+        raise UsageError(f"data of boosting cannot have {unknown}: give only {sorted(_DATA)}")
+    return found
 
 
 def _check(params: Mapping[str, Any]) -> None:
-    for name in params:
-        if name in _NAMES:
-            raise UsageError(f"LightGBM's {name!r} is an alias here: write {_NAMES[name]!r}")
-        if name in _ROUNDS:
+    names = _names()
+    for name, value in params.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            raise UsageError(f"LightGBM has no parameter {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if names[name] == "num_iterations":
             raise UsageError(f"a step is a round: give the number of rounds as steps=, in place of {name!r}")
-        if name in _STOPPING:
+        if names[name] in _STOPPING:
             raise UsageError(f"{name!r} would end training within LightGBM: give an algorithm that prunes trials")
-    for name, (allowed, why) in _INEXACT.items():
-        if name in params and params[name] not in allowed:
-            raise UsageError(f"LightGBM with {name}={params[name]!r} cannot be forked: {why}; leave it out")
+        if names[name] != name:
+            raise UsageError(f"LightGBM's {name!r} is an alias here: write {names[name]!r}")
+        if callable(value):
+            raise UsageError(f"LightGBM's {name!r} is a function: only what it has itself can be continued")
+        allowed, why = _INEXACT.get(name, (None, ""))
+        if allowed is not None and value not in allowed and (name != "objective" or value == "rank_xendcg"):
+            raise UsageError(f"LightGBM with {name}={value!r} cannot be forked: {why}; leave it out")

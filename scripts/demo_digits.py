@@ -36,8 +36,8 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.terminal import columns
+from hpstage.errors.text import folded
 from hpstage.plan.messages import Auditing
-from hpstage.text import folded
 
 if TYPE_CHECKING:  # Dask is imported by functions, since `hpstage plan` needs none
     from distributed import Client

@@ -42,7 +42,7 @@ from matrix_subjects import Reached, Subject, commands, options_of, stopped, sub
 
 from hpstage.errors import HpstageError
 from hpstage.errors.arguments import kinds_of, shown
-from hpstage.text import clean
+from hpstage.errors.text import clean
 
 OUTCOMES = ("clear", "accepted", "unnamed", "raw", "hang", "wrong")
 SECONDS = 60

@@ -12,8 +12,8 @@ from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.panels import BEST, GOOD, MIDDLE, OTHER, SAVED, SPENT, Panel, around, nice
 from hpstage.cluster.dashboard.study import curve
 from hpstage.cluster.dashboard.work import GPU, Work, gpu_of, work_of
+from hpstage.errors.text import count_of, shortened, size
 from hpstage.report.names import plain
-from hpstage.text import count_of, shortened, size
 
 _CURVES = 10
 _CURVE_POINTS = 200

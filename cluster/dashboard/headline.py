@@ -7,8 +7,8 @@ import html
 from hpstage.accounting.savings import less_training
 from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.feed import failures_on
+from hpstage.errors.text import clean, count_of, shortened, time_left
 from hpstage.report.names import plain
-from hpstage.text import clean, count_of, shortened, time_left
 
 _FAILURES = 3  # told of; others are counted
 _SUMMARY = 160

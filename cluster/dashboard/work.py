@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpstage.cluster.dashboard.board import Board, PlanView
+from hpstage.errors.text import clean, shortened
 from hpstage.plan.facts import WorkerId
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
-from hpstage.text import clean, shortened
 
 _MOST_TEXT = 160
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hpstage.errors.text import count_of, worker_hours
 from hpstage.plan.facts import Audited, AuditOutcome, Fact, NodeId, StateDiffers
 from hpstage.plan.plan import SearchPlan
-from hpstage.text import count_of, worker_hours
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpstage.accounting.book import Book
+from hpstage.errors.text import count_of
 from hpstage.plan.facts import NodeId, StageFailed, TrialId, UserFailure
-from hpstage.text import count_of
 
 _LINE = re.compile(r'^ *File "(.*)", line (\d+)', re.MULTILINE)
 

@@ -13,10 +13,10 @@ from hpstage.accounting.bound import ONE_CHAIN, Speeds, lower_bound, measured_sp
 from hpstage.accounting.pauses import Pauses
 from hpstage.accounting.payments import rounded
 from hpstage.accounting.sums import Merged, merge_rate
+from hpstage.errors.text import aligned, count_of, paid_hours, rate, worker_hours
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.text import aligned, count_of, paid_hours, rate, worker_hours
 
 _LEAST_SHOWN = 3.6
 """Seconds of a loss that is shown as a number."""

@@ -22,9 +22,9 @@ import msgspec
 
 from hpstage.accounting.book import Book
 from hpstage.accounting.payments import rounded
+from hpstage.errors.text import clean
 from hpstage.plan.facts import ChainId, Fact, ForkedFrom, StateRef, UserFailure
 from hpstage.schedule import Schedule
-from hpstage.text import clean
 
 Value = None | bool | int | float | str
 

@@ -11,10 +11,10 @@ from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.fresh import FreshProcess
 from hpstage.cluster.messages import Load
 from hpstage.cluster.shipping import pack
+from hpstage.errors.text import count_of
 from hpstage.execution.retraining import Problem, Retrained, Segment
 from hpstage.executor import Environment
 from hpstage.plan.log import differing
-from hpstage.text import count_of
 from hpstage.training.identity.described import candidates, described_by, is_open
 from hpstage.training.identity.workload import by_name, code_identity, packages
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hpstage.checking.ways import AGAIN
-from hpstage.text import count_of, table
+from hpstage.errors.text import count_of, table
 
 Verdict = Literal["equal", "differs", "refused", "failed", "unreadable", "not tried"]
 _WIDTH = 116

@@ -26,8 +26,8 @@ from hpstage.cli.tracebacks import folded_traceback
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError
+from hpstage.errors.text import clean_lines
 from hpstage.store.redaction import redacted
-from hpstage.text import clean_lines
 
 app = typer.Typer(
     name="hpstage",

@@ -20,13 +20,13 @@ from hpstage.cli.naming import imported_as_main, send_along, trainable_named
 from hpstage.cli.terminal import echo
 from hpstage.cluster.script import this_script
 from hpstage.errors import HpstageError, UsageError
+from hpstage.errors.text import clean
 from hpstage.execution.retraining import Retrained, Segment
 from hpstage.execution.segments import whole
 from hpstage.plan.facts import PlanCreated
 from hpstage.plan.log import read_header
 from hpstage.search.results import open as open_store
 from hpstage.store.opening import open_journal
-from hpstage.text import clean
 
 
 def audit(

@@ -11,7 +11,7 @@ import typer
 from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
-from hpstage.text import clean, folded
+from hpstage.errors.text import clean, folded
 
 
 def check(

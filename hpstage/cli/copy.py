@@ -20,6 +20,7 @@ from hpstage.cli.terminal import echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, UsageError
 from hpstage.errors.arguments import PLACE, optional
+from hpstage.errors.text import count_of
 from hpstage.plan.facts import DriverId, StateKey
 from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
@@ -28,7 +29,6 @@ from hpstage.store import Journal, Leases
 from hpstage.store.copying import common_end, copy_records
 from hpstage.store.opening import address_of, is_on_server, open_journal, open_or_make
 from hpstage.store.redaction import shown
-from hpstage.text import count_of
 
 # Threads that copy checkpoints of up to so many bytes; larger ones are in memory one at a time.
 _THREADS = 4

@@ -11,7 +11,7 @@ import typer
 
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
-from hpstage.text import clean, table
+from hpstage.errors.text import clean, table
 
 
 def deploy(

@@ -16,10 +16,10 @@ from hpstage.accounting.book import open_book
 from hpstage.accounting.tables import Table, events, stages, states, trials, workers
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
+from hpstage.errors.text import clean, count_of, shortened
 from hpstage.plan.facts import Fact
 from hpstage.report.files import replacing
 from hpstage.store.redaction import redacted
-from hpstage.text import clean, count_of, shortened
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,11 +20,11 @@ from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.places import open_existing
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
+from hpstage.errors.text import table
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
 from hpstage.report.trial_log import all_log_keys
 from hpstage.store import Leases
-from hpstage.text import table
 
 # Checkpoints that are removed between two looks whether a driver has come, and by how many threads.
 _BATCH = 16

@@ -9,9 +9,9 @@ import typer
 
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
+from hpstage.errors.text import clean, clean_lines, count_of, table
 from hpstage.report.trial_log import TrialLog
 from hpstage.search.results import open as open_store
-from hpstage.text import clean, clean_lines, count_of, table
 
 
 def logs(

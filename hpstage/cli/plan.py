@@ -15,8 +15,8 @@ from hpstage.cli.naming import algorithm_named, space_named, trainable_named
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import seconds
+from hpstage.errors.text import clean
 from hpstage.schedule.space import longest
-from hpstage.text import clean
 
 if TYPE_CHECKING:
     from hpstage.execution.simulated_cluster import Disruptions

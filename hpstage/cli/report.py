@@ -9,7 +9,7 @@ import typer
 
 from hpstage.accounting.book import open_book
 from hpstage.cli.terminal import echo
-from hpstage.text import clean
+from hpstage.errors.text import clean
 
 _FOLDER = Path("hpstage-report")
 

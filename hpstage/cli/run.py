@@ -14,9 +14,9 @@ from hpstage.cli.studies import default_storage, open_study
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import ClusterError, UsageError
 from hpstage.errors.arguments import WORKERS, optional
+from hpstage.errors.text import clean, count_of, folded
 from hpstage.schedule.space import longest
 from hpstage.store.redaction import redacted, shown
-from hpstage.text import clean, count_of, folded
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

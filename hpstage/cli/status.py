@@ -21,12 +21,12 @@ from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.errors.arguments import seconds
+from hpstage.errors.text import aligned, clean, count_of, hours, paid_hours, rate, shortened, table, worker_hours
 from hpstage.plan.facts import DriverId
 from hpstage.plan.messages import host_of
 from hpstage.report.names import worker_names, workers_in_order
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
-from hpstage.text import aligned, clean, count_of, hours, paid_hours, rate, shortened, table, worker_hours
 
 # Lines of running chains, studies and drivers, and causes of failures, on a terminal; --json has all.
 _LINES = 40

@@ -17,11 +17,11 @@ from hpstage.accounting.book import Book, open_book
 from hpstage.accounting.lanes import Lane
 from hpstage.cli.terminal import columns, echo, show
 from hpstage.errors import UsageError
+from hpstage.errors.text import clean, count_of, folded, shortened
 from hpstage.plan.facts import NodeId
 from hpstage.report.files import replacing
 from hpstage.report.tree.branches import State, changes, states
 from hpstage.store.opening import open_journal
-from hpstage.text import clean, count_of, folded, shortened
 
 _LINES = 200
 _KINDS = ("png", "svg", "pdf")

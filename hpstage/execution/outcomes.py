@@ -18,8 +18,8 @@ from hpstage.errors import (
     TrainingError,
     UsageError,
 )
+from hpstage.errors.text import writable
 from hpstage.plan.facts import UserFailure
-from hpstage.text import writable
 
 _USAGE = f"{UsageError.__module__}.{UsageError.__qualname__}"
 

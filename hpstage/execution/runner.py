@@ -19,6 +19,7 @@ from hpstage.errors import (
     NonFiniteLoss,
     StateError,
 )
+from hpstage.errors.text import writable
 from hpstage.execution import gang
 from hpstage.execution.control import Control
 from hpstage.execution.first_steps import FirstSteps
@@ -45,7 +46,6 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
-from hpstage.text import writable
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.identity.inputs import Inputs, inputs_of

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from hpstage.errors import UsageError
+from hpstage.errors.text import count_of, size
 from hpstage.execution.bundle import slots_in
 from hpstage.execution.device_memory import DeviceMemory
 from hpstage.schedule import Scalar
-from hpstage.text import count_of, size
 from hpstage.trainable import Bundling, Trainable
 
 logger = logging.getLogger("hpstage")

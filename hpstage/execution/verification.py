@@ -16,9 +16,9 @@ import msgspec
 from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.checkpoints.state_tree import digest, flatten, nbytes, reread
 from hpstage.errors import StateError
+from hpstage.errors.text import count_of
 from hpstage.execution.fork import Fork, obstacle
 from hpstage.schedule import Scalar
-from hpstage.text import count_of
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.portrait import Difference, by_likely_cause, differences, follows, shown
@@ -365,6 +365,8 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     (first, straight, forked), *others = found.differences
     path = shown(first)
     causes = [first, *(other for other, _, _ in others)]
+    named = [one[0] for one in found.differences if not follows(one) and one[0] != _STATE]
+    unless = f"; {excluding(*named[:_MOST])}" if named else ""
     also = ""
     if len(causes) > 1:
         more = f" and {len(causes) - _MOST:,} more" if len(causes) > _MOST else ""
@@ -384,6 +386,6 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     return (
         f"training continues differently from a kept state than straight through: after {count_of(steps, 'more step')} "
         f"{path} is {forked} from the state and {straight} straight through{also}. Something that training changes is "
-        f"in no state: {remedy}, or make it a function of the step; {excluding(*causes[:_MOST])}. Or a step depends on "
-        f"what is never the same, such as the time or the system's random numbers"
+        f"in no state: {remedy}, or make it a function of the step{unless}. Or a step depends on what is never the "
+        f"same, such as the time or the system's random numbers"
     )

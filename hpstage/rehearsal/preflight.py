@@ -34,6 +34,7 @@ from hpstage.errors.arguments import (
     text,
     whole,
 )
+from hpstage.errors.text import aligned, count_of, duration, folded, size, table, worker_hours
 from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
@@ -46,7 +47,6 @@ from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.request import ALGORITHM, BLIND
-from hpstage.text import aligned, count_of, duration, folded, size, table, worker_hours
 
 # Samplers that stop once they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from hpstage.accounting.account import Account
 from hpstage.accounting.book import Book
+from hpstage.errors.text import clean
 from hpstage.plan.facts import TrialId, WorkerId
 from hpstage.plan.messages import host_of
-from hpstage.text import clean
 
 _MOST = 60  # maximum number of characters of a name
 _ADDRESS = re.compile(r"\w+://(?P<host>\[[^\]]*\]|[^:/\[]+):\d+")

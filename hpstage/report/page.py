@@ -14,11 +14,11 @@ from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of,
 from hpstage.accounting.savings import Savings
 from hpstage.accounting.studies import study_rows
 from hpstage.driver.differences import explain
+from hpstage.errors.text import count_of, duration, paid_hours, rate, shortened
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.report.pictures import Picture
 from hpstage.report.tree.embed import frame
 from hpstage.schedule import Constant, Schedule
-from hpstage.text import count_of, duration, paid_hours, rate, shortened
 
 _NAMES = 12  # number of trials named
 _PIECES = 12  # number of pieces of a schedule shown

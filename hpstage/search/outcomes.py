@@ -11,12 +11,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.accounting.failures import origin
 from hpstage.driver.driver import Driver
+from hpstage.errors.text import clean_lines
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
 from hpstage.search.costs import NOISY
 from hpstage.search.trials import SessionTrial
-from hpstage.text import clean_lines
 
 logger = logging.getLogger("hpstage")
 

@@ -9,6 +9,7 @@ from optuna.trial import TrialState
 from hpstage.accounting.savings import savings_of
 from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
+from hpstage.errors.text import clean, count_of
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import WorkerId
 from hpstage.plan.log import Facts
@@ -18,7 +19,6 @@ from hpstage.search.results.result import Result
 from hpstage.search.session import Session
 from hpstage.search.winner import audit_winner
 from hpstage.store.opening import address_of
-from hpstage.text import clean, count_of
 
 logger = logging.getLogger("hpstage")
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
+from hpstage.errors.text import size
 from hpstage.schedule import Scalar
-from hpstage.text import size
 from hpstage.torch.loading.samples import holds
 from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import DataFiles

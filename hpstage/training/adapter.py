@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpstage.errors import MetricsError, TrainingError, UsageError
+from hpstage.errors.text import writable
 from hpstage.schedule import Scalar, constant
 from hpstage.schedule.space import RESERVED
-from hpstage.text import writable
 from hpstage.training.capture.world import World
 from hpstage.training.identity import jax_environment
 from hpstage.training.identity.workload import StandsFor, identify, packages

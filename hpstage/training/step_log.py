@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from hpstage.checkpoints.stage_log import Series, StageLog
 from hpstage.errors import UsageError
-from hpstage.text import writable
+from hpstage.errors.text import writable
 
 POINTS = 1000
 """Of each name, the most points of a stretch. Of more, every second is left out, again and again; those stay that begin

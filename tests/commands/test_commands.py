@@ -31,6 +31,7 @@ from hpstage.cli.app import app
 from hpstage.cli.status import PlanStatus, Status, as_text
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HpstageError, StoreError, UsageError
+from hpstage.errors.text import clean
 from hpstage.plan.facts import (
     ChainId,
     ChainStarted,
@@ -49,7 +50,6 @@ from hpstage.plan.log import open_plan
 from hpstage.report import frames, open_book
 from hpstage.store import RedisJournal, SQLiteJournal, Store
 from hpstage.testing.toys import Failing
-from hpstage.text import clean
 from tests.redis_server import RedisServer
 from tests.unit.searches import WORKLOAD, trial
 

@@ -12,7 +12,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from hpstage.cli.app import app
-from hpstage.text import clean_lines
+from hpstage.errors.text import clean_lines
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 

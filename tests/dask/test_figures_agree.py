@@ -19,6 +19,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
 from hpstage.cluster.dashboard.headline import headline
+from hpstage.errors.text import duration, hours, paid_hours, rate, worker_hours
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import open_book, write_report
 from hpstage.search import call as front_door
@@ -27,7 +28,6 @@ from hpstage.search.progress.display import Display
 from hpstage.store import MemoryJournal
 from hpstage.store.opening import open_journal
 from hpstage.testing.toys import Failing
-from hpstage.text import duration, hours, paid_hours, rate, worker_hours
 
 STUDY = "digits"
 

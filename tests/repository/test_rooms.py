@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler", "accounting"),
-    *("trainable", "executor", "algorithm", "algos"),
+    *("errors", "schedule", "store", "plan", "checkpoints", "scheduler", "accounting"),
+    *("trainable", "executor", "algorithm", "algos", "boosting"),
     *("training.code", "training.identity", "training.capture", "training", "torch", "execution"),
     *("driver", "optuna", "report", "cluster", "checking", "search.results", "search", "rehearsal"),
     *("testing", "hpstage", "workloads", "cli", "__main__"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -47,15 +48,15 @@ def hp_at(step: int, hp: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_leaves": 7, "learning_rate": RATES[step], **hp}
 
 
-def straight(hp: Mapping[str, Any]) -> tuple[list[str], list[dict[str, float]]]:
+def straight(hp: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
     subject = trainable()
     subject.setup(hp_at(0, hp))
-    models, metrics = [], []
+    states, metrics = [], []
     for step in range(ROUNDS):
         subject.train(step, hp_at(step, hp))
-        models.append(subject.state_dict()["model"])
+        states.append(subject.state_dict())
         metrics.append(subject.evaluate())
-    return models, metrics
+    return states, metrics
 
 
 SAMPLED = [
@@ -64,7 +65,6 @@ SAMPLED = [
     {"feature_fraction": 0.5},
     {"feature_fraction_bynode": 0.5},
     {"extra_trees": True},
-    {"data_sample_strategy": "goss"},
     {"bagging_fraction": 0.5, "feature_fraction": 0.5, "seed": 7},
     {"objective": "multiclass", "num_class": 3, "metric": "multi_logloss"},
     {"objective": "regression_l1", "metric": "l1"},
@@ -73,15 +73,15 @@ SAMPLED = [
 
 @pytest.mark.parametrize("hp", SAMPLED, ids=str)
 def test_a_fork_at_any_round_continues_as_straight_through(hp: Mapping[str, Any]) -> None:
-    models, metrics = straight(hp)
+    states, metrics = straight(hp)
     subject = trainable()
     for fork in range(1, ROUNDS):
         subject.setup(hp_at(0, hp))
-        subject.load_state_dict({"model": models[fork - 1]})
-        assert subject.state_dict()["model"] == models[fork - 1]
+        subject.load_state_dict(states[fork - 1])
+        assert subject.state_dict() == states[fork - 1]
         for step in range(fork, ROUNDS):
             subject.train(step, hp_at(step, hp))
-        assert trees(subject.state_dict()["model"]) == trees(models[-1])
+        assert trees(subject.state_dict()["model"]) == trees(states[-1]["model"])
         assert subject.evaluate() == metrics[-1]
 
 
@@ -89,7 +89,7 @@ def test_trees_are_those_of_the_librarys_own_loop() -> None:
     x, y, _, _ = arrays()
     rates = lightgbm.reset_parameter(learning_rate=RATES)
     own = lightgbm.train(ALONE, lightgbm.Dataset(x, y), ROUNDS, callbacks=[rates])
-    assert trees(straight({})[0][-1]) == trees(own.model_to_string())
+    assert trees(straight({})[0][-1]["model"]) == trees(own.model_to_string())
 
 
 def test_sampled_trees_are_those_of_the_librarys_own_loop_with_a_seed_for_each_round() -> None:
@@ -104,7 +104,7 @@ def test_sampled_trees_are_those_of_the_librarys_own_loop_with_a_seed_for_each_r
     each.before_iteration, each.order = True, 0  # type: ignore[attr-defined]
     params = {**ALONE, "seed": 3, "feature_fraction": 0.5, "feature_fraction_seed": 3, "learning_rate": RATES[0]}
     own = lightgbm.train(params, lightgbm.Dataset(x, y), ROUNDS, callbacks=[each])
-    assert trees(straight({"feature_fraction": 0.5, "seed": 3})[0][-1]) == trees(own.model_to_string())
+    assert trees(straight({"feature_fraction": 0.5, "seed": 3})[0][-1]["model"]) == trees(own.model_to_string())
 
 
 def search(executor: Any, subject: Any) -> optuna.Study:
@@ -156,10 +156,15 @@ def test_several_valid_sets_and_none() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"boosting": "dart"}, "boosting='dart' cannot be forked: dart scales"),
+        ({"boosting": "dart"}, "boosting='dart' cannot be forked: dart, rf and goss keep"),
+        ({"data_sample_strategy": "goss"}, "goss samples only after a number of rounds"),
+        ({"objective": "rank_xendcg"}, "rank_xendcg draws by a generator"),
         ({"linear_tree": True}, "linear_tree=True cannot be forked"),
         ({"bagging_freq": 5}, "bagging_freq=5 cannot be forked"),
+        ({"bagging_seed": 5}, "`seed` and the number of the round seed what is drawn"),
+        ({"cegb_penalty_feature_coupled": "1,2"}, "which features were used before"),
         ({"subsample": 0.5}, "'subsample' is an alias here: write 'bagging_fraction'"),
+        ({"num_leafs": 5}, "no parameter 'num_leafs'; did you mean 'num_leaf"),
         ({"n_estimators": 100}, "give the number of rounds as steps="),
         ({"early_stopping_round": 5}, "give an algorithm that prunes"),
     ],
@@ -171,6 +176,54 @@ def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], messag
         trainable().setup(params)
 
 
-def test_data_of_another_form_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"data are \(X, y\) or a dict of arguments of lightgbm.Dataset"):
-        hpstage.boosting.LightGBM(arrays())
+@pytest.mark.parametrize("name", ["bagging_fraction", "max_depth", "max_bin", "min_data_in_leaf"])
+def test_what_cannot_change_between_rounds_is_refused_wherever_it_does(name: str) -> None:
+    values = {"bagging_fraction": (1.0, 0.5), "max_depth": (2, 4), "max_bin": (63, 15), "min_data_in_leaf": (20, 5)}
+    before, after = values[name]
+    subject = trainable()
+    subject.setup({name: before})
+    subject.train(0, {name: before})
+    state = subject.state_dict()
+    with pytest.raises(UsageError, match=f"'{name}' cannot follow a schedule; these can: feature_fraction"):
+        subject.train(1, {name: after})
+    subject.setup({name: before})
+    subject.load_state_dict(state)
+    with pytest.raises(UsageError, match=f"'{name}' cannot follow a schedule"):
+        subject.train(1, {name: after})
+
+
+def test_trials_share_bins_only_of_equal_parameters() -> None:
+    subject = trainable()
+    models = {}
+    for seed in (1, 2, 1):
+        hp = {"seed": seed, "bin_construct_sample_cnt": 50, "num_leaves": 7.0}
+        subject.setup(hp)
+        subject.train(0, hp)
+        model = trees(subject.state_dict()["model"])
+        assert models.setdefault(seed, model) == model
+    assert models[1] != models[2]
+
+
+def test_one_that_has_trained_can_be_sent_to_another_process() -> None:
+    subject = trainable()
+    subject.setup({})
+    subject.train(0, {})
+    sent = pickle.loads(pickle.dumps(subject))  # noqa: S301  # its own
+    sent.setup({})
+    sent.train(0, {})
+    assert sent.state_dict() == subject.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda x, y: (x, y, x), r"data are \(X, y\) or a dict of arguments of lightgbm.Dataset, not a tuple"),
+        (lambda x, y: lightgbm.Dataset(x, y), "not a Dataset"),
+        (lambda x, y: {"data": x, "label": y, "init_score": y}, r"cannot have \['init_score'\]: give only"),
+    ],
+    ids=["three", "a data set", "init_score"],
+)
+def test_data_of_another_form_are_refused(data: Any, message: str) -> None:
+    x, y, _, _ = arrays()
+    with pytest.raises(UsageError, match=message):
+        hpstage.boosting.LightGBM(data(x, y))

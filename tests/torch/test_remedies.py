@@ -73,6 +73,23 @@ def by_reachable_trainer() -> Callable[[hpstage.Run], None]:
     return train
 
 
+class Part:
+    def __init__(self) -> None:
+        self.count, self.other = 0, 0
+
+
+def by_items() -> Callable[[hpstage.Run], None]:
+    def train(run: hpstage.Run) -> None:
+        parts, model = [Part(), Part()], torch.nn.Linear(1, 1)
+        run.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=run.hp["lr"]))
+        for _ in run.steps():
+            parts[0].count += 1
+            parts[1].other += 1
+            run.report(loss=run.hp["lr"])
+
+    return train
+
+
 class Counting:
     """Counts in several attributes what is in no state."""
 
@@ -104,7 +121,8 @@ def stateless_in(message: str) -> tuple[str, ...]:
 
 
 CASES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "attributes of a local variable": (by_trainer, ("steps", "seconds", "loss", "sums")),
+    "attributes of a local variable": (by_trainer, ("self.steps", "self.seconds", "self.loss", "self.sums")),
+    "attributes of items": (by_items, ("parts[0].count", "parts[1].other")),
     "attributes of an object": (Counting, ("seen", "log", "sums")),
     "a tensor of a graph": (by_reachable_trainer, ("model.trainer.loss",)),
 }
@@ -225,6 +243,31 @@ class Pointing(Counting):
 
 def test_another_address_is_no_difference() -> None:
     assert None not in searched(Pointing())
+
+
+class Numbered(Pointing):
+    """Counts in a pointer."""
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        super().setup(hp)
+        self.counted = ctypes.c_void_p(1)
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        super().train(step, hp)
+        assert self.counted.value is not None
+        self.counted = ctypes.c_void_p(self.counted.value + 1)
+
+
+def test_a_number_in_a_pointer_is_a_number() -> None:
+    with pytest.raises(StateError, match=r"self\.counted is"):
+        searched(Numbered())
+
+
+def test_a_bare_name_is_an_attribute_of_the_trainable_alone() -> None:
+    subject = by_trainer()
+    subject.stateless = ("steps", "seconds", "loss", "sums")  # type: ignore[attr-defined]
+    with pytest.raises(StateError, match=r"self\.steps"):
+        searched(subject)
 
 
 def test_an_address_is_in_no_state() -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from hpstage.text import aligned, folded, paid_hours, table
+from hpstage.errors.text import aligned, folded, paid_hours, table
 
 
 def test_no_more_of_the_workers_is_used_than_there_is() -> None:

@@ -7,11 +7,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from hpstage.accounting.book import Book
+from hpstage.errors.text import count_of
 from hpstage.report.pictures import style
 from hpstage.report.pictures.stage_tree import colour_of, draw_tree, legend_of
 from hpstage.report.tree.labels import write
 from hpstage.report.tree.layout import Layout, lay_out
-from hpstage.text import count_of
 
 _HEIGHT = 3.6  # inches
 _ABOVE, _BELOW, _LEFT, _RIGHT, _BETWEEN = 0.3, 0.45, 0.08, 0.05, 0.25  # inches around the panels

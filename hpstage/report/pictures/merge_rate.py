@@ -11,8 +11,8 @@ from matplotlib.ticker import NullFormatter
 
 from hpstage.accounting.book import Book
 from hpstage.accounting.history import Moment, moments
+from hpstage.errors.text import rate
 from hpstage.report.pictures import style
-from hpstage.text import rate
 
 _POINTS = 1000  # of a curve: more cannot be distinguished
 _HEIGHT = 3.4

@@ -15,10 +15,10 @@ from matplotlib.ticker import NullFormatter
 from hpstage.accounting.book import Book
 from hpstage.accounting.lanes import Lane, foremost
 from hpstage.accounting.measured import Measured, can_be_drawn
+from hpstage.errors.text import count_of
 from hpstage.plan.facts import NodeId
 from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
-from hpstage.text import count_of
 
 _MOST_ROWS = 600  # of the stage tree whose nodes are drawn; more are illegible
 _HEIGHT = 3.6

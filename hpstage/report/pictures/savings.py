@@ -11,9 +11,9 @@ from matplotlib.patches import Patch
 
 from hpstage.accounting.book import Book
 from hpstage.accounting.causes import Causes, causes_of
+from hpstage.errors.text import rate
 from hpstage.report.pictures import style
 from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
-from hpstage.text import rate
 
 _ROW = 0.21  # inches per cause
 _BELOW = 1.1  # inches of the lower panel

@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from hpstage.accounting.book import Book
+from hpstage.errors.text import count_of
 from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
 from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED
 from hpstage.report.tree.labels import write
 from hpstage.report.tree.layout import ROWS, Layout, Placed, lay_out
-from hpstage.text import count_of
 
 PALETTE = ListedColormap(colormaps["viridis"].colors[SHADES])  # type: ignore[attr-defined]
 

@@ -20,11 +20,11 @@ from matplotlib.patches import Patch
 
 from hpstage.accounting.book import Book
 from hpstage.accounting.pauses import Period, united
+from hpstage.errors.text import count_of
 from hpstage.plan.facts import ChainLost, StateReached, WorkerId
 from hpstage.plan.messages import host_of
 from hpstage.report.names import plain, worker_names, workers_in_order
 from hpstage.report.pictures import style
-from hpstage.text import count_of
 
 TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED = "train", "evaluate", "load", "save", "thrown away", "failed"
 ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED)

@@ -7,10 +7,10 @@ from typing import Literal
 
 from hpstage.accounting.accounting import Accounting
 from hpstage.accounting.lanes import Lane
+from hpstage.errors.text import clean, shortened
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.schedule.forms import Constant, Form
-from hpstage.text import clean, shortened
 
 _VALUE = 40  # characters of a value
 _NAMES = 6  # hyperparameters named

@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hpstage.accounting.book import Book
+from hpstage.errors.text import count_of, shortened
 from hpstage.report.names import plain, trial_name
 from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED
 from hpstage.report.tree.labels import Written, listed, write
 from hpstage.report.tree.layout import Branch, Layout, Placed, lay_out
-from hpstage.text import count_of, shortened
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -9,10 +9,10 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpstage.errors.text import count_of
 from hpstage.plan.facts import TrialId
 from hpstage.report.names import plain, trial_name
 from hpstage.report.tree.layout import ROOT, Folded, Layout, Placed
-from hpstage.text import count_of
 
 _NAMED = 3  # trials named at the end of a branch
 _SHORTEST = 8  # characters of a text that is cut

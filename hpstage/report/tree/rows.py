@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from hpstage.accounting import accounting
+from hpstage.errors.text import clean, shortened
 from hpstage.plan.nodes import Node, State
 from hpstage.report.names import plain
 from hpstage.schedule.forms import Constant
-from hpstage.text import clean, shortened
 
 ROOT = -1
 """The parent of a branch without a parent, and the branch of a trial of which nothing was asked yet."""

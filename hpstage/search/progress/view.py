@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.text import clean, clock, hours, rate, time_left
+from hpstage.errors.text import clean, clock, hours, rate, time_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

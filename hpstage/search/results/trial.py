@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
+from hpstage.errors.text import count_of
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial, State
 from hpstage.plan.plan import SearchPlan
@@ -21,7 +22,6 @@ from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
 from hpstage.search.results.loading import LoadedState, load
 from hpstage.search.results.weights import weights_of, write_weights
-from hpstage.text import count_of
 
 if TYPE_CHECKING:
     from torch import Tensor

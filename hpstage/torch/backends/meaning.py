@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hpstage.errors import StateError
+from hpstage.errors.text import count_of
 from hpstage.schedule import Scalar
-from hpstage.text import count_of
 from hpstage.torch.backends.backend import NotDeparting, StepBackend
 from hpstage.torch.backends.rounding import OtherwiseRounded, full_precision
 from hpstage.torch.backends.stacked.signature import shape_key

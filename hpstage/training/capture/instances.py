@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import pickle
+import sys
 import types
 from collections.abc import Iterator
 from operator import is_
@@ -214,7 +215,7 @@ def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
         with memoryview(obj) as memory:
             if not memory.readonly and memory.nbytes <= _LONGEST:
                 content = memory.tobytes()
-                return Address(content.hex()) if _is_pointer(obj) else content
+                return Address(content.hex()) if _is_pointer(obj, content) else content
     except (TypeError, BufferError, ValueError):
         pass  # it exposes none
     state = _own_state(obj)
@@ -227,10 +228,10 @@ class Address(str):
     __slots__ = ()
 
 
-def _is_pointer(obj: Any) -> bool:
+def _is_pointer(obj: Any, content: bytes) -> bool:
     library: Any = ctypes  # typeshed lacks _CFuncPtr
-    plain = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.py_object
-    return isinstance(obj, (ctypes._Pointer, library._CFuncPtr, *plain))
+    pointers = ctypes._Pointer, library._CFuncPtr, ctypes.c_void_p
+    return isinstance(obj, pointers) and int.from_bytes(content, sys.byteorder) not in range(1, _SMALLEST_ADDRESS)
 
 
 def _own_state(obj: Any) -> bytes | None:
@@ -247,6 +248,8 @@ def _own_state(obj: Any) -> bytes | None:
 
 
 _STATE = "state"
+_SMALLEST_ADDRESS = 1 << 20
+"""Lower ones are numbers that code keeps in a pointer."""
 _LONG = "more than is looked at"
 _LONGEST = 1 << 20
 _LONGEST_BUFFER = 1 << 26

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 LOCAL = "local variable "
 """Path prefix of local variables of paused code, and of what they hold."""
 
@@ -19,14 +21,19 @@ def excluding(*paths: str) -> str:
 
 def root_of(path: str) -> str:
     """Return the variable that a path begins with."""
-    return _bare(path).partition(".")[0]
+    return _bare(path).partition(".")[0].partition("[")[0]
 
 
 def _name(path: str) -> str:
-    name = _bare(path)
+    name = re.sub(r"(\[[^]]*\])+$", "", _bare(path))
     attribute = name.removeprefix("self.")
-    return attribute if "." not in attribute else name
+    return attribute if "." not in attribute and not path.startswith(LOCAL) else name
 
 
 def _bare(path: str) -> str:
-    return path.removeprefix(LOCAL).partition("[")[0].partition("'")[0]
+    return unmarked(path.removeprefix(LOCAL))
+
+
+def unmarked(path: str) -> str:
+    """Return a path without the marks that tell objects of the same path apart."""
+    return re.sub(r"'+(?=\.|\[|$)", "", path) if "'" in path else path

@@ -23,7 +23,7 @@ from hpstage.training.capture.kinds import (
     kind_of_type,
 )
 from hpstage.training.capture.stateful import CACHED, Cache
-from hpstage.training.capture.stateless import LOCAL, excluding
+from hpstage.training.capture.stateless import LOCAL, excluding, unmarked
 from hpstage.training.capture.values import Marked, owner_of
 from hpstage.training.code.attributes import dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph
@@ -135,7 +135,7 @@ class Surveyor:
         self._skips: dict[str, frozenset[str]] = {}
         for name in stateless:
             owner, _, last = (name if "." in name else f"self.{name}").rpartition(".")
-            for path in (owner, LOCAL + owner):
+            for path in (owner, LOCAL + owner) if "." in name else (owner,):
                 self._skips[path] = self._skips.get(path, frozenset()) | {last}
         self._code: dict[int, tuple[object, list[Step]]] = {}  # what a class or function reaches
         self._read: set[str] = set()  # names that the user's code mentions
@@ -254,7 +254,7 @@ class Surveyor:
     def _met(self, found: Survey, path: str, obj: Any, copied: bool) -> Record:
         kind = kind_of(obj)
         assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
-        skip = self._skips.get(path, frozenset())
+        skip = self._skips.get(unmarked(path), frozenset())
         if _COMPILED in (dict_of(obj) or ()):
             skip |= {_COMPILED}
         if type(obj) is ClassAttributes:

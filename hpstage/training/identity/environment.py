@@ -8,8 +8,8 @@ import platform
 import sys
 from typing import Any
 
+from hpstage.errors.text import size
 from hpstage.executor import Environment
-from hpstage.text import size
 from hpstage.trainable import Trainable
 from hpstage.training.code.owner import is_users_code
 from hpstage.training.code.patches import standing
