@@ -56,12 +56,13 @@ FILES_ALLOWED = {
 
 LEFT = {
     "cluster": 169,
-    "hpstage": 7,
+    "hpstage": 6,
     "hpstage/accounting": 211,
     "hpstage/checking": 7,
     "hpstage/checkpoints": 35,
     "hpstage/cli": 59,
     "hpstage/driver": 3,
+    "hpstage/errors": 1,
     "hpstage/execution": 121,
     "hpstage/optuna": 24,
     "hpstage/plan": 95,

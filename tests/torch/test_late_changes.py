@@ -185,7 +185,7 @@ def search(trainable: object, **options: Any) -> tuple[hpstage.Result, list[Fork
     ("subject", "match"),
     [
         (Anchored(), r"self\.anchor"),
-        (Counting(), r"self\.counts\.late"),
+        (Counting(), r"self\.counts\['late'\]"),
         (Growing(), r"self\.meters"),
         (Looking(), r"self\.best is absent"),
         (Unfreezing(), r"self\.sums"),

@@ -35,5 +35,5 @@ def _bare(path: str) -> str:
 
 
 def unmarked(path: str) -> str:
-    """Return a path without the marks that tell objects of the same path apart."""
+    """Return a path without the marks by which objects of the same path differ."""
     return re.sub(r"'+(?=\.|\[|$)", "", path) if "'" in path else path
