@@ -44,12 +44,8 @@ _CHANGING = frozenset(
 )
 """Parameters that LightGBM takes over between rounds as if they had been so from the beginning."""
 _INEXACT = {
-    "boosting": (
-        ("gbdt",),
-        "dart, rf and goss keep weights, sums or a count of rounds in no model file",
-    ),
+    "boosting": (("gbdt", "gbrt"), "dart, rf and goss keep weights, sums or a count of rounds in no model file"),
     "data_sample_strategy": (("bagging",), "goss samples only after a number of rounds since training began"),
-    "objective": ((), "rank_xendcg draws by a generator that cannot be seeded for a round"),
     "linear_tree": ((False,), "the rounding of linear models in leaves depends on where training began"),
     "use_quantized_grad": ((False,), "gradients are rounded by a generator that cannot be seeded for a round"),
     "bagging_freq": ((0, 1), "rows that are kept for several rounds are in no model file"),
@@ -61,6 +57,7 @@ _INEXACT = {
     **dict.fromkeys(_SEEDS, ((), "`seed` and the number of the round seed what is drawn")),
 }
 """Parameters with the values under which a round depends on the model and its number alone, and why."""
+_XENDCG = "rank_xendcg", "xendcg", "xe_ndcg", "xe_ndcg_mart", "xendcg_mart"
 _STOPPING = "early_stopping_round", "early_stopping_min_delta"
 _DATA = frozenset(("data", "label", "weight", "group", "feature_name", "categorical_feature"))
 
@@ -73,7 +70,8 @@ class LightGBM:
     ``min_sum_hessian_in_leaf``, ``max_delta_step``, ``path_smooth``, ``feature_fraction``, ``feature_fraction_bynode``.
     A model is bit for bit that of ``lightgbm.train`` with as many rounds and the same parameters. Where rows or
     features are sampled, the seeds of round ``i`` are ``seed + i`` (a hyperparameter, or in ``params``; 0 by default),
-    so that what is drawn depends on the round alone.
+    so that what is drawn depends on the round alone; ``bagging_freq`` is 1 where
+    ``bagging_fraction`` is below 1.
 
     Metrics are those of ``metric``, by their names, such as ``auc``; with several ``valid``, the name of the data is in
     front, ``first_auc``. Defaults: ``deterministic``, one thread, ``force_row_wise``, no output.
@@ -144,7 +142,7 @@ class LightGBM:
         if any(name in params for name in _SAMPLING):
             params.update(dict.fromkeys(_SEEDS, (seed + step) % (1 << 31)))
             if params.get(_ROWS, 1.0) < 1.0:
-                # Rows are drawn anew where this changes, whatever the seed.
+                # Rows are drawn again where this changes, whatever the seed.
                 params[_ROWS] = params[_ROWS] * (1 - 1e-12 * (step % 2))
                 params.setdefault("bagging_freq", 1)
         return params
@@ -203,7 +201,7 @@ def _lightgbm() -> Any:
 @functools.cache
 def _names() -> dict[str, str]:
     """Return the names of all parameters of LightGBM, and those that are aliases, with the name each stands for."""
-    from lightgbm.basic import _ConfigAliases  # there is no public table of them
+    from lightgbm.basic import _ConfigAliases  # there is no public table of them; reviewed with 4.7
 
     names = _ConfigAliases._get_all_param_aliases()
     return {alias: name for name, aliases in names.items() for alias in (name, *aliases)}
@@ -235,6 +233,8 @@ def _check(params: Mapping[str, Any]) -> None:
             raise UsageError(f"LightGBM's {name!r} is an alias here: write {names[name]!r}")
         if callable(value):
             raise UsageError(f"LightGBM's {name!r} is a function: only what it has itself can be continued")
-        allowed, why = _INEXACT.get(name, (None, ""))
-        if allowed is not None and value not in allowed and (name != "objective" or value == "rank_xendcg"):
+        if name == "objective" and value in _XENDCG:
+            raise UsageError(f"LightGBM with {name}={value!r} cannot be forked: it draws by a generator of its own")
+        allowed, why = _INEXACT.get(name, ((value,), ""))
+        if value not in allowed:
             raise UsageError(f"LightGBM with {name}={value!r} cannot be forked: {why}; leave it out")

@@ -6,7 +6,7 @@ Trials are a grid over the number of leaves, where the learning rate drops, and 
 runs both, in turns, in one process each with one thread.
 
 rounds requested, unique, trained   by the search: of the same beginning of two trials, each round is trained once
-equal                           trials whose trees and metric are those of LightGBM's own loop
+equal                           trials whose metric is that of LightGBM's own loop
 alone, hpstage                  median seconds of all trials, and of the search
 overhead                        milliseconds a round takes longer than a call of lightgbm.Booster.update
 """

@@ -20,7 +20,6 @@ _KEEP = {
     "object": "give it in state_dict() and take it over in load_state_dict(), or make it a function of the step",
 }
 _NAMELESS = STATE, GENERATOR, SETTING, THREADS, METRIC, WORKLOAD
-_MOST = 20
 _PICKLE = "bytes b'\\x80", 'bytes b"\\x80'
 _DRAWS = (
     "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
@@ -169,7 +168,7 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
 
 def _unless(apart: Apart) -> str:
     named = [path for path in (apart.path, *apart.causes) if not path.startswith(_NAMELESS)]
-    return f"; {excluding(*named[:_MOST])}" if named else ""
+    return f"; {excluding(*named)}" if named else ""
 
 
 def _form(text: str) -> str:

@@ -22,15 +22,13 @@ from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.portrait import Difference, by_likely_cause, differences, follows, shown
-from hpstage.training.capture.stateless import LOCAL, excluding
+from hpstage.training.capture.stateless import LOCAL, MOST, excluding
 from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
 
 logger = logging.getLogger("hpstage")
 
 _STATE = "the state"
-_MOST = 20
-"""Differences that a message names."""
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
 """Number of steps before the fork, if there are enough: by then optimizers have their state."""
@@ -366,11 +364,11 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     path = shown(first)
     causes = [first, *(other for other, _, _ in others)]
     named = [one[0] for one in found.differences if not follows(one) and one[0] != _STATE]
-    unless = f"; {excluding(*named[:_MOST])}" if named else ""
+    unless = f"; {excluding(*named)}" if named else ""
     also = ""
     if len(causes) > 1:
-        more = f" and {len(causes) - _MOST:,} more" if len(causes) > _MOST else ""
-        also = f"; so it is with {', '.join(map(shown, causes[1:_MOST]))}{more}"
+        more = f" and {len(causes) - MOST:,} more" if len(causes) > MOST else ""
+        also = f"; so it is with {', '.join(map(shown, causes[1:MOST]))}{more}"
     remedy = (
         "give it in state_dict() and put it back in load_state_dict()"
         if verification.answered

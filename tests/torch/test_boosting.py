@@ -12,6 +12,7 @@ import optuna
 import pytest
 
 import hpstage
+from hpstage import boosting
 from hpstage import schedule as s
 from hpstage.errors import UsageError
 from hpstage.store import MemoryJournal
@@ -83,6 +84,43 @@ def test_a_fork_at_any_round_continues_as_straight_through(hp: Mapping[str, Any]
             subject.train(step, hp_at(step, hp))
         assert trees(subject.state_dict()["model"]) == trees(states[-1]["model"])
         assert subject.evaluate() == metrics[-1]
+
+
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "num_leaves": (5.0, 9.0),
+    "lambda_l1": (0.0, 0.5),
+    "lambda_l2": (0.0, 5.0),
+    "min_gain_to_split": (0.0, 1.0),
+    "min_sum_hessian_in_leaf": (1e-3, 5.0),
+    "max_delta_step": (0.0, 0.3),
+    "path_smooth": (0.0, 2.0),
+    "feature_fraction": (1.0, 0.5),
+    "feature_fraction_bynode": (1.0, 0.5),
+    "learning_rate": (0.1, 0.03),
+}
+
+
+def test_every_parameter_that_may_follow_a_schedule_is_tested() -> None:
+    assert CHANGES.keys() == boosting._CHANGING
+
+
+@pytest.mark.parametrize("others", [{}, {"max_depth": 2, "bagging_fraction": 0.6}], ids=["alone", "with others"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_parameter_that_changes_counts_as_if_training_had_begun_with_it(name: str, others: dict[str, Any]) -> None:
+    before, after = CHANGES[name]
+    hps = [{"num_leaves": 7, **others, name: before if step < 4 else after} for step in range(ROUNDS)]
+    subject = trainable()
+    subject.setup(hps[0])
+    states = []
+    for step, hp in enumerate(hps):
+        subject.train(step, hp)
+        states.append(subject.state_dict())
+    for fork in range(1, ROUNDS):
+        subject.setup(hps[0])
+        subject.load_state_dict(states[fork - 1])
+        for step in range(fork, ROUNDS):
+            subject.train(step, hps[step])
+        assert trees(subject.state_dict()["model"]) == trees(states[-1]["model"]), fork
 
 
 def test_trees_are_those_of_the_librarys_own_loop() -> None:
@@ -158,7 +196,8 @@ def test_several_valid_sets_and_none() -> None:
     [
         ({"boosting": "dart"}, "boosting='dart' cannot be forked: dart, rf and goss keep"),
         ({"data_sample_strategy": "goss"}, "goss samples only after a number of rounds"),
-        ({"objective": "rank_xendcg"}, "rank_xendcg draws by a generator"),
+        ({"objective": "rank_xendcg"}, "it draws by a generator of its own"),
+        ({"objective": "xendcg"}, "it draws by a generator of its own"),
         ({"linear_tree": True}, "linear_tree=True cannot be forked"),
         ({"bagging_freq": 5}, "bagging_freq=5 cannot be forked"),
         ({"bagging_seed": 5}, "`seed` and the number of the round seed what is drawn"),

@@ -23,7 +23,7 @@ from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, me
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
-from hpstage.training.capture.kind import is_atom, numpy, torch
+from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, numpy, torch
 from hpstage.training.capture.kinds import kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.stateful import RandomSource, stands_only
@@ -38,8 +38,6 @@ Plain = Any
 ANSWERED = ("answered",)
 """Replaces content that its owner accounts for."""
 BUILTINS = (list, dict, set, int, float, str, bool, tuple)
-_SMALLEST_ADDRESS = 1 << 32
-"""Numbers up to this are none: a process has its objects above them."""
 _NOTHING: dict[Any, Any] = {}
 _ITSELF = (type(None), bool, int, float, str, bytes)
 CONTAINERS: dict[str, type] = {
@@ -143,7 +141,7 @@ class Encoder:
     def value(self, path: str, value: Any) -> Plain:
         """Encode a value within a content."""
         kind = type(value)
-        if kind is int and value > _SMALLEST_ADDRESS and (named := self._now.at_address(value)) is not None:
+        if kind is int and value > SMALLEST_ADDRESS and (named := self._now.at_address(value)) is not None:
             raise StateError(
                 f"{path} holds the id() of {named}, which is another number in the process that continues. Keep the "
                 f"object itself, or its name, in its place; {excluding(path)}"

@@ -16,7 +16,15 @@ import xxhash
 from hpstage.checkpoints import jax_arrays
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
-from hpstage.training.capture.kind import LEADS_NOWHERE, Child, Kind, attribute_children, same_mapping, same_value
+from hpstage.training.capture.kind import (
+    LEADS_NOWHERE,
+    SMALLEST_ADDRESS,
+    Child,
+    Kind,
+    attribute_children,
+    same_mapping,
+    same_value,
+)
 from hpstage.training.capture.values import is_tensor
 from hpstage.training.code.attributes import dict_of, own_of, slots_of, write_own
 from hpstage.training.code.imports import loaded
@@ -231,7 +239,7 @@ class Address(str):
 def _is_pointer(obj: Any, content: bytes) -> bool:
     library: Any = ctypes  # typeshed lacks _CFuncPtr
     pointers = ctypes._Pointer, library._CFuncPtr, ctypes.c_void_p
-    return isinstance(obj, pointers) and int.from_bytes(content, sys.byteorder) not in range(1, _SMALLEST_ADDRESS)
+    return isinstance(obj, pointers) and int.from_bytes(content, sys.byteorder) not in range(1, SMALLEST_ADDRESS)
 
 
 def _own_state(obj: Any) -> bytes | None:
@@ -248,8 +256,6 @@ def _own_state(obj: Any) -> bytes | None:
 
 
 _STATE = "state"
-_SMALLEST_ADDRESS = 1 << 20
-"""Lower ones are numbers that code keeps in a pointer."""
 _LONG = "more than is looked at"
 _LONGEST = 1 << 20
 _LONGEST_BUFFER = 1 << 26

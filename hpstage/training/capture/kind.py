@@ -43,6 +43,9 @@ _ATOMS = frozenset(
 
 RUNNERS = (threading.Thread, concurrent.futures.Executor)
 
+SMALLEST_ADDRESS = 1 << 32
+"""Numbers up to this are none: a process has its objects above them."""
+
 LEADS_NOWHERE = frozenset((type(None), bool, int, float, str, bytes))
 
 

@@ -8,9 +8,13 @@ LOCAL = "local variable "
 """Path prefix of local variables of paused code, and of what they hold."""
 
 
+MOST = 20
+"""Changes that a message names."""
+
+
 def to_exclude(*paths: str) -> str:
-    """Return the line of code that excludes these paths, or the smallest parts around them that have a name."""
-    names = dict.fromkeys(_name(path) for path in paths)
+    """Return the line of code that excludes the first of these paths, or the smallest parts around that have a name."""
+    names = dict.fromkeys(_name(path) for path in paths[:MOST])
     return f"`stateless = {tuple(names)!r}`"
 
 

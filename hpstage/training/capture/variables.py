@@ -12,7 +12,7 @@ from hpstage.training.capture.aliases import holding
 from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import Difference, shown, text_of, texts_of
-from hpstage.training.capture.stateless import LOCAL, root_of, to_exclude
+from hpstage.training.capture.stateless import LOCAL, MOST, root_of, to_exclude
 from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked
 from hpstage.training.code.bytecode import inner
@@ -89,7 +89,6 @@ class Variables:
 
 
 _NOTHING = "nothing"
-_MOST = 20
 
 
 def _changed(found: list[Difference]) -> StateError:
@@ -107,9 +106,9 @@ def _changed(found: list[Difference]) -> StateError:
             f"{was} where the loop over run.steps() began and is {now}, so that a fork would continue differently. "
         )
     else:
-        lines = [f"\n  {shown(path)} was {was} and is {now}" for path, was, now in found[:_MOST]]
-        if len(found) > _MOST:
-            lines.append(f"\n  and {len(found) - _MOST} more")
+        lines = [f"\n  {shown(path)} was {was} and is {now}" for path, was, now in found[:MOST]]
+        if len(found) > MOST:
+            lines.append(f"\n  and {len(found) - MOST} more")
         what = (
             f"training has changed {shown(found[0][0])} and {len(found) - 1} more since the loop over run.steps() "
             f"began, which it may read in a later step, and which are in no state, so that a fork would continue "

@@ -410,5 +410,5 @@ def _put_back(record: Record, why: str, *, values: bool = True) -> None:
     except (TypeError, AttributeError, ValueError, RuntimeError, OSError) as error:
         raise StateError(
             f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
-            f"setup(), which begin anew for each trial; {excluding(record.path)}"
+            f"setup(), which start over for each trial; {excluding(record.path)}"
         ) from None

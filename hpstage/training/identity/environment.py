@@ -78,6 +78,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
     return Environment(
         {name: str(text) for name, text in described.items()},
         identity=after.described,
+        # As before the data, which set other values in each process; only after them are patches known.
         loaded=after.loaded | before.loaded,
         remarks=remarks,
         warnings=warnings,
