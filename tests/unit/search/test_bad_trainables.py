@@ -1,0 +1,189 @@
+"""Trainables that cannot be trained, and metrics that are none: named, with the remedy, before others are trained."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage.errors import TrainingError, UsageError
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Tape
+from tests.unit.search.tapes import search
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Half:
+    def setup(self, hp): ...
+    def train(self, step, hp): ...
+
+
+@pytest.mark.parametrize(
+    ("trainable", "message"),
+    [
+        (Tape, "Tape is a class: pass an instance"),
+        (Half(), "no evaluate and no state_dict and no load_state_dict"),
+        (7, "int cannot be trained"),
+        ("model", "str cannot be trained"),
+        (lambda: None, "must take one argument"),
+        (lambda run, more: None, "must take one argument"),
+        (None.__class__, "is a class"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_remedy(trainable, message):
+    with pytest.raises(UsageError, match=message):
+        search(trainable)
+
+
+def returning(what: object) -> Tape:
+    class Returning(Tape):
+        version = "returning"
+
+        def evaluate(self):
+            return what if self.score else {"score": 0.0}
+
+    return Returning()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (None, "returned NoneType; return a dict"),
+        (0.5, "returned float; return a dict"),
+        ([("score", 1)], "returned list; return a dict"),
+        ({"score": "0.5"}, "gave str for 'score'"),
+        ({"score": [0.5]}, "gave list for 'score'"),
+        ({"score": None}, "gave NoneType for 'score'"),
+        ({"score": 10**400}, "gave int for 'score'"),
+        ({1: 0.5}, "the metric 1; names of metrics are str"),
+        ({"score": 1.0, "\udce9": 0.5}, r"the metric '\udce9'; names of metrics are str, of valid Unicode"),
+    ],
+)
+def test_metrics_that_are_none_fail_their_trial_and_are_named(what, message):
+    result = search(returning(what), n_trials=1)
+    [trial] = result.study.trials
+    assert trial.state == optuna.trial.TrialState.FAIL
+    assert message in trial.user_attrs["hpstage:failure"]
+
+
+class ReadsMore(Tape):
+    version = "reads more"
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+
+    def setup(self, hp: Any) -> None:
+        super().setup(hp)
+        if self.at == "setup":
+            assert hp["dropout"]
+
+    def train(self, step: int, hp: Any) -> None:
+        assert "dropout" not in hp and hp.get("dropout", 0.5) == 0.5
+        if self.at == "train":
+            assert hp["dropout"]
+        super().train(step, hp)
+
+
+def test_a_hyper_parameter_that_the_space_does_not_return_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(UsageError) as caught:
+        search(ReadsMore("setup"))
+    first, *traceback = str(caught.value).splitlines()
+    assert first == (
+        "training cannot begin: KeyError: 'dropout' (the space returns no hyperparameter 'dropout'; it has 'a', 'b')"
+    )
+    assert any('assert hp["dropout"]' in line for line in traceback)
+
+
+def test_one_that_only_a_step_reads_is_named_in_its_trials_failure() -> None:
+    [trial] = search(ReadsMore("train"), n_trials=1).study.trials
+    assert "the space returns no hyperparameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
+
+
+def test_a_training_function_is_told_which_hyper_parameter_the_space_does_not_return() -> None:
+    def train(run: hpstage.Run) -> None:
+        run.attach()
+        assert run.hp["dropout"]
+
+    with pytest.raises(UsageError, match=r"^training cannot begin: .*the space returns no hyperparameter 'dropout'"):
+        search(train)
+
+
+def test_a_dict_of_the_models_own_that_training_fills_may_be_empty_before() -> None:
+    class Fills(Tape):
+        version = "fills"
+        seen: dict[str, float]
+
+        def setup(self, hp: Any) -> None:
+            super().setup(hp)
+            self.seen = {}
+
+        def train(self, step: int, hp: Any) -> None:
+            super().train(step, hp)
+            self.seen["last"] = hp["a"]
+
+        def evaluate(self) -> Any:
+            return {"score": self.seen["last"]}
+
+        def state_dict(self) -> Any:
+            return {"tape": super().state_dict(), "seen": dict(self.seen)}
+
+        def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict(state["tape"])
+            self.seen = dict(state["seen"])
+
+    assert all(trial.state.name == "COMPLETE" for trial in search(Fills()).study.trials)
+
+
+@pytest.mark.parametrize("what", [0.5, None, [("score", 1)], {f"m{number}": 0.5 for number in range(10**6)}])
+def test_what_is_no_mapping_of_metrics_is_refused_before_anything_is_trained(what: object) -> None:
+    class Wrong(Tape):
+        version = "wrong"
+
+        def train(self, step: int, hp: Any) -> None:
+            raise AssertionError("trained")
+
+        def evaluate(self) -> Any:
+            return what
+
+    message = rf"evaluate\(\) returned {type(what).__name__}; return a dict .*, such as {{'accuracy': value}}$"
+    if isinstance(what, dict):
+        message = r"evaluate\(\) returned 1,000,000 metrics, more than 10,000: log values"
+    with pytest.raises(UsageError, match=message):
+        search(Wrong())
+
+
+@pytest.mark.parametrize("value", [True, 3, math.inf, -math.inf])
+def test_any_number_is_a_metric(value):
+    result = search(returning({"score": value}), n_trials=1)
+    assert result.study.trials[0].value == value
+
+
+def test_tensors_of_one_number_are_metrics():
+    torch = pytest.importorskip("torch")
+    result = search(returning({"score": torch.tensor([0.5])}), n_trials=1)
+    assert result.study.trials[0].value == 0.5
+
+
+def test_a_metric_that_comes_to_be_missing_is_named_and_nothing_is_lost():
+    class Forgetful(Tape):
+        version = "1"
+
+        def evaluate(self):
+            return {"other": 1.0} if self.score else {"other": 0.0, "score": 0.0}
+
+    journal = MemoryJournal()
+    with pytest.raises(UsageError, match="gives 'other', but metric='score' was asked for"):
+        search(Forgetful(), store=journal)
+    assert search(Forgetful(), store=journal, metric="other").study.best_value == 1.0
+
+
+def test_a_failure_that_catch_does_not_name_leaves_what_was_reached():
+    journal = MemoryJournal()
+    with pytest.raises(TrainingError, match="returned NoneType"):
+        search(returning(None), store=journal, catch=())
+    assert len(journal) > 3
