@@ -21,17 +21,22 @@ _WRITING = re.compile(r"[rbt]*[wax+][bt+]*")  # modes of open()
 def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     """Yield strings that may be paths of files read by ``code`` and the code nested in it.
 
-    Where code also writes files, only statements that do nothing but read count: what training writes is no input.
+    What training writes is no input: where code also writes files, only statements that do nothing but read count, and
+    no path that another statement writes, such as that of a checkpoint to resume from.
 
     Args:
         code: code of a function.
         names: the function's globals.
     """
+    read, written = list[str](), set[str]()
     for part in inner(code):
         instructions = instructions_of(part)
         for scope in _statements(instructions) if _matches(_WRITES, instructions) else [instructions]:
-            if _matches(_READS, scope) and not _matches(_WRITES, scope):
-                yield from _texts(scope, names)
+            if _matches(_WRITES, scope):
+                written.update(_texts(scope, names))
+            elif _matches(_READS, scope):
+                read += _texts(scope, names)
+    return (path for path in read if path not in written)
 
 
 def found_at(path: str, names: Mapping[str, Any]) -> str:
