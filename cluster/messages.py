@@ -79,11 +79,13 @@ Order = Stop | Amend | Expect | BeginAudit | EndAudit
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Unpack the trainable, and describe the process as it would train. Replied to with :class:`Loaded`.
 
-    ``script``: to be imported first (:mod:`hpstage.cluster.script`).
+    ``script``: to be imported first (:mod:`hpstage.cluster.script`). ``arguments``: of the driver's command line, its
+    name first; ``None`` keeps those of the process.
     """
 
     trainable: bytes
     script: dict[str, str]
+    arguments: list[str] | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True):

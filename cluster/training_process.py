@@ -304,6 +304,8 @@ class _Training:
     def _load(self, request: Load) -> Loaded:
         """Unpack the trainable and describe this process as it would train."""
         try:
+            if request.arguments is not None:
+                sys.argv[:] = request.arguments
             import_script(request.script)
             self._trainable = as_trainable(pickle.loads(request.trainable))  # noqa: S301  # the user's own, by design
             environment = describe(self._trainable)

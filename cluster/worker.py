@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from dataclasses import dataclass
 
 from distributed import Status, Worker, WorkerPlugin
@@ -40,6 +41,7 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
     ) -> None:
         self._driver = driver
         self._script = script
+        self._arguments = sys.argv[:]  # of the driver, which makes this object: training may parse them
         self._filters: list[tuple[str, _News]] = []
         self.name = name_of(run)
         self._trainable = trainable
@@ -60,7 +62,7 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
             self._filters = [(name, _News(worker)) for name in _LOGGERS]
             for name, news in self._filters:
                 logging.getLogger(name).addFilter(news)
-        self.site = Site(self.name, worker, Load(self._trainable, script), self._silence)
+        self.site = Site(self.name, worker, Load(self._trainable, script, self._arguments), self._silence)
         await self.site.open()
 
     async def teardown(self, worker: Worker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated
 
@@ -72,13 +73,15 @@ app.command()(export)
 
 # Arguments of optimize() that errors name; the options of the command line have the same names.
 _ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
+# Commands that import the user's code.
+_IMPORTING = ("run", "check", "plan", "audit")
 # Of a command line that cannot be read: typer does not name it.
 _MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-def _message(error: Exception) -> str:
+def _message(error: Exception, words: Sequence[str]) -> str:
     """Return the message of an error that hpstage has not foreseen."""
-    if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename[:50] in " ".join(sys.argv):
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename[:50] in " ".join(words):
         return f"hpstage: {error.filename}: {error.strerror}; give another\n"
     return folded_traceback(error)
 
@@ -88,10 +91,14 @@ def main() -> None:
 
     Nothing on stderr holds a secret of a URL of the command line.
     """
+    words = sys.argv[1:]
+    if words[:1] and words[0] in _IMPORTING:  # what they import parses the arguments after --, and only those
+        mark = words.index("--") if "--" in words else len(words)
+        words, sys.argv[1:] = words[:mark], words[mark + 1 :]
     # As words of their own, and behind --option=.
-    urls = [word for argument in sys.argv[1:] for word in (argument, argument.partition("=")[2]) if ":" in word]
+    urls = [word for argument in words for word in (argument, argument.partition("=")[2]) if ":" in word]
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(words, standalone_mode=False))
     except HpstageError as error:
         message, status = "hpstage: " + _ARGUMENT.sub(r"--\1", f"{error}\n"), 1
     except typer.Abort:
@@ -102,6 +109,6 @@ def main() -> None:
             error.show(file=page)  # type: ignore[attr-defined]
             message, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
         else:
-            message, status = _message(error), 1
+            message, status = _message(error, words), 1
     typer.echo(clean_lines(redacted(message, *urls)), err=True, nl=False)
     sys.exit(status)

@@ -90,7 +90,7 @@ def imported_as_main(reference: str, what: str, closing: ExitStack) -> ModuleTyp
     try:
         module = closing.enter_context(as_main(script))
     except SystemExit as leave:
-        raise UsageError(f"{module_name} exits where it is imported: {leave.code}") from None
+        raise _exits(module_name, leave) from None
     cloudpickle.register_pickle_by_value(module)
     closing.callback(cloudpickle.unregister_pickle_by_value, module)
     return module
@@ -126,13 +126,23 @@ def _script(path: Path) -> Any:
     import_from(path.parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # where classes of the script look for their module
+    sys.argv[:1] = [str(path)]
     try:
         spec.loader.exec_module(module)
+    except SystemExit as leave:
+        del sys.modules[path.stem]
+        raise _exits(path, leave) from None
     except BaseException:
         del sys.modules[path.stem]
         raise
     _scripts.add(path.stem)
     return module
+
+
+def _exits(module: object, leave: SystemExit) -> UsageError:
+    return UsageError(
+        f"{module} exits where it is imported, with status {leave.code}. Its own arguments stand at the end, after --"
+    )
 
 
 def _module(name: str) -> Any:

@@ -11,7 +11,12 @@ from hpstage.plan.messages import Report
 from hpstage.plan.plan import SearchPlan
 
 _NAMED = 5
-_KINDS = {"variable": "the environment variable ", "folder": "the folder ", "more": "more files than are compared"}
+_KINDS = {
+    "variable": "the environment variable ",
+    "folder": "the folder ",
+    "arguments": "the command line's arguments in ",
+    "more": "more files than are compared",
+}
 _SHARED = "shared "
 _UNLESS = "If training does not depend on it, name it in `stateless`"
 
@@ -68,8 +73,9 @@ def _notice_of_shared(names: list[str]) -> str:
 def _notice(names: list[str]) -> str:
     return (
         f"Training reads {_listed(names)}, of which the workload's key knows nothing: this store is refused once it "
-        f"changes. Hold a file's path, or the value of a variable, in an attribute of the trainable, so that its "
-        f"content counts, or state `data_version` and change it with the data. {_UNLESS}"
+        f"changes. Hold a file's path, or the value of a variable, in an attribute of the trainable, or parse "
+        f"arguments at module level, into a global, so that its content counts, or state `data_version` and change it "
+        f"with the data. {_UNLESS}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ class Curious(Counter):
             "threads": {os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"1"},
             "memory": malloc.ENVIRONMENT.items() <= os.environ.items(),
             "here": os.environ.get("HPSTAGE_TEST_HERE") == os.getcwd(),
+            "arguments": sys.argv[1:] == ["--width", "3"],
         }
         return {name: float(value) for name, value in found.items()}
 

@@ -41,18 +41,19 @@ def gone(pid: int) -> None:
     until_true(lambda: not is_running(pid), f"the end of process {pid}")
 
 
-def test_it_keeps_freed_memory_has_one_thread_for_each_library_and_the_workers_variables_and_folder(
+def test_it_keeps_freed_memory_has_one_thread_for_each_library_the_workers_variables_and_the_drivers_arguments(
     client: Client, client_of_nannies: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mark() -> None:
         os.environ["HPSTAGE_TEST_HERE"] = os.getcwd()
 
     client_of_nannies.run(mark)
+    monkeypatch.setattr(sys, "argv", ["script.py", "--width", "3"])
     monkeypatch.setenv("HPSTAGE_TEST_HERE", os.getcwd())  # of local workers
     for one in (client, client_of_nannies):
         executor = DaskExecutor(one)
         executor.open(Curious(), FolderCheckpoints(tmp_path / "states", "w"))
-        assert executor.try_out({"x": 1.0}) == {"threads": 1.0, "memory": 1.0, "here": 1.0}
+        assert executor.try_out({"x": 1.0}) == dict.fromkeys(("threads", "memory", "here", "arguments"), 1.0)
         executor.close()
 
 

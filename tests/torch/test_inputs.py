@@ -104,6 +104,12 @@ def mapped(path: str) -> float:
     return float(np.memmap(path, dtype=np.float64)[0])
 
 
+def parsed() -> float:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scale", type=float, default=1.0)
+    return float(parser.parse_args().scale)
+
+
 def if_there(path: str) -> float:
     try:
         return number(path)
@@ -154,6 +160,8 @@ READ: dict[str, Callable[[], float]] = {
     "a file that may be there": lambda: if_there(f"data/{NAME}_override.txt"),
     "code that is executed": lambda: executed(f"data/{NAME}.py"),
     "another module": lambda: reading.scale(),
+    "arguments, parsed": parsed,
+    "an argument": lambda: float((sys.argv[2:] or ["1"])[0]),
     "a variable": lambda: float(os.environ[KEY]),
     "a variable by getenv": lambda: float(os.getenv(KEY, "1")),
     "a variable by get": lambda: float(os.environ.get(KEY, "1")),
@@ -182,6 +190,7 @@ def write(scale: float) -> None:
         database.execute("insert into scales values (?)", (scale,))
     database.close()
     os.environ[KEY] = str(scale)
+    sys.argv[1:] = ["--scale", str(scale)]
     if scale != 1.0:
         FOLDER.joinpath("scale_override.txt").write_text(str(scale))
         FOLDER.joinpath("many", "one").touch()
@@ -191,6 +200,7 @@ def write(scale: float) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["script.py"])
     for name in (KEY, "HPSTAGE_TEST_OTHER"):
         monkeypatch.setenv(name, "1")  # so that it is undone
         monkeypatch.delenv(name)
@@ -225,7 +235,7 @@ def test_what_training_reads_is_in_its_key_or_refused_once_it_is_another(read: A
     before = search(in_loss(read))
     assert search(in_loss(read)) == before
     write(2.0)
-    with pytest.raises(StoreError, match=r"scale|SCALE|OTHER|many|files|data"):
+    with pytest.raises(StoreError, match=r"scale|SCALE|OTHER|many|files|data|argv"):
         search(in_loss(read))
 
 
@@ -402,6 +412,9 @@ class Writing(Tiny):
         with open(f"made/{NAME}.txt", "a") as file:
             file.write("1")
         os.environ["HPSTAGE_TEST_OTHER"] = Path(f"made/{NAME}.txt").read_text()
+        if not NAME:  # as a script that may resume
+            Path("made/last.txt").read_text()
+        Path("made/last.txt").write_text(os.environ["HPSTAGE_TEST_OTHER"])
         torch.save({"scale": 1.0}, f"made/{NAME}.pt")
         torch.load(f"made/{NAME}.pt")
         with sqlite3.connect(f"made/{NAME}.sqlite") as database:

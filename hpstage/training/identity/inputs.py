@@ -7,6 +7,7 @@ plan, and compared before a later call builds on it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from types import TracebackType
@@ -20,7 +21,7 @@ from hpstage.training.identity.watching import Watch, held_open, modified, not_i
 
 ABSENT = ""
 """The digest of what does not exist."""
-FILE, FOLDER, VARIABLE = "file ", "folder ", "variable "
+FILE, FOLDER, VARIABLE, ARGUMENTS = "file ", "folder ", "variable ", "arguments "
 SHARED = "shared "
 """Begins the name of a file that steps have written and later ones read."""
 MORE = "more"
@@ -77,6 +78,7 @@ class Inputs:
             self._watch.updated |= watch.updated
             self._watch.folders |= watch.folders
             self._watch.variables |= watch.variables
+            self._watch.arguments |= watch.arguments
 
     def news(self) -> dict[str, str]:
         """Return digests, by name, of the inputs that were read for the first time since the last call."""
@@ -119,6 +121,7 @@ class Inputs:
                 yield FOLDER + self._shown(path)
         yield from (SHARED + self._shown(path) for path in sorted(watch.shared))
         yield from (VARIABLE + name for name in sorted(watch.variables - watch.exported - _WORKERS))
+        yield from (ARGUMENTS + name for name in watch.arguments)
 
     def _shown(self, path: str) -> str:
         """Return a path in words that mean the same in another checkout, and for another user."""
@@ -140,6 +143,8 @@ class Inputs:
         if name.startswith(VARIABLE):
             value = os.environ.get(name.removeprefix(VARIABLE))
             return ABSENT if value is None else hashed(value)
+        if name.startswith(ARGUMENTS):
+            return hashed("\0".join(sys.argv[1:]))
         try:
             if name.startswith(FOLDER):
                 entries = os.listdir(self._place(name.removeprefix(FOLDER)))

@@ -1,4 +1,4 @@
-"""What the user's code reads outside of its process while it trains: files, folders and environment variables.
+"""What the user's code reads outside of its process while it trains: files, folders, environment variables, arguments.
 
 Python notifies audit hooks of every file that it opens, by whatever function and with whatever name. A file that a C
 library opens by itself is not seen, nor is one whose existence alone is asked for.
@@ -23,7 +23,7 @@ from hpstage.training.code.owner import of_user
 
 _DESCRIPTORS = "/proc/self/fd"
 _READ, _UPDATED, _LISTED, _WRITTEN = "read", "updated", "folders", "written"
-_VARIABLE, _EXPORTED = "variables", "exported"
+_VARIABLE, _EXPORTED, _ARGUMENT = "variables", "exported", "arguments"
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Packages that read source code, and what was compiled of it; and Dask's, whose threads read for themselves.
 _FOR_OTHERS = frozenset(
@@ -54,6 +54,7 @@ class Watch:
         written: files and folders that were written or made.
         variables: environment variables that the user's code has read.
         exported: environment variables that were set.
+        arguments: ``sys.argv``, if the user's code has read arguments of the command line.
         shared: files that the user's code has read after they were written in earlier steps, as they were named.
         began: when it began, as modification times are given.
     """
@@ -65,6 +66,7 @@ class Watch:
         self.written: set[str] = set()
         self.variables: set[str] = set()
         self.exported: set[str] = set()
+        self.arguments: set[str] = set()
         self.shared: set[str] = set()
         self._first = self._step = 0  # when the first step that counts began, and the present one
         self._now: set[str] = set()  # absolute paths of what the present step has written
@@ -76,6 +78,8 @@ class Watch:
         global _current, _last
         self._before, _current = _current, self
         _last = self
+        if not isinstance(sys.argv, _Arguments):
+            sys.argv = _Arguments(sys.argv)
         return self
 
     def __exit__(
@@ -331,3 +335,25 @@ class _Variables(dict[bytes, bytes]):
         if _current is not None:
             _record(_current, _EXPORTED, os.fsdecode(name))
         super().__setitem__(name, value)
+
+
+class _Arguments(list[str]):
+    """The content of ``sys.argv``, of which argparse and others take a slice. Its first item is no argument."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        self._note()
+        return super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        if at != 0:
+            self._note()
+        return super().__getitem__(at)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return list, (list(super().__iter__()),)
+
+    def _note(self) -> None:
+        if _current is not None and not _current.arguments and _for_user(sys._getframe(2)):
+            _record(_current, _ARGUMENT, "sys.argv")
