@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from hpstage.training.capture.context_managers import letting_through, swallowing
-from hpstage.training.capture.liveness import instructions_of, live, place
+from hpstage.training.capture.liveness import instructions_of, live, place, written_first
 from hpstage.training.capture.stateful import ITERATORS
 from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.capture.variables import Variable
@@ -99,10 +99,12 @@ class Body:
             places.append((code, at))
             matter = partial(live, code, at, innermost=not index, outermost=index == len(frames) - 1)
             bound = matter(untaken=swallowing(code))
+            runs = frozenset(name for name, value in held.items() if isinstance(value, Run))
+            fresh = written_first(code, at, outermost=index == len(frames) - 1, runs=runs) if not index else frozenset()
             for name in sorted(matter(untaken=letting_through(frame, held))):
                 value = held.get(name, MISSING)
                 if name not in passed_by and not isinstance(value, Run | Steps):
-                    variables.append(Variable(name, code, value, needed=name in bound))
+                    variables.append(Variable(name, code, value, needed=name in bound, fresh=fresh))
         if frames and self._around is None:
             self._around = _around_steps(frames[0])
         for name, one in self._around or ():

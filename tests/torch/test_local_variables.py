@@ -262,6 +262,17 @@ def by_a_helper(run: Run) -> None:
     loop(begun(run), 1.0)
 
 
+def read_by_an_inner_function_before_it_is_set(run: Run) -> None:
+    def train() -> None:
+        stepped(run, parts, extra)
+
+    parts = begun(run)
+    extra = 0.0
+    for step in run.steps():
+        train()
+        extra = float(step >= LATE)
+
+
 REFUSED: dict[Callable[[Run], None], str] = {
     averaging_late: "local variable swa, .* it was None where .* and is a AveragedModel",
     anchored_late: "local variable frozen",
@@ -275,6 +286,7 @@ REFUSED: dict[Callable[[Run], None], str] = {
     loading_late: "local variable batches",
     counting_in_an_inner_function: "local variable count",
     counting_in_a_function_made_anew: "local variable count",
+    read_by_an_inner_function_before_it_is_set: r"local variable train\.extra, .*train \(extra\) it sets first of all",
     conditional: "local variable noise, .* it was nothing where",
     caught: "local variable extra",
     swallowed_by_suppress: "local variable extra",
@@ -390,6 +402,19 @@ def loaded(run: Run) -> None:
             nn.functional.cross_entropy(parts[0](x), y).backward()
             parts[1].step()
         run.report(loss=0.0)
+
+
+def set_for_inner_functions(run: Run) -> None:
+    def train() -> None:
+        def weighted() -> float:
+            return weight + 0.1 * step
+
+        stepped(run, parts, weighted())
+
+    parts = begun(run)
+    for step in run.steps():  # noqa: B007  # train() reads it
+        weight = run.hp["lr"]
+        train()
 
 
 def closures(run: Run) -> None:
@@ -540,6 +565,7 @@ EXACT = [
     by_epochs,
     loaded,
     closures,
+    set_for_inner_functions,
     in_contexts,
     other_names,
     teachers,

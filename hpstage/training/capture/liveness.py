@@ -24,6 +24,11 @@ _FAST = re.compile(r"(LOAD|STORE|DELETE)_FAST(_BORROW|_CHECK|_AND_CLEAR)?(?=_LOA
 """The parts of a superinstruction: STORE_FAST_LOAD_FAST writes its first variable and reads its second."""
 _READ_CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _WRITE_CELLS = ("STORE_DEREF", "DELETE_DEREF")
+_QUIET = re.compile(
+    r"(LOAD_(FAST|DEREF|CLOSURE|CONST|SMALL_INT|GLOBAL)|STORE_(FAST|DEREF)|COPY|SWAP|PUSH_NULL|NOP|RESUME|NOT_TAKEN"
+    r"|MAKE_CELL|EXTENDED_ARG|CACHE|JUMP_)"
+)
+"""Instructions that run no code of anybody."""
 _REMEMBERED = 256
 
 Access = tuple[bool, str]
@@ -47,6 +52,7 @@ def live(
     innermost: bool = True,
     outermost: bool = True,
     untaken: frozenset[int] = frozenset(),
+    runs: frozenset[str] | None = None,
 ) -> frozenset[str]:
     """Return the variables of ``code``, paused at ``offset``, on which its further execution may depend.
 
@@ -58,6 +64,8 @@ def live(
         outermost: when this frame ends, everything ends. So code from which no path leads back to a loop that is
             paused here is ignored.
         untaken: offsets of jumps that are never taken.
+        runs: variables that hold what runs no nested function where its attributes and items are read. If given, every
+            other instruction that may run code of anybody reads what functions nested in ``code`` read.
     """
     instructions = instructions_of(code)
     starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
@@ -72,6 +80,11 @@ def live(
     ways = [[*normal, *raised] for normal, raised in zip(after, on_error, strict=True)]
     counts = _leading_to(paused, ways) if loop and outermost else range(len(instructions))
     accesses = [list(_accesses(code, instructions, index)) for index in range(len(instructions))]
+    if runs is not None:
+        inside = [(True, name) for name in _read_inside(code)]
+        for index, own in enumerate(accesses):
+            if not _QUIET.match(instructions[index].opname) and not _is_of(runs, instructions, index):
+                own[:0] = inside
     before: list[frozenset[str]] = [frozenset()] * len(instructions)
     changed = True
     while changed:
@@ -159,6 +172,27 @@ def _read_inside(code: CodeType) -> frozenset[str]:
     """Return the variables that functions nested in ``code`` read."""
     within = (part for part in inner(code) if part is not code)
     return frozenset(item.argval for part in within for item in instructions_of(part) if item.opname in _READ_CELLS)
+
+
+def written_first(code: CodeType, offset: int, *, outermost: bool, runs: frozenset[str]) -> frozenset[str]:
+    """Return variables that nested functions read, but not before ``code``, paused at ``offset``, has written them."""
+    shared = _read_inside(code).intersection(code.co_cellvars)
+    return shared - live(code, offset, innermost=True, outermost=outermost, runs=runs) if shared else shared
+
+
+def _is_of(runs: frozenset[str], instructions: Sequence[Instruction], index: int) -> bool:
+    """Return whether an instruction reads an attribute or item of one of these variables, or of what that holds."""
+    while index > 1:
+        item = instructions[index]
+        if item.opname == "BINARY_SUBSCR" or (item.opname == "BINARY_OP" and item.argrepr == "[]"):
+            if not instructions[index - 1].opname.startswith("LOAD_CONST"):
+                return False
+            index -= 2
+        elif item.opname == "LOAD_ATTR":
+            index -= 1
+        else:
+            return item.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and item.argval in runs
+    return False
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,15 @@ class Variable:
     """A local variable of a frame that runs ``code``, and its value, if bound.
 
     ``needed`` is whether it may be read even if no ``with`` block swallows an exception. A variable that is not needed
-    and that a fork has not bound cannot be read there without an error.
+    and that a fork has not bound cannot be read there without an error. ``fresh`` are variables of the frame that
+    functions nested in ``code`` read, but not before it has written them again.
     """
 
     name: str
     code: types.CodeType
     value: object = MISSING
     needed: bool = True
+    fresh: frozenset[str] = frozenset()
 
 
 class Variables:
@@ -63,7 +65,12 @@ class Variables:
                 continue
             if not same_value(before.value, now.value) and not _in_a_known_cell(now, world):
                 found.append((LOCAL + now.name, text_of(before.value, world), text_of(now.value, world)))
-        changed = [record for record in self._alone if record.kind is not CACHE and record.changed()]
+        fresh = self._fresh_cells()
+        changed = [
+            record
+            for record in self._alone
+            if record.kind is not CACHE and id(record.obj) not in fresh and record.changed()
+        ]
         if changed:
             classes = {_space(record.obj) for record in world if isinstance(record.obj, ClassAttributes)}
             in_state = holding(world)
@@ -74,7 +81,24 @@ class Variables:
                     continue  # another name for something in the state
                 found += self._differences(record)
         if found:
-            raise _changed(found)
+            functions = {one.name for one in self._variables if isinstance(one.value, types.FunctionType)}
+            raise _changed(found, functions)
+
+    def _fresh_cells(self) -> set[int]:
+        """Return ids of cells that are written again before a function reads them."""
+        codes = {
+            (id(nested), name)
+            for code, fresh in {(variable.code, variable.fresh) for variable in self._variables}
+            for name in fresh
+            for nested in _closing_over(code, name)
+        }
+        functions = [record.obj for record in self._alone if codes and type(record.obj) is types.FunctionType]
+        return {
+            id(cell)
+            for function in functions
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            if (id(function.__code__), name) in codes
+        }
 
     def _differences(self, record: Record) -> list[Difference]:
         if record.kind is VALUES:
@@ -91,14 +115,23 @@ class Variables:
 _NOTHING = "nothing"
 
 
-def _changed(found: list[Difference]) -> StateError:
-    names = list(dict.fromkeys(root_of(path) for path, _, _ in found))
+def _changed(found: list[Difference], functions: Collection[str]) -> StateError:
+    """Return the error. ``functions`` are variables that hold functions: what has changed there are variables that they
+    close over."""
+    roots = {path: root_of(path) for path, _, _ in found}
+    closed = {path.rpartition(".")[2]: root for path, root in roots.items() if root in functions}
+    names = list(dict.fromkeys(root for root in roots.values() if root not in functions)) or list(closed)
     local = found[0][0].startswith(LOCAL)
     attach = " or ".join(f"`{name}`" for name in names) if local else "it"
     more = ""
     if local:
         sets = "; ".join(f"{name} = None" for name in names)
         more = f"; if each step sets it before it reads it, as in an inner loop, set it before that, too (`{sets}`)"
+        if closed:
+            takers = ", ".join(dict.fromkeys(closed.values()))
+            more += (
+                f"; what each step sets for {takers} ({', '.join(closed)}) it sets first of all, or passes as arguments"
+            )
     if len(found) == 1:
         path, was, now = found[0]
         what = (
@@ -132,6 +165,14 @@ def _in_a_known_cell(variable: Variable, world: Survey) -> bool:
             if cell is not None and same_value(cell.read(), () if variable.value is MISSING else (variable.value,)):
                 return True
     return False
+
+
+def _closing_over(code: types.CodeType, name: str) -> Iterator[types.CodeType]:
+    """Yield code nested in ``code`` whose free variable of this name is that of ``code``."""
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType) and name in nested.co_freevars:
+            yield nested
+            yield from _closing_over(nested, name)
 
 
 def _space(obj: Any) -> int:
