@@ -1,4 +1,4 @@
-"""Sums by which what evaluation has changed on a device is found; here the device is the processor."""
+"""What evaluation has changed: restored, and found by sums on a device, which is here the processor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hpstage.training.capture.guard import sums
+from hpstage.training.capture.world import World
 
 TENSORS = {
     "without dimensions": torch.tensor(3),
@@ -31,3 +32,20 @@ def test_any_tensor_has_sums_that_change_with_an_element(values: torch.Tensor) -
 def test_sums_depend_on_the_order_of_elements() -> None:
     assert sums(torch.tensor([1, 2])) != sums(torch.tensor([2, 1]))
     assert sums(torch.empty(0)) == sums(torch.empty(0, 3)) == (0, 0)
+
+
+class Moving:
+    def __init__(self) -> None:
+        self.now, self.before = torch.zeros(2), torch.zeros(2)
+
+
+def test_objects_that_change_names_are_restored_as_they_were() -> None:
+    subject = Moving()
+    world = World((), lambda: [("self", subject)])
+    world.reset()
+    world.begin()
+    for step in range(3):
+        subject.before, subject.now = subject.now, subject.now + 1
+        with world.kept("evaluation"):
+            subject.now += 5
+        assert subject.now.tolist() == [step + 1] * 2 and subject.before.tolist() == [step] * 2

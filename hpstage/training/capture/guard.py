@@ -29,33 +29,34 @@ class Guard:
 
     def __init__(self, records: Sequence[Record], pristine: Survey) -> None:
         self._records = records
-        self._copies: dict[str, Any] = {}
-        self._sums: dict[str, object] = {}
+        # By id: an object that was known before has its path of then, which another may have by now.
+        self._copies: dict[int, Any] = {}
+        self._sums: dict[int, object] = {}
         with plainly():
             plain = []
             for record in records:
                 if record.content.sample is None:
-                    plain.append((record.path, storable(record.obj)))
+                    plain.append((id(record.obj), storable(record.obj)))
                     continue
                 known = pristine.records.get(id(record.obj))
                 if known is not None and record.content.same(known.content):
-                    self._copies[record.path] = known.content.copy
+                    self._copies[id(record.obj)] = known.content.copy
                 else:
-                    self._copies[record.path] = Marked(record.obj, copied=True).copy
-            self._sums = {path: _checksum(values) for path, values in plain}
+                    self._copies[id(record.obj)] = Marked(record.obj, copied=True).copy
+            self._sums = {key: _checksum(values) for key, values in plain}
             if sum(nbytes(values) for _, values in plain) <= _COPIED:
-                self._copies |= {path: duplicate(values) for path, values in plain}
+                self._copies |= {key: duplicate(values) for key, values in plain}
 
     def changed(self) -> Iterator[Record]:
         with plainly():
             for record in self._records:
-                known = self._sums.get(record.path)
+                known = self._sums.get(id(record.obj))
                 if record.changed() if known is None else _checksum(storable(record.obj)) != known:
                     yield record
 
     def put_back(self, record: Record) -> bool:
         """Restore the values of ``record``. Return whether that was possible."""
-        copy = self._copies.get(record.path)
+        copy = self._copies.get(id(record.obj))
         if copy is None:
             return False
         with plainly():
