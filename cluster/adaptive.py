@@ -21,7 +21,7 @@ logger = logging.getLogger("hpstage")
 _TOPIC = "hpstage-demand"
 _INTERVAL = 1.0
 """Seconds between two looks at the demand, as between two of Dask's at the scheduler's answer."""
-_SHARE = 0.02
+_SHARE = 0.005
 """Share of the driver's time that looks take at most: with thousands of trials, each plays them all to their end."""
 _LONGEST = 600.0
 """Seconds beyond which a worker that joins does not count as one that was requested."""

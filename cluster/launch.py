@@ -25,7 +25,11 @@ _SLOTS = 256
 _QUIET = {
     # Scheduler and workers share this process, and this process the cores with training.
     "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.tick.interval": "5s",
+    "distributed.admin.tick.cycle": "5s",
+    # Each task is pinned to a worker, and its result is a few bytes.
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.active-memory-manager.start": False,
     "distributed.admin.system-monitor.interval": "5s",
     # Any account of this host can open the page, so nothing is served that takes orders or passes requests on.
     "distributed.scheduler.http.routes": [

@@ -59,6 +59,8 @@ class Place:
             )
             return self.cluster, None
         if isinstance(self._given, Cluster):
+            if isinstance(self._given, LocalCluster) and not self._given.asynchronous:
+                return self._given, None  # whose event loop the client shares, which spares waking up another thread
             return self._given.scheduler_address, self._given.security
         # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
