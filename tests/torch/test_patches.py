@@ -20,6 +20,7 @@ import hpstage.torch
 from hpstage.cluster.shipping import pack
 from hpstage.errors import StateError, UsageError
 from hpstage.training.capture import world
+from hpstage.training.code import patches as patches_module
 from hpstage.training.code.patches import lacking, patches, standing
 from hpstage.training.identity import environment, settings
 from hpstage.training.identity.environment import describe
@@ -178,3 +179,28 @@ def test_libraries_are_looked_through_once_for_the_key_and_for_the_first_setup(m
     describe(trainable)
     trainable.setup({"lr": 0.1})
     assert looks == [1]
+
+
+def test_modules_that_are_as_they_were_are_not_looked_through_again_and_what_is_put_there_is_found() -> None:
+    assert [*standing()] == [*standing()]
+    before = dict(patches_module._clean)
+    assert "torch.nn.functional" in before
+    for holder, name, value in PATCHES.values():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(holder, name, value, raising=False)
+            assert value in [found for _, found in standing()], name
+        assert value not in [found for _, found in standing()], name
+    assert all(
+        patches_module._clean[name] is known for name, known in before.items() if name.startswith("transformers")
+    )
+
+
+def test_an_object_that_comes_to_be_called_is_found() -> None:
+    class Later:
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "later", later := Later(), raising=False)
+        assert later not in [found for _, found in standing()]
+        Later.__call__ = mine  # type: ignore[attr-defined]
+        assert later in [found for _, found in standing()]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import code_in, written_in
@@ -20,20 +21,56 @@ _HOOKS = "_global_"
 """Beginning of the names of dicts in which torch keeps the hooks of all modules, and of all optimizers."""
 
 
+_Item = TypeVar("_Item")
+_clean: dict[str, tuple[Mapping[str, Any], list[type], list[Any]]] = {}
+"""By library's module in which nothing of the user's was: its names, its classes, and the values of all their names."""
+_clean_of: frozenset[str] = frozenset()
+"""The user's modules then."""
+
+
 def standing() -> Iterator[tuple[str, Any]]:
     """Yield the place, such as ``torch.nn.functional:relu``, and the value of each function or class of the user's in a
-    module or class of a library. It trains whether or not other code of the user's names it, unlike data."""
+    module or class of a library. It trains whether or not other code of the user's names it, unlike data.
+
+    A module whose names stand for the same objects as before is not looked through again.
+    """
+    global _clean_of
     users, libraries = _modules()
-    own = frozenset(id(vars(module)) for module in libraries.values())
-    passed_by: set[type] = set()
+    if users != _clean_of:
+        _clean.clear()
+        _clean_of = users
+    sought = _Sought(users, frozenset(id(vars(module)) for module in libraries.values()))
     for name, module in libraries.items():
-        items = _items(vars(module))
-        for _, value in items:
-            if issubclass(type(value), type) and value.__module__ == name:
-                for member, inner in _users(users, own, passed_by, _items(vars(value))):
-                    yield f"{name}:{value.__qualname__}.{member}", inner
-        for attribute, value in _users(users, own, passed_by, items):
-            yield f"{name}:{attribute}", value
+        if not _is_as_it_was(name, vars(module)):
+            yield from _within(sought, name, vars(module))
+
+
+def _is_as_it_was(name: str, names: Mapping[str, Any]) -> bool:
+    if name not in _clean or _clean[name][0] is not names:
+        return False
+    _, classes, before = _clean[name]
+    values = _at_once(names.values)
+    for each in classes:
+        values += _at_once(vars(each).values)
+    return len(values) == len(before) and all(map(operator.is_, values, before))
+
+
+def _within(sought: _Sought, name: str, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return what of the user's is in a module and its classes, by its places."""
+    items = _at_once(names.items)
+    values = [value for _, value in items]
+    classes = [value for value in values if issubclass(type(value), type) and value.__module__ == name]
+    sought.tables = False
+    found = [(f"{name}:{attribute}", value) for attribute, value in sought.among(items)]
+    for each in classes:
+        members = _at_once(vars(each).items)
+        values += [value for _, value in members]
+        found += [(f"{name}:{each.__qualname__}.{member}", value) for member, value in sought.among(members)]
+    if found or sought.tables:
+        _clean.pop(name, None)
+    else:
+        _clean[name] = names, classes, values
+    return found
 
 
 def operators() -> Iterator[types.ModuleType]:
@@ -93,42 +130,53 @@ def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
     return frozenset(users), libraries
 
 
-def _users(
-    users: frozenset[str], own: frozenset[int], passed_by: set[type], items: Iterable[tuple[str, Any]]
-) -> Iterator[tuple[str, object]]:
-    """Yield the names that stand for code or objects of the user's. Fast: there are hundreds of thousands of names.
+class _Sought:
+    """Finds code and objects of the user's. Fast: there are hundreds of thousands of names.
 
     Args:
+        users: names of the user's modules.
         own: ids of the namespaces of libraries' modules.
-        passed_by: types of which no object is the user's, to which others are added.
     """
-    for name, value in items:
-        kind = type(value)
-        if kind in passed_by:
-            continue
-        if kind is types.FunctionType:
-            if id(value.__globals__) not in own and value.__globals__.get("__name__") in users:
-                yield name, value
-        elif issubclass(kind, type):  # isinstance() would ask the object, which may be any
-            if value.__module__ in users:
-                yield name, value
-        elif kind in _WRAPPERS:
-            if any(part.__globals__.get("__name__") in users for part in _parts(value)):
-                yield name, value
-        elif kind in _TABLES:
-            if name.startswith(_HOOKS) and _has_code(users, value):
-                yield name, value
-        elif kind.__module__ not in users:
-            passed_by.add(kind)
-        elif callable(value):
-            yield name, value
+
+    def __init__(self, users: frozenset[str], own: frozenset[int]) -> None:
+        self._users = users
+        self._own = own
+        self._passed_by: set[type] = set()  # types of which no object is the user's
+        self.tables = False  # whether there were objects whose content, or class, can come to be the user's code
+
+    def among(self, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
+        users, own, passed_by = self._users, self._own, self._passed_by
+        for name, value in items:
+            kind = type(value)
+            if kind in passed_by:
+                continue
+            if kind is types.FunctionType:
+                if id(value.__globals__) not in own and value.__globals__.get("__name__") in users:
+                    yield name, value
+            elif issubclass(kind, type):  # isinstance() would ask the object, which may be any
+                if value.__module__ in users:
+                    yield name, value
+            elif kind in _WRAPPERS:
+                if any(part.__globals__.get("__name__") in users for part in _parts(value)):
+                    yield name, value
+            elif kind in _TABLES:
+                if name.startswith(_HOOKS):
+                    self.tables = True
+                    if _has_code(users, value):
+                        yield name, value
+            elif kind.__module__ not in users:
+                passed_by.add(kind)
+            else:
+                self.tables = True
+                if callable(value):
+                    yield name, value
 
 
-def _items(names: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the items as of one moment: another thread may import meanwhile."""
+def _at_once(view: Callable[[], Iterable[_Item]]) -> list[_Item]:
+    """Return the items, or values, as of one moment: another thread may import meanwhile."""
     while True:
         try:
-            return list(names.items())
+            return list(view())
         except RuntimeError:  # it has changed size
             continue
 
