@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from hpstage.errors import StoreError, UsageError
 from hpstage.optuna import private
-from hpstage.optuna.attributes import drop_user_attrs
+from hpstage.optuna.attributes import drop_brought
 from hpstage.optuna.identity import study_identity
 from hpstage.optuna.influence import within
 from hpstage.optuna.proposed_again import BecameAnother, ProposedAgain, is_note
@@ -38,17 +38,24 @@ _NO_POINT: Mapping[str, Any] = {"grid_id": -1, "search_space": {}}
 # User attributes of trials that an algorithm or an extension derives from others.
 _GROWN = {"hpstage:donor", "hpstage:extends"}
 _NO_ATTRS: Mapping[str, Any] = {}
+_TAKEN = "hpstage:taken:"
 
 Constraints = Callable[[Mapping[str, float]], Mapping[str, float]]
 
 
 def _mark(attrs: Mapping[str, Any]) -> str:
     """Return the system attribute of a queued trial that the search with these attributes takes: its number."""
-    return "hpstage:taken:" + "/".join(map(str, attrs.values()))
+    return _TAKEN + "/".join(map(str, attrs.values()))
+
+
+def _was_queued(trial: FrozenTrial) -> bool:
+    notes = trial.system_attrs
+    return "fixed_params" in notes or any(n.startswith(_TAKEN) and notes[n] == trial.number for n in notes)
 
 
 class _Noting:
-    """A storage wrapper that writes down which user attributes are set, and explains why a parameter is refused."""
+    """A storage wrapper that writes down which attributes are set (constraints and artifacts are system attributes),
+    and explains why a parameter is refused."""
 
     def __init__(self, storage: BaseStorage, noted: dict[str, None], ledger: Ledger) -> None:
         self._storage = storage
@@ -60,6 +67,10 @@ class _Noting:
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         self._storage.set_trial_user_attr(trial_id, key, value)
+        self._noted[key] = None
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._storage.set_trial_system_attr(trial_id, key, value)
         self._noted[key] = None
 
     def set_trial_param(self, trial_id: int, name: str, value: float, distribution: BaseDistribution) -> None:
@@ -170,8 +181,9 @@ class Ledger:
     def own(self, storage_id: int, attrs: Mapping[str, Any]) -> FrozenTrial:
         """Give attributes to a queued trial that this process has set running, and to no other. Return it. What it
         brings along of another's story is dropped."""
-        brought = self.trial(storage_id).user_attrs
-        self.drop(storage_id, [name for name in brought if name.startswith("hpstage:")])
+        brought = self.trial(storage_id)
+        steps = list(brought.intermediate_values)  # of a retried trial that inherits them
+        self.drop(storage_id, [name for name in brought.user_attrs if name.startswith("hpstage:")], steps)
         self.note(storage_id, attrs)
         return self.trial(storage_id)
 
@@ -269,9 +281,12 @@ class Ledger:
             notes |= _NO_POINT
         return private.Forked(self.study, self._create(system_attrs=notes, user_attrs=dict(attrs)), within)
 
-    def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any], measured: Set[str]) -> FrozenTrial:
+    def carry_on(
+        self, finished: FrozenTrial, attrs: Mapping[str, Any], measured: Set[str], noted: Set[str]
+    ) -> FrozenTrial:
         """Create a running trial with the parameters, values and user attributes of a finished one, except those that
-        were ``measured``, since Optuna does not allow changing that one."""
+        were ``measured``, since Optuna does not allow changing that one. Of system attributes it has those that the
+        space has ``noted``: constraints and artifacts."""
         attributes = finished.user_attrs.items()
         own = {name: v for name, v in attributes if not name.startswith("hpstage:") and name not in measured}
         made = self._create(
@@ -279,7 +294,7 @@ class Ledger:
             distributions=finished.distributions,
             intermediate_values=finished.intermediate_values,
             user_attrs={**own, **attrs},
-            system_attrs={name: value for name, value in finished.system_attrs.items() if name in _OF_GRID},
+            system_attrs={name: v for name, v in finished.system_attrs.items() if name in _OF_GRID or name in noted},
         )
         return self.trial(made)
 
@@ -292,8 +307,8 @@ class Ledger:
 
     @contextmanager
     def noting(self, trial: Trial, noted: dict[str, None]) -> Iterator[None]:
-        """Add the names of the user attributes that the space sets on the trial to ``noted``. Ignore what it reports,
-        with one warning."""
+        """Add the names of the attributes that the space sets on the trial to ``noted``. Ignore what it reports, with
+        one warning."""
         storage = trial.storage
         trial.storage = _Noting(storage, noted, self)  # type: ignore[assignment]
         hidden = {"report": self._ignore_report, "should_prune": self._ignore_report}
@@ -359,10 +374,10 @@ class Ledger:
             for name, value in attrs.items():
                 self._storage.set_trial_user_attr(storage_id, name, value)
 
-    def drop(self, storage_id: int, names: Iterable[str]) -> None:
-        """Remove user attributes of a trial, unless somebody else has ended it."""
+    def drop(self, storage_id: int, names: Iterable[str], steps: Sequence[int] = ()) -> None:
+        """Remove user attributes and intermediate values of a trial, unless somebody else has ended it."""
         with suppress(UpdateFinishedTrialError), self._there():
-            drop_user_attrs(self._storage, storage_id, list(names))
+            drop_brought(self._storage, storage_id, names=list(names), steps=steps)
 
     def constrain(self, storage_id: int, metrics: Mapping[str, float]) -> None:
         """Set the constraints of a trial with these metrics, unless somebody else has ended it.
@@ -406,8 +421,7 @@ class Ledger:
         Return its state. The user attributes are those of a trial that ends with it."""
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
         grown = trial.user_attrs.keys() & _GROWN  # recreated by the algorithm or extension
-        queued = "fixed_params" in trial.system_attrs
-        if grown or not (queued or ticks_off):
+        if grown or not (_was_queued(trial) or ticks_off):
             self.note(private.id_of(trial), attrs)
             return self.finish(trial.number, None, TrialState.FAIL).state
         if trial.state.is_finished():  # by somebody else

@@ -213,19 +213,21 @@ def _is_torn(file: BinaryIO) -> bool:
     return file.read(1) != b"\n"
 
 
-def drop_from_memory(storage: InMemoryStorage, trial_id: int, names: Sequence[str]) -> None:
-    """Remove user attributes of a trial. Whoever has the trial from before keeps it as it was."""
+def drop_from_memory(storage: InMemoryStorage, trial_id: int, names: Sequence[str], steps: Sequence[int]) -> None:
+    """Remove user attributes and intermediate values of a trial. Whoever has the trial from before keeps it as it
+    was."""
     with storage._lock:
         trial = copy.copy(storage._get_trial(trial_id))
         trial.user_attrs = {name: value for name, value in trial.user_attrs.items() if name not in names}
+        trial.intermediate_values = {at: value for at, value in trial.intermediate_values.items() if at not in steps}
         storage._set_trial(trial_id, trial)
 
 
-def table_of_user_attributes() -> Any:
-    """The table of a database that holds the user attributes of trials."""
-    from optuna.storages._rdb.models import TrialUserAttributeModel
+def tables_of_trials() -> tuple[Any, Any]:
+    """The tables of a database that hold the user attributes and the intermediate values of trials."""
+    from optuna.storages._rdb.models import TrialIntermediateValueModel, TrialUserAttributeModel
 
-    return TrialUserAttributeModel
+    return TrialUserAttributeModel, TrialIntermediateValueModel
 
 
 def table_of_attributes() -> Any:

@@ -440,7 +440,7 @@ class TrialProposed(Record, frozen=True, tag=True, omit_defaults=True):
 
     ``fork``: set if an algorithm forked it from another trial. ``extends``: the finished trial that it replaces and
     continues. ``params`` are the study's, for readers of the plan without the study: values that are not JSON scalars
-    are stored as their ``repr``. ``noted``: the user attributes that the space has set on it. ``rejected``: what the
+    are stored as their ``repr``. ``noted``: the attributes that the space has set on it. ``rejected``: what the
     space raised instead of describing it. ``stops``: the space has stopped the study, so that it is the last one."""
 
     study: str

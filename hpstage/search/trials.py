@@ -51,7 +51,7 @@ class SessionTrial:
     reported: set[int] = field(default_factory=set)
     attrs: dict[str, str] = field(default_factory=dict)  # user attributes that it gets with its end
     told: int = 0  # the farthest step whose values the study and the algorithm know
-    noted: frozenset[str] = frozenset()  # user attributes that the space has set on it
+    noted: frozenset[str] = frozenset()  # attributes that the space has set on it
     rejected: UserFailure | None = None  # by the space: it is no trial of the algorithm
     barred: UserFailure | None = None  # why it cannot be trained further
 
@@ -66,7 +66,7 @@ class _Made:
 
     trial: Trial
     noted: tuple[str, ...]
-    """The user attributes that the space has set."""
+    """The attributes that the space has set."""
     described: Described | None = None
     """``None`` if it cannot be trained."""
     rejected: UserFailure | None = None
@@ -195,7 +195,9 @@ class Roster(Trials):
             if frozen.state == TrialState.WAITING:  # study.stop() has withdrawn it
                 frozen = self._ledger.claim(id_of(frozen))
             trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, id_of(frozen)
-            trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
+            # Not what a queued trial has brought along, which a journal cannot remove.
+            reported = {step for step in frozen.intermediate_values if self._driver.knows(trial.id, step)}
+            trial.state, trial.reported = frozen.state, reported
             trial.told = max(trial.reported, default=0)
             self.by_id[trial.id] = trial
             trial.noted, trial.rejected = frozenset(proposed.noted), proposed.rejected
@@ -272,7 +274,7 @@ class Roster(Trials):
         metrics = (told.metrics if told is not None else None) or {}
         frozen = self._cut_off_with(attrs)
         if frozen is None:
-            frozen = self._ledger.carry_on(before, attrs, metrics.keys() - trial.noted)
+            frozen = self._ledger.carry_on(before, attrs, metrics.keys() - trial.noted, trial.noted)
         else:
             self._cut_off.remove(frozen)
         id = self._id(frozen.number)
@@ -339,6 +341,7 @@ class Roster(Trials):
         except Rejected as rejected:
             return _Made(trial, tuple(noted), rejected=failure_of(rejected.cause, _SPACE_FILE, {}))
         except Exception:
+            self._ledger.drop(id_of(trial), self.metrics | {*self._started.metric} - noted.keys())
             self._ledger.finish(trial.number, None, TrialState.FAIL)
             raise
         return _Made(trial, tuple(noted), described)

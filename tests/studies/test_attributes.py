@@ -194,3 +194,103 @@ def test_what_the_space_sets_under_the_name_of_a_metric_stays_and_is_said(caplog
     assert [trial.user_attrs["x"] for trial in study.trials] == ["mine"] * 3
     assert result.trial(0).metrics[8]["x"] > 0
     assert caplog.text.count("The space sets the user attribute 'x'") == 1
+
+
+def retried(study: optuna.Study, rate: float = 0.1, **options: Any) -> None:
+    """Queue a trial of Optuna's own loop again, as for one whose process was lost."""
+    values = {1: 77.0, 4: 88.0, 7: 99.0}
+    known = optuna.trial.FixedTrial({"rate": rate, "late": 0.02})
+    space(known)  # type: ignore[arg-type]
+    lost = create_trial(
+        state=TrialState.FAIL, params=known.params, distributions=known.distributions, intermediate_values=values
+    )
+    RETRY(**options)(study, lost)
+
+
+@pytest.mark.parametrize("kind", ["memory", "journal", "database"])
+def test_values_that_a_retried_trial_inherits_are_not_its_own(tmp_path: Path, kind: str) -> None:
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        raise KeyboardInterrupt
+
+    study, journal = optuna.create_study(storage=storage_of(kind, tmp_path), sampler=sampler()), MemoryJournal()
+    retried(study, inherit_intermediate_values=True)
+    options: dict[str, Any] = {"store": journal, "algorithm": SuccessiveHalving(2, 2)}
+    with pytest.raises(KeyboardInterrupt):
+        search(study, **options, callbacks=[stop])
+    result = search(study, **options)
+    first = study.trials[0]
+    assert first.params == {"rate": 0.1, "late": 0.02} and first.user_attrs["hpstage:steps"] <= 8
+    values = {step: value for step, value in first.intermediate_values.items() if not math.isnan(value)}
+    assert values == {step: found["error"] for step, found in result.trial(0).metrics.items()}
+    if kind != "journal":  # which cannot remove any
+        assert values == first.intermediate_values
+
+
+def test_a_retried_trial_that_a_stop_withdraws_waits_again() -> None:
+    study, journal = optuna.create_study(sampler=sampler()), MemoryJournal()
+    retried(study)
+    retried(study, 0.02)
+    search(study, store=journal, callbacks=[lambda study, trial: study.stop()])
+    assert [trial.state for trial in study.trials[:2]] == [TrialState.COMPLETE, TrialState.WAITING]
+    search(study, store=journal)
+    assert study.trials[1].state == TrialState.COMPLETE and study.trials[1].params == {"rate": 0.02, "late": 0.02}
+
+
+@pytest.mark.skipif(not hasattr(optuna.Trial, "set_constraint"), reason="since Optuna 5")
+@pytest.mark.parametrize("kind", ["memory", "journal", "database"])
+def test_an_extended_trial_has_the_constraints_and_artifacts_that_the_space_has_set(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "artifacts").mkdir()
+    artifacts = optuna.artifacts.FileSystemArtifactStore(tmp_path / "artifacts")
+
+    def constrained(trial: optuna.Trial) -> dict[str, object]:
+        rate = trial.suggest_float("rate", 0.01, 0.1)
+        if isinstance(trial, optuna.Trial):
+            trial.set_constraint("rate", rate - 0.05)
+            optuna.artifacts.upload_artifact(
+                artifact_store=artifacts, file_path=str(tmp_path / "file"), study_or_trial=trial
+            )
+        return {"rate": rate}
+
+    study = optuna.create_study(storage=storage_of(kind, tmp_path), sampler=optuna.samplers.RandomSampler(seed=0))
+    options: dict[str, Any] = {"metric": "error", "n_trials": 4, "executor": hpstage.InlineExecutor()}
+    for steps, name in ((4, "x"), (6, "error")):
+        limits = {"constraints": lambda metrics, name=name: {name: metrics[name] - 3}}
+        hpstage.optimize(
+            study, Descent(), constrained, steps=steps, store=tmp_path / "plan", extend=steps > 4, **limits, **options
+        )
+    assert len(study.trials) == 8
+    for before, after in zip(study.trials[:4], study.trials[4:], strict=True):
+        assert before.params == after.params
+        assert after.constraints == {"rate": before.params["rate"] - 0.05, "error": after.user_attrs["error"] - 3}
+        files = [optuna.artifacts.get_all_artifact_meta(one, storage=study._storage) for one in (before, after)]
+        assert files[0] == files[1] and len(files[0]) == 1
+
+
+def test_a_trial_whose_space_raises_brings_nothing_along_of_what_is_measured() -> None:
+    def raising(trial: optuna.Trial) -> dict[str, object]:
+        if trial.number == 1:
+            raise ZeroDivisionError
+        return space(trial)
+
+    study = optuna.create_study(sampler=sampler())
+    for _ in range(2):
+        study.enqueue_trial({"rate": 0.1}, user_attrs={**STALE, "mine": 5})
+    with pytest.raises(ZeroDivisionError):
+        hpstage.optimize(
+            study,
+            Descent(),
+            raising,
+            metric="error",
+            steps=8,
+            n_trials=2,
+            catch=(),
+            store=MemoryJournal(),
+            executor=hpstage.InlineExecutor(),
+        )
+    assert study.trials[1].state == TrialState.FAIL
+    assert study.trials[1].user_attrs.keys() & STALE.keys() == {
+        "note",
+        "extra",
+        "hpstage:search",
+    }  # nobody measured "extra"
