@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting
 from hpstage.driver.driver import Driver
 from hpstage.errors import UsageError
-from hpstage.execution.outcomes import is_misuse, training_error
+from hpstage.execution.outcomes import failure_of, is_misuse, training_error
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialId, UserFailure
 from hpstage.plan.plan import SearchPlan
@@ -401,11 +401,8 @@ class Session:
         return {**(answer.metrics or {}), **costs}
 
     def _values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the values of the objectives. Raise :class:`UsageError` if one is missing."""
-        missing = [name for name in self._started.metric if name not in metrics]
-        if missing:
-            raise UsageError(missing_metric(missing[0], metrics))
-        return tuple(metrics[name] for name in self._started.metric)
+        """Return the values of the objectives: NaN for one that is missing."""
+        return tuple(metrics.get(name, math.nan) for name in self._started.metric)
 
     def _tell_one(self, trial: SessionTrial, asked: int, answer: Answer) -> None:
         """Tell the answer to the target at step ``asked``, which is beyond ``answer.step`` if the trial ends there."""
@@ -431,9 +428,13 @@ class Session:
             if not unknown or (self.history.takes_nan and midway):
                 self._perform(self._search.reported(index, asked, values[0]))
                 return
-            # As in Optuna: the trial fails, and the study continues regardless of `catch`.
-            told = f"{unknown[0]} is NaN at step {_reached(answer)}; raise optuna.TrialPruned where training diverges"
-            failure = UserFailure(summary=told, traceback="")
+            name, step = unknown[0], _reached(answer)
+            if name in metrics:
+                # As in Optuna: the trial fails, and the study continues regardless of `catch`.
+                told = f"{name} is NaN at step {step}; raise optuna.TrialPruned where training diverges"
+                failure = UserFailure(summary=told, traceback="")
+            else:
+                failure = failure_of(UsageError(f"at step {step}, {missing_metric(name, metrics)}"), "", {})
         assert failure is not None
         self._end_by(trial, failure)
         self._perform(self._search.failed(index))

@@ -63,12 +63,15 @@ def interrupt_after(number: int) -> Any:
 # --- resuming -------------------------------------------------------------------------------------------------
 
 
-def test_what_ctrl_c_has_left_can_be_looked_at() -> None:
-    study = create()
+def test_what_ctrl_c_has_left_can_be_looked_at_and_resumed() -> None:
+    study, journal = create(), MemoryJournal()
     with pytest.raises(KeyboardInterrupt):
-        search(study, callbacks=[interrupt_after(3)], algorithm=FullTraining(window=1))
+        search(study, store=journal, callbacks=[interrupt_after(3)], algorithm=FullTraining(window=1))
     assert study.best_trial.state == TrialState.COMPLETE and study.best_params.keys() == {"a", "late"}
     assert len(study.trials_dataframe()) == len(study.trials)
+    assert len(optuna.visualization.plot_optimization_history(study).data[0].x) >= 3
+    search(study, store=journal, algorithm=FullTraining(window=1))
+    assert states(study) == [TrialState.COMPLETE] * 6
 
 
 @pytest.mark.parametrize(("seed", "repeats"), [(1, True), (2, False)])

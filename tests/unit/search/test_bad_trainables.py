@@ -7,8 +7,11 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.trial import TrialState
 
 import hpstage
+from hpstage.algorithm import Algorithm
+from hpstage.algos import FullTraining, OptunaPruner, SuccessiveHalving
 from hpstage.errors import TrainingError, UsageError
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
@@ -180,6 +183,22 @@ def test_a_metric_that_comes_to_be_missing_is_named_and_nothing_is_lost():
     with pytest.raises(UsageError, match="gives 'other', but metric='score' was asked for"):
         search(Forgetful(), store=journal)
     assert search(Forgetful(), store=journal, metric="other").study.best_value == 1.0
+
+
+@pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), OptunaPruner()], ids=repr)
+def test_a_metric_that_is_missing_in_some_trials_fails_those_and_the_search_continues(algorithm: Algorithm) -> None:
+    class Forgetful(Tape):
+        version = "2"
+
+        def evaluate(self):
+            return {"other": 1.0, **({} if self.score == most else {"score": self.score})}
+
+    most = max(trial.value for trial in search(steps=2).study.trials)
+    study = search(Forgetful(), steps=2, algorithm=algorithm).study
+    failed = [trial for trial in study.trials if trial.state == TrialState.FAIL]
+    assert 0 < len(failed) < len(study.trials) == 8
+    for trial in failed:
+        assert "the trainable gives 'other', but metric='score' was" in trial.user_attrs["hpstage:failure"]
 
 
 def test_a_failure_that_catch_does_not_name_leaves_what_was_reached():
