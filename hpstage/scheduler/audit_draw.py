@@ -128,10 +128,10 @@ class AuditDraw:
         node, step = self._plan.nodes[drawn.node], drawn.step
         source = None if drawn.whole else _kept_before(node, step)
         begins = 0 if source is None else source.step
-        line = node.ancestry()
+        branch = node.ancestry()
         stages: list[Stage] = []
         goals: list[Goal] = []
-        for own, after in zip(line, [*line[1:], None], strict=True):
+        for own, after in zip(branch, [*branch[1:], None], strict=True):
             start, stop = max(own.start, begins), step if after is None else after.start
             if start >= stop:
                 continue
@@ -142,7 +142,7 @@ class AuditDraw:
         return Audit(
             id=id,
             source=None if source is None else self._plan.key(source.node, source.step),
-            initial=line[0].hyperparameters(0),
+            initial=branch[0].hyperparameters(0),
             stages=tuple(stages),
             goals=tuple(goals),
             whole=drawn.whole,
@@ -176,10 +176,10 @@ class AuditDraw:
 
 
 def _kept_before(node: Node, step: int) -> State | None:
-    """Return the nearest kept state before a step on a node's line; ``None``: training begins from nothing."""
-    for line in reversed(node.ancestry()):
-        kept = [at for at, state in line.states.items() if at < step and state.kept is not None]
+    """Return the nearest kept state before a step on a node's branch; ``None``: training begins from nothing."""
+    for branch in reversed(node.ancestry()):
+        kept = [at for at, state in branch.states.items() if at < step and state.kept is not None]
         if kept:
-            return line.states[max(kept)]
-        step = line.start + 1  # of its parent's line
+            return branch.states[max(kept)]
+        step = branch.start + 1  # of its parent's branch
     return None

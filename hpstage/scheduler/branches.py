@@ -1,7 +1,7 @@
-"""The lines of a stage tree, one per node of the plan, and sums over all of them. Pure.
+"""The branches of a stage tree, one per node of the plan, and sums over all of them. Pure.
 
-A step of a line is *wanted* if a trial waits for its metrics, or if a child attached there needs its state. A *cover*
-is the part of a line that a running chain will train.
+A step of a branch is *wanted* if a trial waits for its metrics, or if a child attached there needs its state. A *cover*
+is the part of a branch that a running chain will train.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from hpstage.plan.ordered import Ordered
 
 
 class Wanted:
-    """A wanted step of a line, and the reasons why it is."""
+    """A wanted step of a branch, and the reasons why it is."""
 
     __slots__ = ("children", "evaluate", "step")
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.evaluate = False
-        self.children = _NO_CHILDREN  # needy lines attached here, by node id
+        self.children = _NO_CHILDREN  # needy branches attached here, by node id
 
-    def attach(self, child: Line) -> None:
+    def attach(self, child: Branch) -> None:
         if self.children is _NO_CHILDREN:
             self.children = {}
         self.children[child.node.id] = child
 
 
-_NO_CHILDREN: dict[int, Line] = {}
+_NO_CHILDREN: dict[int, Branch] = {}
 
 
 class WantedSteps(list[Wanted]):
-    """The wanted steps of a line, ascending."""
+    """The wanted steps of a branch, ascending."""
 
     __slots__ = ()
 
     def at(self, step: int) -> Wanted | None:
-        if len(self) == 1:  # as on most lines
+        if len(self) == 1:  # as on most branches
             wanted = self[0]
             return wanted if wanted.step == step else None
         index = bisect_left(self, step, key=_step)
@@ -67,15 +67,15 @@ class WantedSteps(list[Wanted]):
 _step = attrgetter("step")
 
 
-# Shared by the many lines that have none, and never changed: see Line.
+# Shared by the many branches that have none, and never changed: see Branch.
 _NO_WANTED = WantedSteps()
 _NO_SOURCES: Ordered[int] = Ordered()
 _NO_COVERS: dict[ChainId, Span] = {}
 _NO_FAR: list[tuple[float, int, int]] = []
-_NO_HEADS: dict[int, float] = {}
+_NONE_READY: dict[int, float] = {}
 
 
-class Line:
+class Branch:
     """The transient data of a node.
 
     There is one per node, and few have all of it: a collection is made by the method that first adds to it.
@@ -87,30 +87,30 @@ class Line:
         "covers",
         "done",
         "far",
-        "heads",
         "length",
         "needy",
         "node",
         "rated",
+        "ready",
         "seconds",
         "sources",
         "unfinished",
         "wanted",
     )
 
-    def __init__(self, node: Node, above: Line | None, cost: float) -> None:
+    def __init__(self, node: Node, above: Branch | None, cost: float) -> None:
         self.node = node
         self.above = above  # its parent's
         self.cost = cost  # seconds per step, as used in ``far`` and ``length``
         self.wanted = _NO_WANTED
         self.sources = _NO_SOURCES  # kept steps after the start
-        self.covers = _NO_COVERS  # the part of the line that each chain will still train
+        self.covers = _NO_COVERS  # the part of the branch that each chain will still train
         self.needy = False
-        self.length = 0.0  # seconds of the longest remaining path, from the line's start
-        # Heap of (-seconds from the line's start, step, child node id or -1). Stale entries are dropped or
+        self.length = 0.0  # seconds of the longest remaining path, from the branch's start
+        # Heap of (-seconds from the branch's start, step, child node id or -1). Stale entries are dropped or
         # renewed when they reach the top.
         self.far = _NO_FAR
-        self.heads = _NO_HEADS  # step of each queued head -> the priority it is queued with
+        self.ready = _NONE_READY  # step of each ready stage -> the priority it is queued with
         self.rated = 0  # the estimates by which
         # Its contribution to the sums of WorkLeft.
         self.seconds = 0.0
@@ -134,26 +134,27 @@ class Line:
         self.sources.add(step)
 
     def cover(self, chain: ChainId, span: Span) -> None:
-        """Cover a span that a chain will train; it becomes the last of the line's covers."""
+        """Cover a span that a chain will train; it becomes the last of the branch's covers."""
         if self.covers is _NO_COVERS:
             self.covers = {}
         self.covers.pop(chain, None)
         self.covers[chain] = span
 
-    def queue_head(self, step: int, priority: float) -> None:
-        if self.heads is _NO_HEADS:
-            self.heads = {}
-        self.heads[step] = priority
+    def queue_stage(self, step: int, priority: float) -> None:
+        if self.ready is _NONE_READY:
+            self.ready = {}
+        self.ready[step] = priority
 
     def lengthen(self, seconds: float, step: int, child: int) -> None:
-        """Add a path that ends at ``step``, so many seconds from the line's start."""
+        """Add a path that ends at ``step``, so many seconds from the branch's start."""
         if self.far is _NO_FAR:
             self.far = []
         heapq.heappush(self.far, (-seconds, step, child))
 
 
 class WorkLeft:
-    """Sums over the lines of a stage tree. Each change of a line costs O(log), regardless of the number of lines."""
+    """Sums over the branches of a stage tree. Each change of a branch costs O(log), regardless of the number of
+    branches."""
 
     __slots__ = ("evaluations", "seconds", "stages_done", "stages_left")
 
@@ -163,27 +164,27 @@ class WorkLeft:
         self.stages_done = 0
         self.stages_left = 0
 
-    def weigh(self, line: Line) -> None:
-        """Replace a line's contribution to the sums by that of its current state."""
-        steps = steps_left(line)
-        seconds = steps * line.cost
-        unfinished = steps > 0 or bool(line.wanted)
-        done = not unfinished and line.node.trained > 0
-        self.seconds += seconds - line.seconds
-        self.stages_left += unfinished - line.unfinished
-        self.stages_done += done - line.done
-        line.seconds, line.unfinished, line.done = seconds, unfinished, done
+    def weigh(self, branch: Branch) -> None:
+        """Replace a branch's contribution to the sums by that of its current state."""
+        steps = steps_left(branch)
+        seconds = steps * branch.cost
+        unfinished = steps > 0 or bool(branch.wanted)
+        done = not unfinished and branch.node.trained > 0
+        self.seconds += seconds - branch.seconds
+        self.stages_left += unfinished - branch.unfinished
+        self.stages_done += done - branch.done
+        branch.seconds, branch.unfinished, branch.done = seconds, unfinished, done
 
 
-def steps_left(line: Line) -> int:
-    """Count the steps of a line that chains will train, and the further ones to its first and last wanted steps."""
-    covers = line.covers.values()
+def steps_left(branch: Branch) -> int:
+    """Count the steps of a branch that chains will train, and the further ones to its first and last wanted steps."""
+    covers = branch.covers.values()
     left = sum(cover.stop - cover.start for cover in covers)
-    if line.wanted:
-        begun = line.node.start
-        for step in dict.fromkeys((line.wanted[0].step, line.wanted[-1].step)):
+    if branch.wanted:
+        begun = branch.node.start
+        for step in dict.fromkeys((branch.wanted[0].step, branch.wanted[-1].step)):
             if not any(cover.start < step <= cover.stop for cover in covers):
                 stops = (cover.stop for cover in covers if cover.stop <= step)
-                left += step - max(begun, line.sources.last(step) or 0, *stops)
+                left += step - max(begun, branch.sources.last(step) or 0, *stops)
             begun = step
     return left

@@ -10,7 +10,7 @@ from hpstage.plan.messages import Boundary, Chain, Stage, Verify
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.regimes import Regimes, is_news
-from hpstage.scheduler.branches import Line
+from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import step_after
 from hpstage.scheduler.stage_tree import StageTree
@@ -60,14 +60,14 @@ class ChainBuilder:
         last = orders.chain.spans[-1]
         if orders.chain.at == last.stop:
             return ()  # it is at its end: it will end before an amendment can reach it
-        line, step = self._tree.line_of(last), last.stop
-        wanted = line.wanted.at(step)
+        branch, step = self._tree.branch_of(last), last.stop
+        wanted = branch.wanted.at(step)
         children = wanted.children if wanted is not None else {}
-        ahead = line.wanted.after(step)
-        limit = self._tree.limit(line, step)
+        ahead = branch.wanted.after(step)
+        limit = self._tree.limit(branch, step)
         if not children and (ahead is None or (limit is not None and ahead.step >= limit)):
             return ()
-        path = self.path(line, step, len(orders.marks))
+        path = self.path(branch, step, len(orders.marks))
         if path and path[0].stop == path[0].start:
             path = path[1:]  # a child attached there
         return self.for_gang(path) if orders.chain.gang else path
@@ -76,32 +76,32 @@ class ChainBuilder:
         """Return the beginning of a path in which no fork is to be verified."""
         return tuple(takewhile(lambda span: self.is_verified(self._plan.nodes[span.node]), path))
 
-    def path(self, line: Line, step: int, marks: int = 0) -> tuple[Span, ...]:
+    def path(self, branch: Branch, step: int, marks: int = 0) -> tuple[Span, ...]:
         """Return the longest remaining path from a state, up to the horizon of a chain with ``marks`` boundaries
         ahead."""
         spans: list[Span] = []
         while marks < _HORIZON:
-            far = self._tree.farthest(line, step)
+            far = self._tree.farthest(branch, step)
             if far is None:
                 break
             _, stop, child = far
-            steps = self._wanted_on(line, step, stop)
+            steps = self._wanted_on(branch, step, stop)
             if len(steps) == _HORIZON and steps[-1] < stop:
-                spans.append(Span(line.node.id, step, steps[-1]))
+                spans.append(Span(branch.node.id, step, steps[-1]))
                 break
-            spans.append(Span(line.node.id, step, stop))
+            spans.append(Span(branch.node.id, step, stop))
             if child < 0:
                 break
             marks += len(steps)
-            line = self._tree.line(self._plan.nodes[child])
-            step = line.node.start
+            branch = self._tree.branch(self._plan.nodes[child])
+            step = branch.node.start
         return tuple(spans)
 
     @staticmethod
-    def _wanted_on(line: Line, start: int, stop: int) -> list[int]:
+    def _wanted_on(branch: Branch, start: int, stop: int) -> list[int]:
         """Return wanted steps on a span, up to the horizon, including the start if it is a kept state to evaluate."""
-        inclusive = start > line.node.start, True
-        return [wanted.step for wanted in line.wanted.between(start, stop, inclusive, _HORIZON)]
+        inclusive = start > branch.node.start, True
+        return [wanted.step for wanted in branch.wanted.between(start, stop, inclusive, _HORIZON)]
 
     def begin(self, orders: Orders, *, time_first: bool) -> Chain:
         """Return the message that starts a chain; its boundaries are recorded in its orders."""
@@ -135,25 +135,25 @@ class ChainBuilder:
         stages: list[Stage] = []
         boundaries: list[Boundary] = []
         for index, span in enumerate(spans):
-            line = self._tree.line_of(span)
-            node = line.node
+            branch = self._tree.branch_of(span)
+            node = branch.node
             # A first step followed by another stage offers nothing to fork: it is trained from where it began.
             first = begins and index == 0
             verify = (not first or span.stop - span.start > 1 or len(spans) == 1) and self._verifies(
                 orders, node, first
             )
-            steps = self._wanted_on(line, span.start, span.stop)
+            steps = self._wanted_on(branch, span.start, span.stop)
             if not steps or steps[-1] != span.stop:
                 steps.append(span.stop)
             if keep := node.keep_at and node.keep_at.irange(span.start, span.stop, (False, True)):
-                steps = sorted({*steps, *(step for step in keep if step not in line.sources)})
+                steps = sorted({*steps, *(step for step in keep if step not in branch.sources)})
             forms = dict(zip(node.names, node.forms, strict=True))
             stages.append(Stage(node.id, span.start, span.stop, forms, node.seen(span.start + 1).digest, verify))
-            for step in sorted([*steps, *self._likely_forks(line, span.start, steps)]):
+            for step in sorted([*steps, *self._likely_forks(branch, span.start, steps)]):
                 if step in orders.marks or (not begins and step <= orders.chain.at):
                     continue
                 orders.marks.add(step)
-                boundary = self.boundary_at(line, step)
+                boundary = self.boundary_at(branch, step)
                 if boundary.evaluate:
                     orders.evaluated.add(step)
                 boundaries.append(boundary)
@@ -185,7 +185,7 @@ class ChainBuilder:
         for regime in orders.verifying:
             self._verifying.remove(regime)
 
-    def _likely_forks(self, line: Line, start: int, marks: list[int]) -> list[int]:
+    def _likely_forks(self, branch: Branch, start: int, marks: list[int]) -> list[int]:
         """Return steps between ``marks`` where keeping the state is worth its cost, although it is not wanted yet.
 
         The worth is the training since the last kept state, times the probability of a fork here: one half where a
@@ -202,19 +202,19 @@ class ChainBuilder:
                 ahead += 1
             if marks[ahead] == step:
                 continue
-            parts_here = line.node.parts_at(step)
+            parts_here = branch.node.parts_at(step)
             chance = 0.5 if parts_here else self._plan.partings[step] / len(self._plan.nodes)
-            if (step - last) * line.cost * chance > price:
+            if (step - last) * branch.cost * chance > price:
                 found.append(step)
                 last = step
         return found
 
-    def boundary_at(self, line: Line, step: int) -> Boundary:
-        wanted = line.wanted.at(step)
+    def boundary_at(self, branch: Branch, step: int) -> Boundary:
+        wanted = branch.wanted.at(step)
         return Boundary(
-            node=line.node.id,
+            node=branch.node.id,
             step=step,
-            key=self._plan.key(line.node, step),
+            key=self._plan.key(branch.node, step),
             evaluate=wanted is not None and wanted.evaluate,
             keep=True,
         )

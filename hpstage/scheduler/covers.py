@@ -62,10 +62,10 @@ class Covers:
 
     def extend(self, id: ChainId, spans: Iterable[Span]) -> None:
         for span in spans:
-            line = self._tree.line_of(span)
+            branch = self._tree.branch_of(span)
             start = span.start
-            ahead = line.covers.get(id)
-            wanted = line.wanted.at(start)
+            ahead = branch.covers.get(id)
+            wanted = branch.wanted.at(start)
             if ahead is not None:
                 start = min(start, ahead.start)  # the untrained rest of its earlier cover stays covered
             elif wanted is not None and wanted.evaluate:
@@ -77,19 +77,19 @@ class Covers:
         chain = self._plan.chains[id]
         index = chain.index_at(step)
         for behind in range(index - 1, -1, -1):
-            if not self._tree.uncover(id, self._tree.line_of(chain.spans[behind])):
+            if not self._tree.uncover(id, self._tree.branch_of(chain.spans[behind])):
                 break  # uncovered earlier
         span = chain.spans[index]
         if step < span.stop:
             self._tree.cover(id, Span(span.node, step, span.stop))
         else:
-            self._tree.uncover(id, self._tree.line_of(span))
+            self._tree.uncover(id, self._tree.branch_of(span))
 
     def end(self, id: ChainId) -> None:
         """Uncover the remaining steps of a chain that has ended or whose driver is gone."""
         chain = self._plan.chains[id]
         for span in reversed(chain.spans):
-            self._tree.uncover(id, self._tree.line_of(span))
+            self._tree.uncover(id, self._tree.branch_of(span))
         for worker in self._present(chain):
             if worker.chain == id:
                 self._workers.assign(worker, None)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hpstage.plan.facts import ChainId, DriverId
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.branches import Line, Wanted
+from hpstage.scheduler.branches import Branch, Wanted
 from hpstage.scheduler.list_schedule import ListSchedule
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree
@@ -32,8 +32,8 @@ _LOOKED_AT = 1000
 # How many times as long as it takes to start, a worker is to train what is only foreseen.
 _WORTH = 5.0
 
-_Head = tuple[float, Line, int]
-_Path = Iterator[tuple[float, list[_Head]]]
+_ReadyStage = tuple[float, Branch, int]
+_Path = Iterator[tuple[float, list[_ReadyStage]]]
 """The course of a worker: when it keeps states, and which paths can be trained from there on."""
 
 
@@ -107,7 +107,7 @@ class Demands:
     def _expect(self, now: float, seconds: float) -> _Expected:
         """Expect that free workers take the longest path that waits, until ``seconds`` from now."""
         able = self._workers.able(now)
-        schedule: ListSchedule[tuple[Line, int], tuple[list[_Head], _Path, int]] = ListSchedule(able)
+        schedule: ListSchedule[tuple[Branch, int], tuple[list[_ReadyStage], _Path, int]] = ListSchedule(able)
         able, most, worked = max(0, able), 0, 0.0
 
         def follow(path: _Path, workers: int) -> None:
@@ -118,28 +118,28 @@ class Demands:
             else:
                 schedule.at(event[0], (event[1], path, workers))
 
-        def wait(heads: list[_Head]) -> None:
-            for length, line, step in heads:
-                schedule.wait(length, (line, step))
+        def wait(ready: list[_ReadyStage]) -> None:
+            for length, branch, step in ready:
+                schedule.wait(length, (branch, step))
 
         for chain in self._plan.chains.values():
             mine = (self._workers.get(worker) for worker in chain.workers)  # none of those in another cluster
             held = sum(worker is not None and worker.chain == chain.id for worker in mine)
             schedule.free -= held
             follow(self._course(chain, now), held)
-        wait(self._tree.heads(_LOOKED_AT))
+        wait(self._tree.ready_stages(_LOOKED_AT))
         while True:
-            for line, step in schedule.take():
+            for branch, step in schedule.take():
                 schedule.free -= 1
-                follow(self._along(line, step, schedule.now), 1)
+                follow(self._along(branch, step, schedule.now), 1)
             busy, began = able - schedule.free, schedule.now
             most = max(most, busy)
             event = schedule.advance(seconds)
             if event is None:
                 break
-            heads, path, workers = event
+            ready, path, workers = event
             worked += busy * (schedule.now - began)
-            wait(heads)
+            wait(ready)
             follow(path, workers)
         worked += busy * max(0.0, seconds - schedule.now)
         left = self._tree.left.seconds + self._tree.left.evaluations * self._tree.evaluate_seconds
@@ -152,27 +152,27 @@ class Demands:
         speed = 1.0 if orders is None else orders.speed
         at, seconds = chain.at, -max(0.0, now - chain.since)
         for span in chain.spans[chain.index_at(at) :]:
-            line = self._tree.line_of(span)
-            for wanted in line.wanted.between(at, span.stop, (False, True)):
-                seconds += (wanted.step - at) * line.cost / speed
+            branch = self._tree.branch_of(span)
+            for wanted in branch.wanted.between(at, span.stop, (False, True)):
+                seconds += (wanted.step - at) * branch.cost / speed
                 at = wanted.step
                 seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
                 yield max(0.0, seconds), _below(wanted)
-            seconds += (span.stop - at) * line.cost / speed
+            seconds += (span.stop - at) * branch.cost / speed
             at = span.stop
-        tail = self._tree.line_of(chain.spans[-1])
+        tail = self._tree.branch_of(chain.spans[-1])
         beyond = self._tree.remaining(tail, at)
         yield max(0.0, seconds), [(beyond, tail, at)] if beyond > 0.0 else []
 
-    def _along(self, line: Line, step: int, seconds: float) -> _Path:
-        """Yield the events of a line that is trained from a source on it."""
-        limit = self._tree.limit(line, step)
-        for wanted in line.wanted.between(step, limit, (True, False)):
-            seconds += (wanted.step - step) * line.cost
+    def _along(self, branch: Branch, step: int, seconds: float) -> _Path:
+        """Yield the events of a branch that is trained from a source on it."""
+        limit = self._tree.limit(branch, step)
+        for wanted in branch.wanted.between(step, limit, (True, False)):
+            seconds += (wanted.step - step) * branch.cost
             seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
             step = wanted.step
             yield seconds, _below(wanted)
 
 
-def _below(wanted: Wanted) -> list[_Head]:
+def _below(wanted: Wanted) -> list[_ReadyStage]:
     return [(child.length, child, child.node.start) for child in wanted.children.values()]

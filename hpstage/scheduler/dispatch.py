@@ -1,4 +1,4 @@
-"""Dispatching work: heads go to idle workers as chains, newly wanted steps to the chains that pass them. Pure.
+"""Dispatching work: ready stages go to idle workers as chains, newly wanted steps to the chains that pass them. Pure.
 
 A claim is first proposed, which changes nothing; it is carried out once it is in the journal and folded.
 """
@@ -11,7 +11,7 @@ from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.branches import Line
+from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.expectation import source_of
 from hpstage.scheduler.gangs import Gangs, Start
@@ -20,7 +20,7 @@ from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Worker, Workers
 
-# Heads considered in search of one whose source the idle worker holds live.
+# ReadyStages considered in search of one whose source the idle worker holds live.
 _CONSIDERED = 8
 
 Claim = ChainStarted | ChainProlonged
@@ -28,7 +28,8 @@ Claim = ChainStarted | ChainProlonged
 
 
 class Dispatch:
-    """Starts chains and amends running ones: the ``tree``'s heads on idle ``workers``, as the ``builder`` lays them.
+    """Starts chains and amends running ones: the ``tree``'s ready stages on idle ``workers``, as the ``builder`` lays
+    them.
 
     Args:
         preemption: knows how long it takes a worker to begin elsewhere.
@@ -68,7 +69,7 @@ class Dispatch:
     # --- proposing: changes nothing -----------------------------------------------------------------------
 
     def propose(self, due: Iterable[Orders], now: float) -> list[Claim]:
-        """Propose prolongations of running chains, and heads for idle workers, the longest remaining path first.
+        """Propose prolongations of running chains, and ready stages for idle workers, the longest remaining path first.
 
         Claims proposed together do not overlap: training to a state begins at the last source before it, and work
         beyond the end of a chain waits for that chain.
@@ -81,53 +82,53 @@ class Dispatch:
             if not orders.stopping and (spans := self._builder.prolongation(orders)):
                 claims.append(ChainProlonged(orders.chain.id, spans))
         idle = self._workers.idle(now) if self._tree.ready else []
-        heads = self._tree.heads(_CONSIDERED + len(idle) - 1) if idle else []
-        starts = list(self._assign(idle, heads))
+        ready = self._tree.ready_stages(_CONSIDERED + len(idle) - 1) if idle else []
+        starts = list(self._assign(idle, ready))
         gangs = self._gangs.form(starts, idle, now)
         for number, (start, gang) in enumerate(zip(starts, gangs, strict=True), self.started + 1):
-            _, worker, line, step = start
-            spans = self._builder.path(line, step)
+            _, worker, branch, step = start
+            spans = self._builder.path(branch, step)
             if not spans:
-                raise InternalError(f"a head without a path: step {step} of node {line.node.id}")
+                raise InternalError(f"a ready stage without a path: step {step} of node {branch.node.id}")
             if gang:
                 spans = self._builder.for_gang(spans)
             id = ChainId(f"{self._driver or 'chain'}-{number}")
             claims.append(ChainStarted(id, self._driver, worker.id, spans, now, gang))
         return claims
 
-    def _has_killed(self, line: Line, step: int) -> bool:
-        """Whether a worker has died in training from a head, and none has trained on from it since."""
-        return StateRef(line.node.id, step) in self._plan.losses
+    def _has_killed(self, branch: Branch, step: int) -> bool:
+        """Whether a worker has died in training from a ready stage, and none has trained beyond it since."""
+        return StateRef(branch.node.id, step) in self._plan.losses
 
-    def _assign(self, idle: Iterable[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[Start]:
+    def _assign(self, idle: Iterable[Worker], ready: list[tuple[float, Branch, int]]) -> Iterable[Start]:
         idle = [worker for worker in idle if not self._is_suspect(self._workers.chain_beside(worker.host))]
-        while idle and heads:
+        while idle and ready:
             chosen = 0
-            seconds, line, step = heads[0]
-            if self._has_killed(line, step):
+            seconds, branch, step = ready[0]
+            if self._has_killed(branch, step):
                 # Alone, so that no other is blamed if it happens again. Where no worker is free, the one with the
                 # fewest chains gets no more of them until it is.
                 alone = idle[0]
-                heads.pop(0)
+                ready.pop(0)
                 idle = [worker for worker in idle if worker.host != alone.host]
                 if not alone.beside:
-                    yield seconds, alone, line, step
+                    yield seconds, alone, branch, step
                 continue
             # Not one of a worker that trains others while another trains none, even if that has to load the state.
-            worker, source = idle[0], source_of(line, step)
+            worker, source = idle[0], source_of(branch, step)
             if source is not None:
                 worker = next((one for one in idle if source in one.live and one.beside == worker.beside), worker)
             if len(idle) == 1:
                 enough = seconds - self._preemption.switch_seconds()
-                for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
+                for index, (other, its_branch, its_step) in enumerate(ready[:_CONSIDERED]):
                     if other < enough:
                         break
-                    if source_of(its_line, its_step) in worker.live:
+                    if source_of(its_branch, its_step) in worker.live:
                         chosen = index
                         break
             idle.remove(worker)
-            seconds, line, step = heads.pop(chosen)
-            yield seconds, worker, line, step
+            seconds, branch, step = ready.pop(chosen)
+            yield seconds, worker, branch, step
 
     def _is_suspect(self, chain: ChainId | None) -> bool:
         running = None if chain is None else self._plan.chains.get(chain)
@@ -149,10 +150,10 @@ class Dispatch:
     def _amend(self, prolonged: Mapping[ChainId, tuple[Span, ...]]) -> list[Instruction]:
         fresh, self._tree.fresh = self._tree.fresh, []
         touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
-        for line, step in fresh:
-            wanted = line.wanted.at(step)
-            passing = next((id for id, span in line.covers.items() if span.start < step <= span.stop), None)
-            if passing is None or (wanted is None and step not in line.node.keep_at):
+        for branch, step in fresh:
+            wanted = branch.wanted.at(step)
+            passing = next((id for id, span in branch.covers.items() if span.start < step <= span.stop), None)
+            if passing is None or (wanted is None and step not in branch.node.keep_at):
                 continue
             orders = self._running.get(passing)
             if orders is None or orders.stopping:
@@ -162,7 +163,7 @@ class Dispatch:
                 orders.marks.add(step)
             elif wanted is None or not wanted.evaluate or step in orders.evaluated:
                 continue  # the state is kept there anyway
-            boundary = self._builder.boundary_at(line, step)
+            boundary = self._builder.boundary_at(branch, step)
             if boundary.evaluate:
                 orders.evaluated.add(step)
             touched.setdefault(passing, ([], []))[1].append(boundary)

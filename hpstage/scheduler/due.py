@@ -10,8 +10,8 @@ from hpstage.scheduler.stage_tree import StageTree
 
 
 class Due:
-    """The chains whose orders depend on what has changed since they were last updated: the rest of their lines in the
-    stage tree, or their own progress.
+    """The chains whose orders depend on what has changed since they were last updated: the rest of their branches in
+    the stage tree, or their own progress.
 
     A turn costs as much as has changed, regardless of the number of running chains.
 
@@ -35,8 +35,8 @@ class Due:
         if self._tree.changed_all:
             self._tree.changed_all = False
             self.mark_all()
-        for line in self._tree.changed.values():
-            for id in line.covers:
+        for branch in self._tree.changed.values():
+            for id in branch.covers:
                 if id in self._running:
                     self._marked[id] = self._running[id]
         self._tree.changed.clear()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hpstage.plan.facts import ChainId, StateKey, StateRef, WorkerId
 from hpstage.plan.messages import ExpectStates, host_of
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.branches import Line
+from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import seconds_between
 from hpstage.scheduler.stage_tree import StageTree
@@ -22,11 +22,11 @@ EXPECTING, _STATES = 4, 2
 _STALE = 1000
 
 
-def source_of(line: Line, step: int) -> StateRef | None:
-    """Return the state that a head starts from, or ``None`` for the start of training."""
-    if step > line.node.start:
-        return StateRef(line.node.id, step)
-    return None if line.node.parent is None else StateRef(line.node.parent.id, step)
+def source_of(branch: Branch, step: int) -> StateRef | None:
+    """Return the state that a ready stage starts from, or ``None`` for the start of training."""
+    if step > branch.node.start:
+        return StateRef(branch.node.id, step)
+    return None if branch.node.parent is None else StateRef(branch.node.parent.id, step)
 
 
 class Expectation:
@@ -58,16 +58,16 @@ class Expectation:
         """Forget a chain that has ended."""
         self._changes += self._ends.pop(chain, None) is not None
 
-    def update(self, changed: Iterable[Orders], heads: Sequence[tuple[float, Line, int]]) -> list[ExpectStates]:
+    def update(self, changed: Iterable[Orders], ready: Sequence[tuple[float, Branch, int]]) -> list[ExpectStates]:
         """Return what is to be told anew: if other chains run, or other paths wait, than when it was told last.
 
         Args:
             changed: chains that have begun since, or whose ends may have changed.
-            heads: those with the longest paths.
+            ready: the ready stages with the longest paths.
         """
         for orders in changed:
             self._note(orders)
-        waiting = [source_of(line, step) for _, line, step in heads[:EXPECTING]]
+        waiting = [source_of(branch, step) for _, branch, step in ready[:EXPECTING]]
         seen = waiting, self._changes if waiting else -1
         if seen == self._seen:
             return []

@@ -1,8 +1,8 @@
 """Gangs: which workers train a chain together, and when chains continue with more workers, or with fewer. Pure.
 
-A chain's workers never change while it runs. To widen or narrow it, it is ended where its state is kept; its head is
-then open again, and :class:`~hpstage.scheduler.dispatch.Dispatch` starts it with the workers that are free by then.
-Workers that did not meet are left out for a while, and if none meets, no more gangs are formed.
+A chain's workers never change while it runs. To widen or narrow it, it is ended where its state is kept; its ready
+stage is then open again, and :class:`~hpstage.scheduler.dispatch.Dispatch` starts it with the workers that are free by
+then. Workers that did not meet are left out for a while, and if none meets, no more gangs are formed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpstage.plan.facts import ChainId, StateReached, StateRef, WorkerId
 from hpstage.plan.messages import ChainEnded, Instruction, StopChain
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.branches import Line
+from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.expectation import source_of
 from hpstage.scheduler.orders import Orders
@@ -28,8 +28,8 @@ _LEFT_OUT = (10.0, 600.0)
 # So many gangs in a row that did not meet are the last ones: then it is not for what one worker does meanwhile.
 _VAIN = 6
 
-Start = tuple[float, Worker, Line, int]
-"""Seconds of the remaining path, who trains it, and its head: a line, and a step."""
+Start = tuple[float, Worker, Branch, int]
+"""Seconds of the remaining path, who trains it, and the ready stage: a branch, and a step."""
 
 
 class Gangs:
@@ -148,14 +148,14 @@ class Gangs:
             return [()] * len(starts)
         paths = [
             0.0
-            if self._is_alone(StateRef(line.node.id, step), line.node) or not self._is_open(worker.id, now)
+            if self._is_alone(StateRef(branch.node.id, step), branch.node) or not self._is_open(worker.id, now)
             else left
-            for left, worker, line, step in starts
+            for left, worker, branch, step in starts
         ]
         gangs = []
         widths = self.widths.share(paths, [1] * len(paths), len(spare), WORTH * self._preemption.switch_seconds())
-        for (_, _, line, step), width in zip(starts, widths, strict=True):
-            source = source_of(line, step)
+        for (_, _, branch, step), width in zip(starts, widths, strict=True):
+            source = source_of(branch, step)
             spare.sort(key=lambda worker: source not in worker.live)
             gang, spare = spare[: width - 1], spare[width - 1 :]
             gangs.append(tuple(worker.id for worker in gang))
@@ -173,7 +173,7 @@ class Gangs:
         A chain whose next mark is near ends there, any other at its next step, with its state kept.
 
         Args:
-            waiting: number of heads that wait for a worker.
+            waiting: number of ready stages that wait for a worker.
             idle: the workers that can be given a chain.
             workers: number of all workers.
         """

@@ -7,7 +7,7 @@
    and training after its last kept state is lost. If several workers in a row have died on the path from one state, the
    stage is assumed to be the cause, and its trials fail.
 3. Folding these facts (``Scheduler.fold``, ``Covers.end``) opens the steps that the chain did not reach: its last kept
-   state is a ready head again, which the same turn of the driver (``Dispatch.propose``) assigns to an idle worker.
+   state is a ready stage again, which the same turn of the driver (``Dispatch.propose``) assigns to an idle worker.
 4. If no worker is left, the driver waits for another one, and ends the search after ``driver/worker_timeout.py``.
 """
 

@@ -13,7 +13,7 @@ def seconds_between(tree: StageTree, chain: OpenChain, a: int, b: int) -> float:
     while a < b:
         span = chain.spans[index]
         stop = min(b, span.stop)
-        total += (stop - a) * tree.line_of(span).cost
+        total += (stop - a) * tree.branch_of(span).cost
         a, index = stop, index + 1
     return total
 
@@ -22,7 +22,7 @@ def step_after(tree: StageTree, chain: OpenChain, a: int, seconds: float) -> int
     """Return the step that training from step ``a`` reaches in ``seconds``: at least the next, at most the last."""
     left, step = seconds, a
     for span in chain.spans[chain.index_at(a + 1) :]:
-        cost = tree.line_of(span).cost
+        cost = tree.branch_of(span).cost
         steps = int(left / cost)
         if steps < span.stop - step:
             return max(step + steps, a + 1)
@@ -35,7 +35,7 @@ def step_before_end(tree: StageTree, chain: OpenChain, seconds: float) -> int:
     """Return the first step with at most ``seconds`` of training left on the chain."""
     left = seconds
     for span in reversed(chain.spans):
-        cost = tree.line_of(span).cost
+        cost = tree.branch_of(span).cost
         steps = int(left / cost)
         if steps < span.stop - span.start:
             return span.stop - steps

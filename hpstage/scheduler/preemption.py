@@ -16,7 +16,7 @@ from hpstage.plan.facts import ChainId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.branches import Line
+from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.chain_builder import NOTICE, ChainBuilder
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import seconds_between, step_before_end
@@ -44,7 +44,7 @@ class Preemption:
         self._above: list[tuple[float, ChainId]] = []
 
     def switch_seconds(self) -> float:
-        """Return the cost of leaving a line and returning to it: a message, a save, a load."""
+        """Return the cost of leaving a branch and returning to it: a message, a save, a load."""
         totals = self._plan.totals
         save = totals.save_seconds / totals.saves if totals.saves else 0.0
         load = totals.load_seconds / totals.loads if totals.loads else save
@@ -85,7 +85,7 @@ class Preemption:
             boundaries: tuple[Boundary, ...] = ()
             if end not in orders.marks:
                 orders.marks.add(end)
-                boundaries = (self._builder.boundary_at(self._line_at(orders, end), end),)
+                boundaries = (self._builder.boundary_at(self._branch_at(orders, end), end),)
             wish = end if end != orders.marks[-1] else None
             if wish != orders.end or boundaries:
                 orders.end = wish
@@ -118,7 +118,7 @@ class Preemption:
 
     def _waiting(self, most: int) -> list[float]:
         """Return the seconds of the longest paths that wait."""
-        return [seconds for seconds, _, _ in self._tree.heads(most)]
+        return [seconds for seconds, _, _ in self._tree.ready_stages(most)]
 
     def _moved(self, running: Mapping[ChainId, Orders], rivals: float) -> Iterator[Orders]:
         """Yield the chains whose ends do not stand against the paths that wait now."""
@@ -160,7 +160,9 @@ class Preemption:
         for orders in running:
             if orders.stopping or not orders.marks:
                 continue
-            last = next((mark for mark in reversed(orders.marks) if self._line_at(orders, mark).wanted.at(mark)), None)
+            last = next(
+                (mark for mark in reversed(orders.marks) if self._branch_at(orders, mark).wanted.at(mark)), None
+            )
             if last is None:
                 orders.stopping = True
                 instructions.append(StopChain(orders.chain.id, keep=False))
@@ -168,12 +170,12 @@ class Preemption:
                 going.append((orders, last))
         return going, instructions
 
-    def _line_at(self, orders: Orders, step: int) -> Line:
-        return self._tree.line_of(orders.chain.span_at(step))
+    def _branch_at(self, orders: Orders, step: int) -> Branch:
+        return self._tree.branch_of(orders.chain.span_at(step))
 
     def _beyond(self, chain: OpenChain) -> float:
         """Return the seconds of the path beyond the chain's last state, which is not laid yet."""
-        return self._tree.remaining(self._tree.line_of(chain.spans[-1]), chain.spans[-1].stop)
+        return self._tree.remaining(self._tree.branch_of(chain.spans[-1]), chain.spans[-1].stop)
 
     def _can_wait(self, waiting: float, workers: int) -> bool:
         """Whether the longest path that waits can be started where a chain ends by itself.
@@ -218,8 +220,8 @@ class Preemption:
             yield step
 
     def _cuts(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> dict[ChainId, int]:
-        """Return where to cut chains when fewer heads wait than there are workers, so that all workers finish at about
-        the same time."""
+        """Return where to cut chains when fewer ready stages wait than there are workers, so that all workers finish at
+        about the same time."""
         if len(waiting) >= workers or len(running) < workers:
             return {}
         left = [(self.left(orders, now), orders) for orders in running]

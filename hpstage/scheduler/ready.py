@@ -1,4 +1,4 @@
-"""The ready heads of a stage tree, those with the longest remaining paths first. Pure."""
+"""The ready stages of a stage tree, those with the longest remaining paths first. Pure."""
 
 from __future__ import annotations
 
@@ -6,75 +6,75 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from hpstage.scheduler.branches import Line
+from hpstage.scheduler.branches import Branch
 
-Head = tuple[float, Line, int]
-"""A source from which a wanted step can be trained now, with the seconds of its longest path: a line, and a step."""
+ReadyStage = tuple[float, Branch, int]
+"""A source from which a wanted step can be trained now, with the seconds of its longest path: a branch, and a step."""
 
 # Entries that are kept sorted before some of them are put back.
 _FRONT = 64
 
 
-class Heads:
-    """The queue of the ready heads.
+class ReadyStages:
+    """The queue of the ready stages.
 
     The first few are looked at in every turn and seldom change. They are kept as a sorted list, so that a look moves
     nothing in the heap of all others, which may be long.
 
     Args:
-        lines: those of the tree, by node id.
+        branches: those of the tree, by node id.
         remaining: returns the seconds of the longest path from a source.
     """
 
-    def __init__(self, lines: Sequence[Line], remaining: Callable[[Line, int], float]) -> None:
+    def __init__(self, branches: Sequence[Branch], remaining: Callable[[Branch, int], float]) -> None:
         self.count = 0
-        self._lines = lines
+        self._branches = branches
         self._remaining = remaining
         # Entries (-seconds, node id, step), including stale ones.
         self._front: list[tuple[float, int, int]] = []  # the first of them, ascending
         self._rest: list[tuple[float, int, int]] = []  # a heap
-        self._found: list[Head] = []  # those of the front's first entries, as far as none of these is stale
+        self._found: list[ReadyStage] = []  # those of the front's first entries, as far as none of these is stale
         self._estimates = 0  # how often estimates have changed without all that depends on them
 
     def renew(self) -> None:
-        """Note that estimates have changed, on which the seconds of any head may depend."""
+        """Note that estimates have changed, on which the seconds of any ready stage may depend."""
         self._estimates += 1
         self._found.clear()
 
-    def put(self, line: Line, step: int) -> None:
-        """Add a head, or queue it anew if its seconds have changed."""
-        if line.rated != self._estimates:
-            line.rated = self._estimates
-            for other in line.heads:
-                self._queue(line, other)
-        self._queue(line, step)
+    def put(self, branch: Branch, step: int) -> None:
+        """Add a ready stage, or queue it again if its seconds have changed."""
+        if branch.rated != self._estimates:
+            branch.rated = self._estimates
+            for other in branch.ready:
+                self._queue(branch, other)
+        self._queue(branch, step)
 
-    def _queue(self, line: Line, step: int) -> None:
-        seconds, before = self._remaining(line, step), line.heads.get(step)
+    def _queue(self, branch: Branch, step: int) -> None:
+        seconds, before = self._remaining(branch, step), branch.ready.get(step)
         if before == seconds:
             return
         if before is None:
             self.count += 1
         else:
-            self._forget((-before, line.node.id, step))
-        line.queue_head(step, seconds)
-        self._push((-seconds, line.node.id, step), line)
+            self._forget((-before, branch.node.id, step))
+        branch.queue_stage(step, seconds)
+        self._push((-seconds, branch.node.id, step), branch)
 
-    def drop(self, line: Line, step: int) -> None:
-        """Remove a head, if it is one."""
-        seconds = line.heads.pop(step, None)
+    def drop(self, branch: Branch, step: int) -> None:
+        """Remove a ready stage, if it is one."""
+        seconds = branch.ready.pop(step, None)
         if seconds is not None:
             self.count -= 1
-            self._forget((-seconds, line.node.id, step))
+            self._forget((-seconds, branch.node.id, step))
 
-    def first(self, most: int) -> list[Head]:
-        """Return the heads with the longest paths, at most so many. Ties go to the older node."""
+    def first(self, most: int) -> list[ReadyStage]:
+        """Return those with the longest paths, at most so many. Ties go to the older node."""
         if len(self._found) < min(most, self.count):
             self._find(most)
         return self._found[:most]
 
     def _find(self, most: int) -> None:
-        """Find further heads, until there are so many. All that are found are estimated anew."""
+        """Find further ready stages, until there are so many. All that are found are estimated again."""
         front, found = self._front, self._found
         at = len(found)
         while at < most:
@@ -83,26 +83,26 @@ class Heads:
                     break
                 front.append(heapq.heappop(self._rest))
             negative, id, step = front[at]
-            line = self._lines[id]
-            if line.heads.get(step) != -negative or (at and front[at] == front[at - 1]):
+            branch = self._branches[id]
+            if branch.ready.get(step) != -negative or (at and front[at] == front[at - 1]):
                 del front[at]  # stale: queued again since, or removed
-            elif line.rated != self._estimates:
-                line.rated = self._estimates
-                for step in line.heads:
-                    seconds = line.heads[step] = self._remaining(line, step)
+            elif branch.rated != self._estimates:
+                branch.rated = self._estimates
+                for step in branch.ready:
+                    seconds = branch.ready[step] = self._remaining(branch, step)
                     place = bisect_right(front, entry := (-seconds, id, step))
                     if place == len(front):
                         heapq.heappush(self._rest, entry)
                         continue
                     front.insert(place, entry)
-                    if place < at:  # before some that are found, among which none is of this line
-                        found.insert(place, (seconds, line, step))
+                    if place < at:  # before some that are found, among which none is of this branch
+                        found.insert(place, (seconds, branch, step))
                         at += 1
             else:
-                found.append((-negative, line, step))
+                found.append((-negative, branch, step))
                 at += 1
 
-    def _push(self, entry: tuple[float, int, int], line: Line) -> None:
+    def _push(self, entry: tuple[float, int, int], branch: Branch) -> None:
         front, found = self._front, self._found
         if not front or entry > front[-1]:
             heapq.heappush(self._rest, entry)
@@ -110,7 +110,7 @@ class Heads:
         place = bisect_right(front, entry)
         front.insert(place, entry)
         if place < len(found):
-            found.insert(place, (-entry[0], line, entry[2]))
+            found.insert(place, (-entry[0], branch, entry[2]))
         if len(front) > _FRONT:
             for last in front[_FRONT // 2 :]:
                 heapq.heappush(self._rest, last)

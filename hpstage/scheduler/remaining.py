@@ -31,7 +31,7 @@ class RemainingWork:
 
 def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: float) -> RemainingWork:
     """Estimate the work left at ``now`` on the chains' clock. O(running chains x their spans)."""
-    path = max((seconds for seconds, _, _ in tree.heads(1)), default=0.0)
+    path = max((seconds for seconds, _, _ in tree.ready_stages(1)), default=0.0)
     work = tree.left.seconds + tree.left.evaluations * tree.evaluate_seconds
     for orders in running:
         chain = orders.chain
@@ -52,11 +52,11 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
 def _path_seconds(tree: StageTree, chain: OpenChain) -> float:
     """Return the seconds from the chain's last reported position to the end of the longest path that starts on it."""
     at, tail = chain.at, chain.spans[-1]
-    beyond = tree.remaining(tree.line_of(tail), tail.stop)
+    beyond = tree.remaining(tree.branch_of(tail), tail.stop)
     best = seconds_between(tree, chain, at, tail.stop) + beyond + tree.evaluate_seconds
     passed = 0.0
     for span in chain.spans[chain.index_at(at) :]:
-        line, start = tree.line_of(span), max(at, span.start)
-        best = max(best, passed + line.length - (start - line.node.start) * line.cost)
-        passed += (span.stop - start) * line.cost
+        branch, start = tree.branch_of(span), max(at, span.start)
+        best = max(best, passed + branch.length - (start - branch.node.start) * branch.cost)
+        passed += (span.stop - start) * branch.cost
     return best

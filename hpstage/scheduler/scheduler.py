@@ -4,7 +4,7 @@ In each turn, the facts that follow from reports (``decide``) are written to the
 next claims (``propose``) are written, folded, and carried out (``carry_out``). Deciding and proposing change nothing.
 Information that no other driver needs, such as which workers exist, is read directly from the reports (``note``).
 
-Scheduling is by critical path: a free worker gets the head with the longest remaining path and continues through
+Scheduling is by critical path: a free worker gets the ready stage with the longest remaining path and continues through
 boundaries along it (Hippo, arXiv 2006.11972, section 4.2). A chain yields at a boundary when a longer path waits
 elsewhere and no worker is idle, as in list scheduling (Kunde 1981 bounds that rule by 2 - 2/(m+1) times the optimum
 on trees).
@@ -239,7 +239,7 @@ class Scheduler:
         orders.passed = max(orders.passed, report.position)
         if orders.end == report.step:
             orders.end = None
-        cover = self._tree.line(self._plan.nodes[report.node]).covers.get(report.chain)
+        cover = self._tree.branch(self._plan.nodes[report.node]).covers.get(report.chain)
         if cover is not None and cover.start < report.step <= cover.stop and report.position < cover.stop:
             self._tree.cover(report.chain, Span(report.node, report.position, cover.stop))
 
@@ -370,7 +370,7 @@ class Scheduler:
             idle, waiting = self.workers.idle(self._now), min(self._tree.ready, able)
             instructions += self._gangs.regroup(list(self._running.values()), waiting, idle, able, self._now)
             self._due.mark_all()
-        first = self._tree.heads(EXPECTING)
+        first = self._tree.ready_stages(EXPECTING)
         changed, amendments = self._preemption.update_ends(self._due.chains(), self._running, able, self._now)
         self._due.clear()
         instructions += amendments
@@ -459,5 +459,5 @@ class Scheduler:
                 parent = self._plan.nodes[b.node].parent
                 assert parent is not None and parent.id == a.node
         for node in self._plan.nodes:
-            for id in self._tree.line(node).covers:
+            for id in self._tree.branch(node).covers:
                 assert id in self._plan.chains, f"node {node.id} is covered by {id}, which is over"

@@ -44,7 +44,7 @@ class Recording(SimulatedExecutor):
 
 
 def lopsided(long: int = 40, short: int = 8) -> list[TrialAdded]:
-    """Two lines, one of which takes longer than the other: a worker of two will be idle."""
+    """Two branches, one of which takes longer than the other: a worker of two will be idle."""
     return [trial(0, {"a": s.constant(1)}, long), trial(1, {"a": s.constant(2)}, short)]
 
 
@@ -313,7 +313,7 @@ def test_a_regime_that_was_not_audited_comes_first_more_often() -> None:
     for seed in range(2000):
         one, two, *_ = drawn_from(plan, f"{seed}")
         second[one.node != two.node] += 1
-    # Of each line, states at steps 4 and 8. The one that is left of the same regime weighs a quarter.
+    # Of each branch, states at steps 4 and 8. The one that is left of the same regime weighs a quarter.
     first_is_late = 8 / 12
     expected = first_is_late * 12 / (12 + 4 / UNSEEN) + (1 - first_is_late) * 12 / (12 + 8 / UNSEEN)
     assert second[True] / 2000 == pytest.approx(expected, abs=0.04)

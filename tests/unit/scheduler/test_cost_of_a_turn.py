@@ -43,7 +43,7 @@ def tree(trials: int) -> list[TrialAdded]:
     ]
 
 
-def lines(trials: int) -> list[TrialAdded]:
+def branches(trials: int) -> list[TrialAdded]:
     """Trials that have nothing in common."""
     return [trial(i, {"a": s.constant(1), "b": s.constant(i)}, 24) for i in range(trials)]
 
@@ -63,7 +63,7 @@ def test_a_turn_costs_about_the_same_however_many_workers_train() -> None:
 def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials_wait() -> None:
     """When workers outnumber what waits, chains are cut so that all end together, for which all are compared."""
     asked = range(4, 25, 4)
-    assert calls_per_report(400, lines(500), asked) < 2.0 * calls_per_report(40, lines(50), asked)
+    assert calls_per_report(400, branches(500), asked) < 2.0 * calls_per_report(40, branches(50), asked)
 
 
 def test_what_is_audited_costs_a_turn_about_the_same_however_many_trials_wait() -> None:

@@ -159,10 +159,10 @@ def test_a_worker_that_is_busy_for_a_while_is_asked_again_ever_later(caplog):
 
 
 @given(st.sets(st.sampled_from(sorted(ALL))), st.floats(0, 3000), st.integers(1, 3))
-def test_whoever_does_not_meet_every_step_is_trained_once(busy, until, lines):
+def test_whoever_does_not_meet_every_step_is_trained_once(busy, until, branches):
     search = Search(Apart(busy=frozenset(busy), until=until))
-    answers = search.run([trial(i, {"a": s.constant(i)}, 60) for i in range(lines)], [60] * lines)
-    assert len(answers) == lines and search.plan.totals.steps_trained == 60 * lines
+    answers = search.run([trial(i, {"a": s.constant(i)}, 60) for i in range(branches)], [60] * branches)
+    assert len(answers) == branches and search.plan.totals.steps_trained == 60 * branches
 
 
 def test_speedups_are_learnt_and_those_not_measured_follow_from_the_nearest():

@@ -55,13 +55,13 @@ def as_trials(tree: Tree):
     for leaf in range(len(tree)):
         if leaf in parents:
             continue
-        line = []
+        branch = []
         at = leaf
         while at >= 0:
-            line.append(at)
+            branch.append(at)
             at = tree[at][0]
         pieces, step = {}, 0
-        for stage in reversed(line):
+        for stage in reversed(branch):
             pieces[step] = stage
             step += tree[stage][1]
         trials.append(trial(leaf, {"stage": s.piecewise(pieces)}, step))

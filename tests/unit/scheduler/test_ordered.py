@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage.plan.ordered import Ordered
-from hpstage.scheduler.branches import Line, Wanted
+from hpstage.scheduler.branches import Branch, Wanted
 from tests.unit.plan.test_winners import NODE
 
 numbers = st.integers(0, 12)
@@ -33,19 +33,19 @@ def test_an_ordered_list_is_a_sorted_set(changes, low, high, inclusive):
 
 @given(st.lists(st.tuples(st.booleans(), numbers)), numbers, numbers, st.tuples(st.booleans(), st.booleans()))
 def test_a_line_knows_its_wanted_steps_in_order(changes, low, high, inclusive):
-    line = Line(NODE, None, 1.0)
+    branch = Branch(NODE, None, 1.0)
     plain: dict[int, Wanted] = {}
     for add, step in changes:
         if add:
-            plain[step] = line.want(step)
+            plain[step] = branch.want(step)
         elif step in plain:
-            line.wanted.drop(step)
+            branch.wanted.drop(step)
             del plain[step]
     wanted = [plain[step] for step in sorted(plain)]
-    assert line.wanted == wanted
-    assert all(line.wanted.at(step) is plain.get(step) for step in range(13))
-    assert line.wanted.after(low) == next((one for one in wanted if one.step > low), None)
+    assert branch.wanted == wanted
+    assert all(branch.wanted.at(step) is plain.get(step) for step in range(13))
+    assert branch.wanted.after(low) == next((one for one in wanted if one.step > low), None)
     above = [one for one in wanted if (one.step >= low if inclusive[0] else one.step > low)]
-    assert line.wanted.between(low, None, inclusive) == above
+    assert branch.wanted.between(low, None, inclusive) == above
     within = [one for one in above if (one.step <= high if inclusive[1] else one.step < high)]
-    assert low > high or line.wanted.between(low, high, inclusive) == within
+    assert low > high or branch.wanted.between(low, high, inclusive) == within
