@@ -110,6 +110,8 @@ _SKIPPED = (
     ),
 )
 
+_ADAPTERS = "hpstage.torch.skorch", "hpstage.torch.stable_baselines3"
+
 VALUES, SET = Values(), Unordered()
 _WEAK_SET, _FROZEN = WeakMembers(), Frozen()
 _WEAK_KEYS, _WEAK_VALUES = WeakKeys(), WeakValues()
@@ -232,7 +234,7 @@ def _is_among(module: str, names: tuple[str, ...]) -> bool:
 def _is_trainable(kind: Any) -> bool:
     """Return whether this is a trainable of hpstage's own: an adapter of another library, a reference workload."""
     found = sys.modules.get("hpstage.torch.trainable")
-    return found is not None and issubclass(kind, found.TorchTrainable)
+    return (found is not None and issubclass(kind, found.TorchTrainable)) or _is_among(module_of(kind), _ADAPTERS)
 
 
 def _generators() -> tuple[Any, ...]:
