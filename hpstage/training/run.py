@@ -133,6 +133,9 @@ class Run:
             for epoch in run.steps():
                 for x, y in run.batches(loader): ...
 
+        It has the loader's ``dataset`` and ``batch_size``, and its length is that of the epoch: a helper that takes a
+        loader, such as ``train_one_epoch(model, loader)``, takes it as it is, and so does tqdm.
+
         The batch size is the hyperparameter ``batch_size`` if there is one, else the argument, else the DataLoader's.
         A DataLoader keeps its meaning (a short last batch or ``drop_last``, ``collate_fn``, ``num_workers``), except
         that its sampler is replaced by an order of the same kind that is a function of (seed, epoch). A data set is

@@ -282,3 +282,22 @@ def test_a_function_and_a_class_with_the_same_loader_take_the_same_batches() -> 
         for step in range(6):
             trainable.train(step, hp_of(7))
     assert dict(ordinary.evaluate())["loss"] == dict(made.evaluate())["loss"]
+
+
+@pytest.mark.parametrize(("options", "length"), [({}, 4), ({"drop_last": True}, 3)])
+def test_helpers_find_what_they_read_of_a_loader(options: dict[str, Any], length: int) -> None:
+    def train_one_epoch(loader: Any) -> None:
+        assert (len(loader), loader.dataset, loader.batch_size) == (length, DATA, 8)
+        assert len(list(loader)) == length
+
+    def train(run: Run) -> None:
+        model = network()
+        loader = DataLoader(DATA, batch_size=8, shuffle=True, **options)
+        run.attach(model=model, optimizer=sgd(model.parameters(), run.hp))
+        for _ in run.steps():
+            train_one_epoch(run.batches(loader))
+
+    trainable = as_trainable(train)
+    trainable.setup({"lr": 0.1, "momentum": 0.9})
+    trainable.train(0, {"lr": 0.1, "momentum": 0.9})
+    trainable.close()

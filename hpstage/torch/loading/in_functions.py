@@ -45,14 +45,19 @@ class Loader:
             new.go_to(old.position())
         old.close()
 
-    def of_step(self, run: Run, *, by_epoch: bool) -> Iterator[Any]:
-        """Yield the batches of a step."""
+    def size_in(self, run: Run) -> int:
+        """Return the batch size of the present step."""
         size = run.hp.get("batch_size", self.batch_size)
         if type(size) is not int or size < 1:
             raise UsageError(
                 f"run.batches(): the batch size is {size!r}; give a hyperparameter 'batch_size', batch_size=..., or a "
                 f"DataLoader with one, that is a whole number of at least 1"
             )
+        return size
+
+    def of_step(self, run: Run, *, by_epoch: bool) -> Iterator[Any]:
+        """Yield the batches of a step."""
+        size = self.size_in(run)
         self.batches.see_size(size)
         for batch, samples in self.batches.of_step(seed_of(run.hp), run._samples, size, by_epoch=by_epoch):
             run._samples = samples
@@ -99,6 +104,31 @@ class StepBatches(Steps):
             raise
 
 
+class EpochBatches(Iterator[Any]):
+    """The batches of one epoch. Helpers that are given it in place of its DataLoader find what they read of one."""
+
+    def __init__(self, run: Run, loader: Loader, data: Any) -> None:
+        self._run, self._loader, self._data = run, loader, data
+        self._batches = _epoch(run, loader)
+
+    @property
+    def dataset(self) -> Any:
+        return self._data.dataset if isinstance(self._data, DataLoader) else self._data
+
+    @property
+    def batch_size(self) -> int:
+        return self._loader.size_in(self._run)
+
+    def __len__(self) -> int:
+        batches = self._loader.batches
+        if not isinstance(batches, Batches):
+            raise TypeError("an epoch of a stream has no length")
+        return batches.cut.count(self.batch_size)
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+
 def batches_of(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | None, num_workers: int) -> Iterator[Any]:
     """Return what :meth:`hpstage.Run.batches` promises, and keep in ``loaders`` what the next call may go on with."""
     if isinstance(data, DataLoader) and num_workers:
@@ -106,7 +136,7 @@ def batches_of(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | N
     loader: Loader | None = loaders.get(_KEPT)
     if loader is None or run._given is not data:
         loader = loaders[_KEPT] = _opened(run, data, batch_size, num_workers, loader)
-    return _epoch(run, loader) if run._looping else StepBatches(run, loader)
+    return EpochBatches(run, loader, data) if run._looping else StepBatches(run, loader)
 
 
 def _opened(run: Run, data: Any, batch_size: int | None, num_workers: int, before: Loader | None) -> Loader:
