@@ -17,7 +17,7 @@ import msgspec
 from hpstage.accounting.accounting import Accounting
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD, RECORDS
 from hpstage.cluster.dashboard.pieces import PieceState
-from hpstage.cluster.dashboard.study import Activity, StudyLane, StudyView
+from hpstage.cluster.dashboard.study import Activity, StudyBranch, StudyView
 from hpstage.errors import HpstageError
 from hpstage.plan.facts import (
     ChainClosed,
@@ -81,7 +81,7 @@ class PlanView(Accounting):
         self.drivers_lost = 0  # presumed dead
         self.drivers_rejoined = 0  # processes that joined again afterwards
         self._driven: dict[DriverId, str] = {}
-        self._lanes: dict[NodeId, list[StudyLane]] = {}  # of all studies
+        self._branches: dict[NodeId, list[StudyBranch]] = {}  # of all studies
         self._taken_for_dead: set[tuple[str, int]] = set()  # hosts and process ids
         self._changed: set[NodeId] = set()  # nodes whose pieces must be recounted
 
@@ -138,19 +138,19 @@ class PlanView(Accounting):
             self.left[study] = float(seconds), now
 
     def _count(self) -> None:
-        """Recount the stages of changed lanes."""
+        """Recount the stages of changed branches."""
         ahead = running(self) if self._changed else {}
         for node in self._changed:
-            for lane in self._lanes.get(node, ()):
-                study = lane.study
+            for branch in self._branches.get(node, ()):
+                study = branch.study
                 study.lane_changes.mark(node)
-                pieces = tuple(state for _, _, state in cut(self, study.name, lane, ahead.get(node)))
-                if pieces != lane.pieces:
-                    for state in lane.pieces:
+                pieces = tuple(state for _, _, state in cut(self, study.name, branch, ahead.get(node)))
+                if pieces != branch.pieces:
+                    for state in branch.pieces:
                         study.stages[state] -= 1
                     for state in pieces:
                         study.stages[state] += 1
-                    lane.pieces = pieces
+                    branch.pieces = pieces
         self._changed.clear()
 
     def _touch(self, chains: Iterable[OpenChain | None]) -> None:
@@ -235,8 +235,8 @@ class PlanView(Accounting):
             return
         self._driven[fact.driver] = study.name
         if new:
-            for lane in study.ask(planned, asked, fact.step):
-                self._lanes.setdefault(lane.node.id, []).append(lane)
+            for branch in study.ask(planned, asked, fact.step):
+                self._branches.setdefault(branch.node.id, []).append(branch)
             self._changed.update(node.id for node, _, stop in planned.path_to(fact.step) if stop > asked)
         state = self.plan.target(fact.trial, fact.step)
         if state.metrics is not None and new:
@@ -276,12 +276,12 @@ def running(view: PlanView) -> dict[NodeId, int]:
     return ahead
 
 
-def cut(view: PlanView, study: str, lane: StudyLane, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
-    """Yield ``(start, stop, state)`` of each piece of a lane of ``study``, from its node's start to its reach.
+def cut(view: PlanView, study: str, branch: StudyBranch, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
+    """Yield ``(start, stop, state)`` of each piece of a branch of ``study``, from its node's start to its reach.
 
     Trained pieces are done, or reused if a trial of another study asked for them first.
     """
-    node, reach = lane.node, lane.reach
+    node, reach = branch.node, branch.reach
     front = view.trained_to(node.id)
     askers = view.first_askers(node, node.start, min(front, reach))
     for mine, steps in groupby(askers, lambda asker: asker[2].study == study):

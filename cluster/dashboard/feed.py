@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hpstage.accounting.measured import can_be_drawn
 from hpstage.cluster.dashboard.board import PlanView
-from hpstage.cluster.dashboard.study import StudyLane, StudyView
+from hpstage.cluster.dashboard.study import StudyBranch, StudyView
 from hpstage.cluster.dashboard.work import place_of
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
 from hpstage.plan.nodes import Node
@@ -43,7 +43,7 @@ class Feed:
         self._head: Head | None = None
         self._ended = study.ended
         # What is still to be sent: first all, parents before children.
-        self._wanted: dict[NodeId, None] = dict.fromkeys(study.lanes)
+        self._wanted: dict[NodeId, None] = dict.fromkeys(study.branches)
         self._wanted_trials: dict[TrialId, None] = dict.fromkeys(study.trials)
         self._seen = study.lane_changes.position
         self._seen_trials = study.trial_changes.position
@@ -67,7 +67,7 @@ class Feed:
         self._seen, self._seen_trials = study.lane_changes.position, study.trial_changes.position
         if self._ended != study.ended:
             self._ended = study.ended
-            self._wanted |= dict.fromkeys(study.lanes)
+            self._wanted |= dict.fromkeys(study.branches)
         self._add_branches(rows, until)
         self._add_trials(rows, until)
         if self._seen_records != self._view.position and not self._wanted:
@@ -80,7 +80,7 @@ class Feed:
 
     def _add_branches(self, rows: Rows, until: float) -> None:
         for count, id in enumerate(list(self._wanted), 1):
-            self._add_branch(self._study.lanes[id].node, rows)
+            self._add_branch(self._study.branches[id].node, rows)
             del self._wanted[id]
             if not count % _AT_ONCE and time.perf_counter() > until:
                 return
@@ -92,24 +92,24 @@ class Feed:
             known = self._branches.get(node.parent.id)
             parent = self._add_branch(node.parent, rows) if known is None else known
         index = self._branches.setdefault(node.id, len(self._branches))
-        rows.branches[index] = self._branch(self._study.lanes[node.id], parent)
+        rows.branches[index] = self._branch(self._study.branches[node.id], parent)
         return index
 
-    def _branch(self, lane: StudyLane, parent: int) -> BranchRow:
-        node, study = lane.node, self._study
+    def _branch(self, branch: StudyBranch, parent: int) -> BranchRow:
+        node, study = branch.node, self._study
         metric = study.started.metric[0]
         values = [
             state.metrics[metric]
             for step, state in node.states.items()
-            if step <= lane.reach
+            if step <= branch.reach
             and state.metrics is not None
             and can_be_drawn(state.metrics.get(metric, float("nan")))
         ]
         best = max if study.maximize else min
-        front = min(lane.reach, self._view.trained_to(node.id))
+        front = min(branch.reach, self._view.trained_to(node.id))
         return BranchRow(
-            node.id, parent, node.start, lane.reach, front, lane.trials, best(values) if values else None,
-            _state(lane, ended=study.ended), changes(node), kept_state(node.states), values_of(node, lane.reach),
+            node.id, parent, node.start, branch.reach, front, branch.trials, best(values) if values else None,
+            _state(branch, ended=study.ended), changes(node), kept_state(node.states), values_of(node, branch.reach),
         )  # fmt: skip
 
     def _add_trials(self, rows: Rows, until: float) -> None:
@@ -178,13 +178,13 @@ class Feed:
 def failures_on(view: PlanView, study: StudyView) -> Iterable[StageFailed]:
     """Yield the exceptions of the user's code on the paths of a study's trials."""
     for fact in view.failures():
-        lane = study.lanes.get(fact.node)
-        if lane is not None and (fact.step <= lane.reach if fact.evaluating else fact.step < lane.reach):
+        branch = study.branches.get(fact.node)
+        if branch is not None and (fact.step <= branch.reach if fact.evaluating else fact.step < branch.reach):
             yield fact
 
 
-def _state(lane: StudyLane, *, ended: bool) -> str:
-    pieces = set(lane.pieces)
+def _state(branch: StudyBranch, *, ended: bool) -> str:
+    pieces = set(branch.pieces)
     for state in ("failed", "running"):
         if state in pieces:
             return state

@@ -1,4 +1,4 @@
-"""The states of a piece of a lane."""
+"""The states of a piece of a branch."""
 
 from __future__ import annotations
 

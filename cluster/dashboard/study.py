@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hpstage.accounting.lanes import Lane, extend
+from hpstage.accounting.branches import Branch, extend
 from hpstage.accounting.measured import can_be_drawn
 from hpstage.accounting.tally import Tally
 from hpstage.cluster.dashboard.changes import Changes
@@ -31,8 +31,8 @@ _Rank = tuple[bool, float, int, TrialId]
 
 
 @dataclass(slots=True, kw_only=True)
-class StudyLane(Lane):
-    """A lane of a study."""
+class StudyBranch(Branch):
+    """A branch of a study."""
 
     study: StudyView
     pieces: tuple[PieceState, ...] = ()  # as last counted
@@ -88,8 +88,8 @@ class StudyView:
         self.trials = tally.ends
         self.trials_by_end = tally.by_end
         self.ended = False
-        self.stages: Counter[PieceState] = Counter()  # pieces of lanes by state
-        self.lanes: dict[NodeId, StudyLane] = {}  # parents before children
+        self.stages: Counter[PieceState] = Counter()  # pieces of branches by state
+        self.branches: dict[NodeId, StudyBranch] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
         self.standing: dict[TrialId, Result] = {}  # the farthest finite result of each trial
         self._ranking: list[_Rank] = []  # of the standing results, the best first
@@ -132,11 +132,11 @@ class StudyView:
             insort(self._ranking, self._rank(self.standing[trial]))
         self.trial_changes.mark(trial)
 
-    def ask(self, trial: PlannedTrial, before: int, step: int) -> list[StudyLane]:
-        """Record that ``step`` was asked of a trial, the farthest before being ``before``. Return the new lanes."""
+    def ask(self, trial: PlannedTrial, before: int, step: int) -> list[StudyBranch]:
+        """Record that ``step`` was asked of a trial, the farthest before being ``before``. Return the new branches."""
         self.rungs.setdefault(step, Rung()).asked += 1
         self.trial_changes.mark(trial.id)
-        return extend(self.lanes, trial, before, step, lambda node: StudyLane(node, node.start, study=self))
+        return extend(self.branches, trial, before, step, lambda node: StudyBranch(node, node.start, study=self))
 
     def report(self, trial: PlannedTrial, step: int, metrics: Mapping[str, float]) -> None:
         """Record that a trial's target was reached for the first time."""

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from hpstage.accounting.account import Account, new_account
 from hpstage.accounting.accounting import Call
-from hpstage.accounting.lanes import Lane, lanes_of, ranking
+from hpstage.accounting.branches import Branch, branches_of, ranking
 from hpstage.accounting.measured import Measured, measured, merit
 from hpstage.accounting.pauses import Pauses, Period, united
 from hpstage.accounting.payments import Charge, Waste, rounded
@@ -147,7 +147,7 @@ class Book:
         return found
 
     def team(self, fact: StateReached | ChainLost) -> tuple[WorkerId, ...]:
-        """The workers that did the work of a fact. The lanes of one are one."""
+        """The workers that did the work of a fact. Slots of one worker count once."""
         chain, worker = self.account.chains.get(fact.chain), host_of(fact.worker)
         return (worker,) if chain is None or fact.workers <= 1 else (worker, *map(host_of, chain.gang))
 
@@ -163,26 +163,26 @@ class Book:
         return {id: rounded(seconds_alone(plan, trial, answered[id])) for id, trial in self.trials.items()}
 
     @cached_property
-    def lanes(self) -> dict[NodeId, Lane]:
-        """The lanes of the trials' tree up to the steps asked for, parents before children."""
-        return lanes_of(self.trials)
+    def branches(self) -> dict[NodeId, Branch]:
+        """The branches of the trials' tree up to the steps asked for, parents before children."""
+        return branches_of(self.trials)
 
     @cached_property
     def reach(self) -> dict[NodeId, int]:
         """The farthest step asked for by the trials on each node they pass."""
-        return {id: lane.reach for id, lane in self.lanes.items()}
+        return {id: branch.reach for id, branch in self.branches.items()}
 
     @cached_property
     def measured(self) -> dict[NodeId, Measured]:
-        """The first objective on each of the lanes."""
-        return measured(self.lanes, self.metric, maximize=self.maximize)
+        """The first objective on each of the branches."""
+        return measured(self.branches, self.metric, maximize=self.maximize)
 
     @cached_property
-    def ranking(self) -> list[Lane]:
-        """The lanes in the order in which they are to be shown: see :func:`hpstage.accounting.lanes.ranking`."""
+    def ranking(self) -> list[Branch]:
+        """The branches in the order in which they are to be shown: see :func:`hpstage.accounting.branches.ranking`."""
         maximize = self.maximize
         merits = {id: merit(its.value, maximize=maximize) for id, its in self.measured.items()}
-        return ranking(self.lanes.values(), lambda lane: merits[lane.node.id])
+        return ranking(self.branches.values(), lambda branch: merits[branch.node.id])
 
     @property
     def sums(self) -> Sums:

@@ -1,11 +1,11 @@
-"""Metrics measured on the lanes of a stage tree. Pure."""
+"""Metrics measured on the branches of a stage tree. Pure."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from hpstage.accounting.lanes import Lane
+from hpstage.accounting.branches import Branch
 from hpstage.plan.facts import NodeId
 
 # Beyond this, sums and margins of an axis overflow. Values this large have diverged.
@@ -14,7 +14,7 @@ _LARGEST = 1e300
 
 @dataclass(slots=True)
 class Measured:
-    """The values measured on a lane, by step; ``value`` is the best of the lane and its descendants."""
+    """The values measured on a branch, by step; ``value`` is the best of the branch and its descendants."""
 
     points: list[tuple[int, float]] = field(default_factory=list)
     value: float | None = None
@@ -25,12 +25,13 @@ def can_be_drawn(value: float) -> bool:
     return abs(value) <= _LARGEST
 
 
-def measured(lanes: dict[NodeId, Lane], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
-    """Return the values of the metric on each lane that can be drawn. ``lanes`` must have parents before children."""
-    found = {id: Measured() for id in lanes}
-    # From the leaves up, so that a lane's value is known before it is passed to its parent.
-    for lane in reversed(lanes.values()):
-        node, reach = lane.node, lane.reach
+def measured(branches: dict[NodeId, Branch], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
+    """Return the values of the metric on each branch that can be drawn. ``branches`` must have parents before
+    children."""
+    found = {id: Measured() for id in branches}
+    # From the leaves up, so that a branch's value is known before it is passed to its parent.
+    for branch in reversed(branches.values()):
+        node, reach = branch.node, branch.reach
         mine = found[node.id]
         points, best = mine.points, mine.value
         for step, state in node.states.items():

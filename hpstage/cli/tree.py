@@ -14,7 +14,7 @@ from rich.tree import Tree
 
 from hpstage.accounting.account import Account, new_account
 from hpstage.accounting.book import Book, open_book
-from hpstage.accounting.lanes import Lane
+from hpstage.accounting.branches import Branch
 from hpstage.cli.terminal import columns, echo, show
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, folded, shortened
@@ -99,60 +99,60 @@ def _book(account: Account, study: str | None) -> Book:
 
 
 def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tree | Text | Group:
-    """The tree of the lanes that the book's trials pass. What there is no room for is counted where it hangs, and at
+    """The tree of the branches that the book's trials pass. What there is no room for is counted where it hangs, and at
     the end."""
-    lanes = book.lanes
-    if not lanes:
+    branches = book.branches
+    if not branches:
         return Text("No trial was requested: there is no tree.")
-    shown = _choose(lanes, depth, lines)
-    below = dict.fromkeys(lanes, 0)  # nodes beneath each that are left out
-    for id, lane in reversed(lanes.items()):  # children before their parents
-        if lane.node.parent is not None:
-            below[lane.node.parent.id] += below[id] + (id not in shown)
-    progress = states(book.account, lanes)
+    shown = _choose(branches, depth, lines)
+    below = dict.fromkeys(branches, 0)  # nodes beneath each that are left out
+    for id, branch in reversed(branches.items()):  # children before their parents
+        if branch.node.parent is not None:
+            below[branch.node.parent.id] += below[id] + (id not in shown)
+    progress = states(book.account, branches)
     deepest = _INDENT if width is None else min(_INDENT, width // 3)
     drawn = Tree("", hide_root=True, guide_style="dim")
-    roots = [lanes[id] for id in sorted(shown, reverse=True) if lanes[id].node.parent is None]
-    trunk = sum(lane.node.parent is None for lane in lanes.values()) == 1
-    waiting = [(lane, drawn, 0, trunk, False) for lane in roots]
+    roots = [branches[id] for id in sorted(shown, reverse=True) if branches[id].node.parent is None]
+    trunk = sum(branch.node.parent is None for branch in branches.values()) == 1
+    waiting = [(branch, drawn, 0, trunk, False) for branch in roots]
     while waiting:
-        lane, place, level, trunk, after = waiting.pop()
-        children = [child for child in lane.children if child.node.id in shown]
-        hidden = below[lane.node.id] if len(children) < len(lane.children) else 0
+        branch, place, level, trunk, after = waiting.pop()
+        children = [child for child in branch.children if child.node.id in shown]
+        hidden = below[branch.node.id] if len(children) < len(branch.children) else 0
         room = None if width is None else width - _GUIDE * level
-        own = place.add(_packed(_describe(book, lane, progress[lane.node.id], hidden, after=after), room))
+        own = place.add(_packed(_describe(book, branch, progress[branch.node.id], hidden, after=after), room))
         children.sort(key=lambda child: (-child.node.start, -child.node.id))
         # Before the tree branches, no line is moved: a trial of a hundred changes stays on the screen.
-        trunk = trunk and len(lane.children) == 1 and lane.children[0].node.start == lane.reach
+        trunk = trunk and len(branch.children) == 1 and branch.children[0].node.start == branch.reach
         cramped = not trunk and _GUIDE * (level + 1) > deepest
         inner = (place, level) if trunk or cramped else (own, level + 1)
         waiting += [(child, *inner, trunk, cramped) for child in children]
     notes = []
-    if len(shown) < len(lanes):
-        notes.append(f"... {count_of(len(lanes) - len(shown), 'node')} left out (--lines, --depth, --study)")
+    if len(shown) < len(branches):
+        notes.append(f"... {count_of(len(branches) - len(shown), 'node')} left out (--lines, --depth, --study)")
     if book.rejected:
         notes.append(f"{count_of(len(book.rejected), 'trial')} rejected by the space, of which nothing was trained")
     return Group(drawn, *map(Text, notes)) if notes else drawn
 
 
-def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[NodeId]:
+def _choose(branches: dict[NodeId, Branch], depth: int | None, lines: int) -> set[NodeId]:
     """What is shown: nearest the root first, then where most trials pass."""
-    queue = [(0, -lane.trials, lane.node.id) for lane in lanes.values() if lane.node.parent is None]
+    queue = [(0, -branch.trials, branch.node.id) for branch in branches.values() if branch.node.parent is None]
     heapq.heapify(queue)
     shown: set[NodeId] = set()
     while queue and len(shown) < lines:
         level, _, id = heapq.heappop(queue)
         shown.add(id)
         if depth is None or level + 1 < depth:
-            for child in lanes[id].children:
+            for child in branches[id].children:
                 heapq.heappush(queue, (level + 1, -child.trials, child.node.id))
     return shown
 
 
-def _describe(book: Book, lane: Lane, state: State, hidden: int, *, after: bool) -> list[Text]:
-    """Return the parts of a lane's line: with ``after``, its parent as well."""
-    node, metric, value = lane.node, book.metric, book.measured[lane.node.id].value
-    words = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{lane.reach:,}")]
+def _describe(book: Book, branch: Branch, state: State, hidden: int, *, after: bool) -> list[Text]:
+    """Return the parts of a branch's line: with ``after``, its parent as well."""
+    node, metric, value = branch.node, book.metric, book.measured[branch.node.id].value
+    words = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{branch.reach:,}")]
     if after and node.parent is not None:
         words.append(Text(f"after #{node.parent.id}", "dim"))
     if changed := changes(node):
@@ -164,7 +164,7 @@ def _describe(book: Book, lane: Lane, state: State, hidden: int, *, after: bool)
     if kept:
         more = f" and {len(kept) - 1:,} more" if len(kept) > 1 else ""
         words.append(Text(f"checkpoint at {max(kept):,}{more}"))
-    words.append(Text(count_of(lane.trials, "trial")))
+    words.append(Text(count_of(branch.trials, "trial")))
     if hidden:
         words.append(Text(f"(+ {count_of(hidden, 'node')} below)", "dim"))
     return words

@@ -47,7 +47,7 @@ def page(book: Book, saved: Savings, pictures: Mapping[Picture, tuple[bytes, byt
             # As images, in which no script would run.
             pictures={picture.name: (picture, *map(_as_url, files)) for picture, files in pictures.items()},
             tables=tables,
-            tree=frame(book) if book.lanes else None,
+            tree=frame(book) if book.branches else None,
         )
     )
 

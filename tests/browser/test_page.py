@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import hpstage
-from hpstage.accounting.lanes import lanes_of
+from hpstage.accounting.branches import branches_of
 from hpstage.cluster import local_cluster
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
@@ -76,7 +76,7 @@ def test_a_running_search_is_drawn_as_it_goes_on(
     page.wait_for_function("() => !window.said.at(-1).includes(' left')")
     assert any(re.search(r"trials over;.* about \d+ s left", text) for text in page.evaluate("() => window.said"))
     assert tree.ask("tree.size().trials") == len(result.study.trials)
-    asked = list(lanes_of(result.plan.trials))
+    asked = list(branches_of(result.plan.trials))
     assert tree.ask("tree.size().branches") == len(asked)
     tree.find(f"trial {result.best_trial.number}")
     tree.drawer.get_by_role("heading", name=f"Trial {result.best_trial.number}: complete").wait_for()

@@ -178,7 +178,7 @@ def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree
     rows = {int(node): row for node, row in tree.ask("tree.rows()").items()}
     shown = [layout.place[node] for node in rows]  # type: ignore[index]
     placed = layout.placed(shown)
-    assert {layout.branches[i].lane.node.id: row for i, row in placed.rows.items()} == rows
+    assert {layout.branches[i].branch.node.id: row for i, row in placed.rows.items()} == rows
     assert tree.ask("tree.size().rows") == placed.count
     assert layout.best <= set(shown)
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.accounting.lanes import lanes_of
+from hpstage.accounting.branches import branches_of
 from hpstage.accounting.savings import merged
 from hpstage.accounting.studies import StudyRow
 from hpstage.algos import SuccessiveHalving
@@ -337,15 +337,15 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
     folder, result = searched
     lines = told("tree", folder).splitlines()
     plan = result.plan
-    lanes = lanes_of(plan.trials)
-    asked = [lane.node for lane in lanes.values()]
+    branches = branches_of(plan.trials)
+    asked = [branch.node for branch in branches.values()]
     assert len(lines) == len(asked)
     by_id = {int(re.match(r"[│├└─ ]*#(\d+) ", line)[1]): line for line in lines}  # type: ignore[index]
     for node in asked:
         line = by_id[node.id]
         indent = line.index("#")
         assert (indent == 0) == (node.parent is None) or len(node.parent.children) == 1  # type: ignore[union-attr]
-        assert f"  {node.start}-{lanes[node.id].reach}  " in line
+        assert f"  {node.start}-{branches[node.id].reach}  " in line
         through = sum(node in [leg[0] for leg in t.path_to(t.asked)] for t in plan.trials.values())
         assert re.search(rf"  {through} trials?$", line)
         failed = any(failure.node == node.id for failure in plan.failures)
@@ -394,7 +394,9 @@ def test_each_line_of_a_tree_is_below_its_parent_or_names_it(store: Path) -> Non
         trial(2, {"a": s.piecewise({0: 0, 40: 3})}, 70),
     ]
     write_in(store, ask(trials))
-    parents = {id: lane.node.parent and lane.node.parent.id for id, lane in open_book(str(store)).lanes.items()}
+    parents = {
+        id: branch.node.parent and branch.node.parent.id for id, branch in open_book(str(store)).branches.items()
+    }
     above: list[tuple[int, int]] = []  # indents and nodes of the lines that this one may hang on
     seen, named = set(), 0
     for line in told("tree", store).splitlines():

@@ -67,11 +67,12 @@ Pieces = list[tuple[int, int, int, str]]
 
 
 def pieces_of(view: PlanView, study: StudyView) -> Pieces:
-    """Node, start, stop and state of each piece of the study's lanes: each is covered once from its start to reach."""
+    """Node, start, stop and state of each piece of the study's branches: each is covered once from its start to
+    reach."""
     ahead, found = running(view), []
-    for id, lane in study.lanes.items():
-        own = list(cut(view, study.name, lane, ahead.get(id)))
-        assert own[0][0] == lane.node.start and own[-1][1] == lane.reach
+    for id, branch in study.branches.items():
+        own = list(cut(view, study.name, branch, ahead.get(id)))
+        assert own[0][0] == branch.node.start and own[-1][1] == branch.reach
         assert all(stop == start for (_, stop, _), (start, _, _) in itertools.pairwise(own))
         found += [(id, *piece) for piece in own]
     assert Counter(state for *_, state in found) == +study.stages
@@ -191,7 +192,7 @@ def test_a_page_is_sent_nothing_where_nothing_has_changed_and_little_where_littl
     told = next(i for i in range(len(records) // 2, len(records)) if b"StateReached" in records[i])
     board.offer("plan", len(records) // 2, records[len(records) // 2 : told + 1])
     sent = feed.rows(0.0, 1.0)
-    assert sent is not None and 0 < len(sent.branches) < len(study.lanes) / 2
+    assert sent is not None and 0 < len(sent.branches) < len(study.branches) / 2
 
 
 def test_a_slow_page_is_sent_a_large_tree_a_little_at_a_time_parents_first() -> None:
@@ -248,7 +249,9 @@ def test_what_a_failure_puts_out_of_reach_is_failed() -> None:
     view, found = shown(board)
     pieces, page = pieces_of(view, found), anew(view, found)
     bad = {row.node for row in page.rows.branches.values() if row.label == "a 1 -> 7"}
-    lost = bad | {lane.node.id for lane in found.lanes.values() if lane.node.parent and lane.node.parent.id in bad}
+    lost = bad | {
+        branch.node.id for branch in found.branches.values() if branch.node.parent and branch.node.parent.id in bad
+    }
     assert len(bad) == 1 < len(lost)
     assert {(node, state) for node, _, _, state in pieces if node in lost} == {(node, "failed") for node in lost}
     assert {state for node, _, _, state in pieces if node not in lost} == {"done"}

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import hpstage
 from hpstage.accounting.account import new_account
-from hpstage.accounting.lanes import lanes_of
+from hpstage.accounting.branches import branches_of
 from hpstage.cli.status import Status, status_of
 from hpstage.cluster.dashboard import install
 from hpstage.cluster.dashboard.follower import HANDLER, Follower
@@ -133,7 +133,7 @@ def test_the_numbers_of_a_search_are_those_of_its_status(cluster: LocalCluster, 
     samples = scrape(cluster)
     check(samples, status(journal), "told")
     states = by(samples, "hpstage_stages", "state", study="told")
-    assert states == {"done": len(lanes_of(result.plan.trials))}
+    assert states == {"done": len(branches_of(result.plan.trials))}
     workers = by(samples, "hpstage_scheduler_workers", "state", scheduler=cluster.scheduler_address)
     assert workers == {"idle": 2}
 

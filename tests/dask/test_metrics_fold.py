@@ -91,7 +91,11 @@ class Study:
 
 def pieces_of(view: PlanView, study: StudyView) -> list[tuple[NodeId, str]]:
     ahead = running(view)
-    return [(id, state) for id, lane in study.lanes.items() for *_, state in cut(view, study.name, lane, ahead.get(id))]
+    return [
+        (id, state)
+        for id, branch in study.branches.items()
+        for *_, state in cut(view, study.name, branch, ahead.get(id))
+    ]
 
 
 def check_stages(view: PlanView) -> None:
@@ -114,8 +118,8 @@ def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
     rows = {row.study: row for row in study_rows(Book(account), view.is_driven)}
     for name, study in view.studies.items():
         book, totals, row = Book(account, name), study.totals, rows[name]
-        lanes = {id: (lane.reach, lane.trials) for id, lane in study.lanes.items()}
-        assert lanes == {id: (lane.reach, lane.trials) for id, lane in book.lanes.items()}
+        branches = {id: (branch.reach, branch.trials) for id, branch in study.branches.items()}
+        assert branches == {id: (branch.reach, branch.trials) for id, branch in book.branches.items()}
         reported = book.savings
         for what in ("steps_asked", "steps_unique", "steps_trained", "steps_wasted"):
             assert getattr(totals, what) == getattr(reported, what)
@@ -125,7 +129,7 @@ def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
         assert row.seconds_used == totals.worker_seconds
         reused = {node for node, state in pieces_of(view, study) if state == "reused"}
         assert reused <= {
-            id for id, lane in study.lanes.items() for *_, asker in view.first_askers(lane.node, 0, 10**9)
+            id for id, branch in study.branches.items() for *_, asker in view.first_askers(branch.node, 0, 10**9)
             if asker.study != name
         }  # fmt: skip
 
@@ -322,5 +326,5 @@ def test_a_study_that_is_heard_of_after_its_trial_was_asked_is_drawn_from_its_ro
         TargetAsked(trial.trial, 10),
     ]:
         view.fold_fact(fact)
-    lanes = view.studies["late"].lanes.values()
-    assert [(lane.node.start, lane.reach, lane.trials) for lane in lanes] == [(0, 5, 1), (5, 10, 1)]
+    branches = view.studies["late"].branches.values()
+    assert [(branch.node.start, branch.reach, branch.trials) for branch in branches] == [(0, 5, 1), (5, 10, 1)]

@@ -26,7 +26,7 @@ PURE = [
     "hpstage.execution.simulated",
     "hpstage.execution.inline",
     "hpstage.accounting.causes",
-    "hpstage.accounting.lanes",
+    "hpstage.accounting.branches",
 ]
 
 

@@ -27,12 +27,12 @@ def draw_beside_alone(book: Book) -> Figure:
     Colour ranks the best metric, of a trial or on a line of the tree and below it. The number of steps is the length of
     all lines together, whoever has trained them.
     """
-    if not book.lanes:
+    if not book.branches:
         return style.nothing("No trial was asked for: there is nothing to compare.")
     layout = lay_out(book)
     shown = layout.fitted(_ROWS)
     figure = style.blank(_HEIGHT, layout=None)
-    last = max(lane.reach for lane in book.lanes.values())
+    last = max(branch.reach for branch in book.branches.values())
     width = style.WIDTH - _LEFT - _BETWEEN - _RIGHT
     tree = width / 2  # wider by what is written beside its lines, so that a step is as long in both panels
     for _ in range(_TRIES):

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hpstage.accounting.book import Book
-from hpstage.accounting.lanes import Lane, foremost
+from hpstage.accounting.branches import Branch, foremost
 from hpstage.accounting.measured import Measured, can_be_drawn
 from hpstage.errors.text import count_of
 from hpstage.plan.facts import NodeId
@@ -29,16 +29,16 @@ _FAR = 10.0  # times the width of the common values
 @style.in_our_style
 def draw_metrics(book: Book) -> Figure:
     """Draw the first objective against the training step: each node once, with the best trial's path on top."""
-    metric, lanes, found = book.metric, book.lanes, book.measured
-    if metric is None or not lanes:
+    metric, branches, found = book.metric, book.branches, book.measured
+    if metric is None or not branches:
         return style.nothing("No trial was asked for: there are no curves.")
     best = None if book.best is None else book.trials[book.best]
     way = {} if best is None else {node.id: stop for node, _, stop in best.path_to(best.asked)}
-    shown = foremost(lanes, book.ranking, _MOST_ROWS, always=way)
+    shown = foremost(branches, book.ranking, _MOST_ROWS, always=way)
     drawn = curves(shown, found)
     if not drawn:
         return style.nothing(f"There is no finite value of {plain(metric)}.")
-    points = [(lane.node.id, step, value) for lane in shown for step, value in found[lane.node.id].points]
+    points = [(branch.node.id, step, value) for branch in shown for step, value in found[branch.node.id].points]
     figure, axes = style.figure(_HEIGHT)
     count = len(drawn)
     width, alpha = (0.9, 0.8) if count <= 60 else (0.6, 0.5) if count <= 300 else (0.4, 0.25)
@@ -82,8 +82,8 @@ def draw_metrics(book: Book) -> Figure:
     style.counts(axes.xaxis)
     style.label(axes, x="training step", y=plain(metric, 40))
     notes = [count_of(len(book.trials), "trial")]
-    if len(lanes) > len(shown):
-        notes.append(f"{count_of(len(lanes) - len(shown), 'node')} left out")
+    if len(branches) > len(shown):
+        notes.append(f"{count_of(len(branches) - len(shown), 'node')} left out")
     if outside:
         notes.append(f"{count_of(outside, 'value')} beyond the axis")
     if not_finite := _not_finite(shown, metric):
@@ -133,26 +133,26 @@ class Curve:
     trials: int
 
 
-def curves(shown: Sequence[Lane], found: dict[NodeId, Measured]) -> list[Curve]:
-    """Return a curve for each lane with measured values. ``shown``: parents before children, with all parents."""
+def curves(shown: Sequence[Branch], found: dict[NodeId, Measured]) -> list[Curve]:
+    """Return a curve for each branch with measured values. ``shown``: parents before children, with all parents."""
     tails: dict[NodeId, list[Point]] = {}  # of each node, the measured values of its line that its children may need
     drawn = []
-    for lane in shown:
-        node = lane.node
+    for branch in shown:
+        node = branch.node
         own: list[Point] = [(float(step), value) for step, value in found[node.id].points]
         inherited = [] if node.parent is None else tails[node.parent.id]
         before = [point for point in inherited if point[0] <= node.start][-1:]
         # A child may fork before the first measurement on its parent: then its curve starts at the grandparent's.
         tails[node.id] = [*before, *own]
         if own:
-            drawn.append(Curve(node.id, [*before, *own], lane.trials))
+            drawn.append(Curve(node.id, [*before, *own], branch.trials))
     return drawn
 
 
-def _not_finite(shown: Sequence[Lane], metric: str) -> int:
+def _not_finite(shown: Sequence[Branch], metric: str) -> int:
     return sum(
         state.metrics is not None and metric in state.metrics and not can_be_drawn(state.metrics[metric])
-        for lane in shown
-        for step, state in lane.node.states.items()
-        if step <= lane.reach
+        for branch in shown
+        for step, state in branch.node.states.items()
+        if step <= branch.reach
     )

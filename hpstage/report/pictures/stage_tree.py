@@ -41,7 +41,7 @@ def draw_stage_tree(book: Book) -> Figure:
     of trials that share the training. Of a tree of more rows than a page has, the lines with the most trials are drawn,
     and the best among equals; what is folded away is counted where it hangs.
     """
-    if not book.lanes:
+    if not book.branches:
         return style.nothing("No trial was asked for: there is no stage tree.")
     layout = lay_out(book)
     shown = layout.fitted(ROWS)
@@ -67,9 +67,9 @@ def draw_tree(axes: Axes, layout: Layout, shown: Placed, *, points: float, pitch
     """Draw the branches that are shown on axes that are ``points`` wide, with rows ``pitch`` points high."""
     style.tidy(axes)
     rows, branches = shown.rows, layout.branches
-    most = math.log(max(2, *(branches[i].lane.trials for i in rows)))
+    most = math.log(max(2, *(branches[i].branch.trials for i in rows)))
     thin = min(0.9, 0.12 * pitch)
-    widths = {i: thin * (1 + 2.8 * math.log(branches[i].lane.trials) / most) for i in rows}
+    widths = {i: thin * (1 + 2.8 * math.log(branches[i].branch.trials) / most) for i in rows}
     if path := layout.path(shown):
         x, y = zip(*path, strict=True)
         width = max(widths.values()) + 2.5
@@ -79,7 +79,7 @@ def draw_tree(axes: Axes, layout: Layout, shown: Placed, *, points: float, pitch
     tints = [colour_of(rank) for *_, rank in joins]
     axes.add_collection(LineCollection(ups, colors=tints, linewidths=0.6 * thin, zorder=2))
     lines: list[Segment] = [
-        ((branches[i].lane.node.start, row), (branches[i].lane.reach, row)) for i, row in rows.items()
+        ((branches[i].branch.node.start, row), (branches[i].branch.reach, row)) for i, row in rows.items()
     ]
     colours = [colour_of(branches[i].rank) for i in rows]
     axes.add_collection(LineCollection(lines, colors=colours, linewidths=[*widths.values()], zorder=3, capstyle="butt"))
@@ -109,7 +109,7 @@ def legend_of(layout: Layout, shown: Placed) -> list[Line2D]:
 
 def _write(axes: Axes, layout: Layout, shown: Placed, widths: Mapping[int, float], points: float, size: float) -> None:
     written = write(layout, shown, points, size)
-    last = max(branch.lane.reach for branch in layout.branches)
+    last = max(laid.branch.reach for laid in layout.branches)
     axes.set_xlim(0.0, written.end)
     axes.set_xticks([at for at in axes.xaxis.get_major_locator().tick_values(0, last) if 0 <= at <= last])
     axes.spines["bottom"].set_bounds(0, last)

@@ -23,26 +23,26 @@ from hpstage.report.tree.rows import (
 
 def rows_of(book: Book) -> Rows:
     """Return all rows of a book's tree."""
-    account, lanes = book.account, book.lanes
-    plan, told = account.plan, states(account, lanes)
-    place = {id: i for i, id in enumerate(lanes)}  # parents before children
+    account, branches = book.account, book.branches
+    plan, told = account.plan, states(account, branches)
+    place = {id: i for i, id in enumerate(branches)}  # parents before children
     rows = Rows()
     best = max if book.maximize else min
-    for id, lane in lanes.items():
-        node = lane.node
+    for id, branch in branches.items():
+        node = branch.node
         points = book.measured[id].points
         rows.branches[place[id]] = BranchRow(
             node.id,
             ROOT if node.parent is None else place[node.parent.id],
             node.start,
-            lane.reach,
-            min(lane.reach, account.front(id) or node.start),
-            lane.trials,
+            branch.reach,
+            min(branch.reach, account.front(id) or node.start),
+            branch.trials,
             finite(best(value for _, value in points)) if points else None,
             told[id],
             changes(node),
             kept_state(node.states),
-            values_of(node, lane.reach),
+            values_of(node, branch.reach),
         )
     for i, (name, trial) in enumerate(book.trials.items()):
         ended, proposed = plan.ended.get(name), plan.searches.proposed.get(name)

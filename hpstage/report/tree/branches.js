@@ -50,7 +50,7 @@ function derive() {
   }
   for (let i = 0; i < n; i++) children(B.parent[i]).push(i)
   merits = best.map((value) => value == null ? -Infinity : head.maximize ? value : -value)
-  // The latest to part is next to its parent, so that no connector crosses a line: as in hpstage/report/lanes.py.
+  // The latest to diverge is next to its parent, so that no connector crosses a line: as in hpstage/accounting/branches.py.
   for (const own of kids) if (own.length > 1) own.sort(by((i) => -B.x[i], (i) => B.trials[i], (i) => B.node[i]))
   order = []
   at = new Int32Array(n)

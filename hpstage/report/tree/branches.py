@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from hpstage.accounting.accounting import Accounting
-from hpstage.accounting.lanes import Lane
+from hpstage.accounting.branches import Branch
 from hpstage.errors.text import clean, shortened
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
@@ -43,8 +43,8 @@ def _value(value: object) -> str:
     return shortened(clean(value) if isinstance(value, str) else value, _VALUE)
 
 
-def states(account: Accounting, lanes: Mapping[NodeId, Lane]) -> dict[NodeId, State]:
-    """Return the state of each lane."""
+def states(account: Accounting, branches: Mapping[NodeId, Branch]) -> dict[NodeId, State]:
+    """Return the state of each branch."""
     plan = account.plan
     found: dict[NodeId, State] = {}
     for wanted in plan.open_targets.wanted():
@@ -58,8 +58,8 @@ def states(account: Accounting, lanes: Mapping[NodeId, Lane]) -> dict[NodeId, St
     for failure in account.failures():
         found[failure.node] = "failed"
     told: dict[NodeId, State] = {}
-    for id, lane in lanes.items():
+    for id, branch in branches.items():
         state = found.get(id, "dropped")
-        over = state in ("waiting", "dropped") and account.front(id) >= lane.reach
+        over = state in ("waiting", "dropped") and account.front(id) >= branch.reach
         told[id] = "done" if over else state
     return told

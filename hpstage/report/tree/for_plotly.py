@@ -10,7 +10,7 @@ from hpstage.errors.text import count_of, shortened
 from hpstage.report.names import plain, trial_name
 from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED
 from hpstage.report.tree.labels import Written, listed, write
-from hpstage.report.tree.layout import Branch, Layout, Placed, lay_out
+from hpstage.report.tree.layout import LaidBranch, Layout, Placed, lay_out
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -78,11 +78,11 @@ def _lines(layout: Layout, shown: Placed) -> list[dict[str, Any]]:
     for step, top, bottom, rank in layout.joins(shown):
         found.append(_line((step, step), (top, bottom), _colour(palette, rank), 1))
     branches = layout.branches
-    most = math.log(max(2, *(branches[i].lane.trials for i in shown.rows)))
+    most = math.log(max(2, *(branches[i].branch.trials for i in shown.rows)))
     for i, row in shown.rows.items():
-        lane = branches[i].lane
-        width = 1.5 + 4.5 * math.log(lane.trials) / most
-        found.append(_line((lane.node.start, lane.reach), (row, row), _colour(palette, branches[i].rank), width))
+        branch = branches[i].branch
+        width = 1.5 + 4.5 * math.log(branch.trials) / most
+        found.append(_line((branch.node.start, branch.reach), (row, row), _colour(palette, branches[i].rank), width))
     return found
 
 
@@ -95,13 +95,13 @@ def _dots(layout: Layout, shown: Placed) -> dict[str, Any]:
     book, metric = layout.book, _plain(layout.book.metric or "")
     x, y, colours, texts = [], [], [], []
     for i, row in shown.rows.items():
-        branch = layout.branches[i]
+        laid = layout.branches[i]
         names = _trials(layout, i)
-        for step, value in book.measured[branch.lane.node.id].points:
+        for step, value in book.measured[laid.branch.node.id].points:
             x.append(step)
             y.append(row)
-            colours.append(branch.rank)
-            texts.append(_told(branch, names, metric, step, value))
+            colours.append(laid.rank)
+            texts.append(_label(laid, names, metric, step, value))
     ticks = layout.ticks()
     return {
         "x": x,
@@ -132,9 +132,9 @@ def _trials(layout: Layout, i: int) -> str:
     return listed([trial_name(layout.book, id) for id, leaf in layout.leaves.items() if leaf in inside], _NAMED)
 
 
-def _told(branch: Branch, trials: str, metric: str, step: int, value: float) -> str:
+def _label(laid: LaidBranch, trials: str, metric: str, step: int, value: float) -> str:
     """Return the text of a dot: the value, the trials, and the hyperparameters of the last step before it."""
-    values = branch.lane.node.hyperparameters(max(branch.lane.node.start, step - 1))
+    values = laid.branch.node.hyperparameters(max(laid.branch.node.start, step - 1))
     lines = [f"{_plain(name)} {_plain(shortened(own))}" for name, own in sorted(values.items())]
     return "<br>".join([f"step {step:,}: {metric} {value:.6g}", _plain(trials), *lines])
 

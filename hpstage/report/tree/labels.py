@@ -49,9 +49,9 @@ def write(layout: Layout, shown: Placed, width: float, size: float) -> Written:
     branches = layout.branches
     labels: dict[int, list[tuple[int, int, str]]] = {row: [] for row in range(shown.count)}
     for i, row in shown.rows.items():
-        labels[row].append((i, branches[i].lane.node.start, plain(branches[i].label, 200)))
+        labels[row].append((i, branches[i].branch.node.start, plain(branches[i].label, 200)))
     ends = {row: (step, _cut(text, _MOST * width, size)) for step, row, text in _ends(layout, shown)}
-    end = float(max(branch.lane.reach for branch in branches))
+    end = float(max(laid.branch.reach for laid in branches))
     for _ in range(_TRIES):
         notes, beyond = _place(labels, ends, width, end, size)
         if beyond <= 0:
@@ -113,9 +113,9 @@ def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
         if i in folded and i not in stubs:
             parts.append(_folded(folded[i]))
         if parts and i not in continued:
-            found.append((branches[i].lane.reach, row, "  ".join(parts)))
+            found.append((branches[i].branch.reach, row, "  ".join(parts)))
     for stub in shown.stubs:
-        start = 0 if stub.branch == ROOT else branches[stub.branch].lane.node.start
+        start = 0 if stub.branch == ROOT else branches[stub.branch].branch.node.start
         found.append((start, stub.row, _folded(stub.folded)))
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpstage.accounting.book import Book
-from hpstage.accounting.lanes import Lane, foremost, rows
+from hpstage.accounting.branches import Branch, foremost, rows
 from hpstage.accounting.measured import merit
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.report.tree.branches import State, changes, states
@@ -19,10 +19,10 @@ ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    """A lane in depth-first order: its descendants are the branches up to, not including, ``stop``."""
+class LaidBranch:
+    """A branch in the layout, in depth-first order: its descendants are those up to, not including, ``stop``."""
 
-    lane: Lane
+    branch: Branch
     parent: int
     stop: int
     label: str
@@ -63,14 +63,14 @@ class Layout:
     """The whole tree of a book's trials, laid out."""
 
     book: Book
-    branches: list[Branch]
+    branches: list[LaidBranch]
     leaves: dict[TrialId, int]
     """The index of the branch on which each trial ends."""
 
     @cached_property
     def place(self) -> dict[NodeId, int]:
         """The index of each node's branch."""
-        return {branch.lane.node.id: i for i, branch in enumerate(self.branches)}
+        return {laid.branch.node.id: i for i, laid in enumerate(self.branches)}
 
     @cached_property
     def best(self) -> set[int]:
@@ -85,7 +85,7 @@ class Layout:
     def scale(self) -> dict[float, float]:
         """The value of the metric that has each rank."""
         measured = self.book.measured
-        found = ((branch.rank, measured[branch.lane.node.id].value) for branch in self.branches)
+        found = ((laid.rank, measured[laid.branch.node.id].value) for laid in self.branches)
         return {rank: value for rank, value in found if rank is not None and value is not None}
 
     def ticks(self, most: int = 5) -> dict[float, float]:
@@ -106,12 +106,12 @@ class Layout:
         """Return step, row above, row below and rank of what connects branches to their parents, the best last."""
         found: list[tuple[int, int, int, float | None]] = []
         for i, row in shown.rows.items():
-            branch = self.branches[i]
-            if branch.parent != ROOT and shown.rows[branch.parent] != row:
-                found.append((branch.lane.node.start, shown.rows[branch.parent], row, branch.rank))
+            laid = self.branches[i]
+            if laid.parent != ROOT and shown.rows[laid.parent] != row:
+                found.append((laid.branch.node.start, shown.rows[laid.parent], row, laid.rank))
         found.sort(key=lambda join: join[3] or 0.0)
         stubs = [stub for stub in shown.stubs if stub.branch != ROOT]
-        starts = [self.branches[stub.branch].lane.node.start for stub in stubs]
+        starts = [self.branches[stub.branch].branch.node.start for stub in stubs]
         return [
             *((at, shown.rows[stub.branch], stub.row, None) for at, stub in zip(starts, stubs, strict=True)),
             *found,
@@ -123,15 +123,15 @@ class Layout:
         for failure in self.book.account.failures():
             i = self.place.get(failure.node)
             if i is not None and i in shown.rows:
-                found[i] = min(found.get(i, self.branches[i].lane.reach), failure.step)
+                found[i] = min(found.get(i, self.branches[i].branch.reach), failure.step)
         return [(step, shown.rows[i]) for i, step in found.items()]
 
     def unfolded(self, most: int = ROWS) -> set[int]:
         """Return the branches that fit into ``most`` rows: those of most trials, and the best among equals. The best
         trial's path is always among them, and every branch's parent."""
         book = self.book
-        always = [self.branches[i].lane.node.id for i in self.best]
-        return {self.place[lane.node.id] for lane in foremost(book.lanes, book.ranking, most, always=always)}
+        always = [self.branches[i].branch.node.id for i in self.best]
+        return {self.place[branch.node.id] for branch in foremost(book.branches, book.ranking, most, always=always)}
 
     def fitted(self, most: int = ROWS) -> Placed:
         """Return the rows of what is unfolded where ``most`` rows are all there is, those of stubs included."""
@@ -150,13 +150,13 @@ class Layout:
         found: dict[int, Folded] = {}
         i = 0
         while i < len(self.branches):
-            branch = self.branches[i]
+            laid = self.branches[i]
             if i in there:
                 i += 1
                 continue
-            before = found.get(branch.parent, Folded(0, 0))
-            found[branch.parent] = Folded(before.nodes + branch.stop - i, before.trials + branch.lane.trials)
-            i = branch.stop
+            before = found.get(laid.parent, Folded(0, 0))
+            found[laid.parent] = Folded(before.nodes + laid.stop - i, before.trials + laid.branch.trials)
+            i = laid.stop
         return found
 
     def placed(self, shown: Iterable[int]) -> Placed:
@@ -177,11 +177,11 @@ class Layout:
                 count += 1
 
         for i in sorted(there):
-            branch = self.branches[i]
+            laid = self.branches[i]
             while waiting and self.branches[waiting[-1]].stop <= i:
                 close(waiting.pop())
             continues = (
-                last != ROOT and branch.parent == last and branch.lane.node.start == self.branches[last].lane.reach
+                last != ROOT and laid.parent == last and laid.branch.node.start == self.branches[last].branch.reach
             )
             count += not continues
             found[i] = count - 1
@@ -194,25 +194,25 @@ class Layout:
 
 def lay_out(book: Book) -> Layout:
     """Lay out the tree of a book's trials. O(n log n)."""
-    lanes = book.lanes
-    found = list(rows(lanes.values()))  # in depth-first order
+    branches = book.branches
+    found = list(rows(branches.values()))  # in depth-first order
     place = {id: i for i, id in enumerate(found)}
     stops = list(range(1, len(place) + 1))
-    parents = [ROOT if (node := lanes[id].node).parent is None else place[node.parent.id] for id in found]
+    parents = [ROOT if (node := branches[id].node).parent is None else place[node.parent.id] for id in found]
     for i in reversed(range(len(parents))):
         if parents[i] != ROOT:
             stops[parents[i]] = max(stops[parents[i]], stops[i])
-    told, ranks = states(book.account, lanes), _ranks(book)
-    branches = [
-        Branch(lanes[id], parents[i], stops[i], changes(lanes[id].node), told[id], ranks.get(id))
+    progress, ranks = states(book.account, branches), _ranks(book)
+    laid = [
+        LaidBranch(branches[id], parents[i], stops[i], changes(branches[id].node), progress[id], ranks.get(id))
         for i, id in enumerate(found)
     ]
     leaves = {id: place[trial.node_at(trial.asked).id] for id, trial in book.trials.items() if trial.asked}
-    return Layout(book, branches, leaves)
+    return Layout(book, laid, leaves)
 
 
 def _ranks(book: Book) -> dict[NodeId, float]:
-    """Rank the lanes by the best value on them or below: equal values have the same rank."""
+    """Rank the branches by the best value on them or below: equal values have the same rank."""
     values = {
         id: merit(its.value, maximize=book.maximize) for id, its in book.measured.items() if its.value is not None
     }

@@ -19,7 +19,7 @@ _CHARACTERS = 2_000_000  # in all
 
 def logs_of(book: Book) -> dict[int, LogRow]:
     """Return the rows of the branches that have logged or printed anything, by the index of the branch: its place among
-    ``book.lanes``."""
+    ``book.branches``."""
     found: dict[int, LogRow] = {}
     plan, checkpoints = book.account.plan, book.checkpoints
     if checkpoints is None:
@@ -29,7 +29,7 @@ def logs_of(book: Book) -> dict[int, LogRow]:
     except CheckpointError:
         return found  # a report is of the journal; it may be read where its checkpoints cannot
     broken_off, spent, read = broken_off_steps(plan), 0, 0
-    nodes = [(lane.node, lane.trials) for lane in book.lanes.values()] if there else []
+    nodes = [(branch.node, branch.trials) for branch in book.branches.values()] if there else []
     for index in sorted(range(len(nodes)), key=lambda i: (nodes[i][0].id not in broken_off, -nodes[i][1], i)):
         node = nodes[index][0]
         keys = [key for key in node_log_keys(plan, node, broken_off.get(node.id, ())) if key in there]

@@ -36,8 +36,8 @@ Values = dict[str, Any]
 
 
 class BranchRow(msgspec.Struct, array_like=True):
-    """A lane of the tree. ``front``: the step up to which it is trained; ``value``: the best metric on it; ``values``:
-    its hyperparameters that differ from the parent's or vary; ``kept``: its last kept state."""
+    """A branch of the tree. ``front``: the step up to which it is trained; ``value``: the best metric on it;
+    ``values``: its hyperparameters that differ from the parent's or vary; ``kept``: its last kept state."""
 
     node: int
     parent: int

@@ -208,7 +208,7 @@ def gangs(to: Recording) -> None:
 
 def bundles(to: Recording) -> None:
     times = StepTimes(((1, 1.0), (3, 1.5)))
-    to.simulate(workers=SimulatedCluster(2, lanes=3), simulated={"step_times": times}, n_trials=12)
+    to.simulate(workers=SimulatedCluster(2, slots=3), simulated={"step_times": times}, n_trials=12)
 
 
 def audits(to: Recording) -> None:

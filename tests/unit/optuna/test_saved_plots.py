@@ -92,7 +92,7 @@ def test_the_dashboard_serves_the_tree_with_a_line_for_each_branch_and_a_dot_for
     assert sorted(zip(found["x"], told, strict=True)) == sorted(measured)
     layout = lay_out(open_book(result))
     placed = layout.fitted()
-    ends = [(b.lane.node.start, b.lane.reach, placed.rows[i]) for i, b in enumerate(layout.branches)]
+    ends = [(b.branch.node.start, b.branch.reach, placed.rows[i]) for i, b in enumerate(layout.branches)]
     lines = [(*trace["x"], trace["y"][0]) for trace in plot["data"] if trace["mode"] == "lines"]
     assert set(ends) <= set(lines)
 

@@ -23,9 +23,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.accounting.account import Account
 from hpstage.accounting.book import Book, open_book
+from hpstage.accounting.branches import branches_of
 from hpstage.accounting.causes import causes_of
 from hpstage.accounting.history import moments
-from hpstage.accounting.lanes import lanes_of
 from hpstage.accounting.measured import measured
 from hpstage.accounting.payments import Charge, Waste
 from hpstage.accounting.savings import merged
@@ -137,7 +137,7 @@ def test_the_stage_tree_tells_of_its_trials_of_what_parts_them_and_of_the_best(
 ) -> None:
     result, book = searched
     said = texts(draw_stage_tree(book))
-    nodes = len(lanes_of(book.trials))
+    nodes = len(branches_of(book.trials))
     assert f"24 trials in {nodes} nodes (the wider, the more trials)" in said
     assert f"best: trial {result.best_trial.number}" in said
     assert "value\nbest from here on, by rank" in said and "training step" in said
@@ -156,7 +156,7 @@ def test_a_line_is_drawn_for_each_unfolded_branch_in_the_interactive_trees_place
     [lines] = [c for c in draw_stage_tree(book).axes[0].collections if isinstance(c, LineCollection) and c.zorder == 3]
     placed = layout.fitted()
     assert [segment.tolist() for segment in lines.get_segments()] == [
-        [[layout.branches[i].lane.node.start, row], [layout.branches[i].lane.reach, row]]
+        [[layout.branches[i].branch.node.start, row], [layout.branches[i].branch.reach, row]]
         for i, row in placed.rows.items()
     ]
     for colour, i in zip(lines.get_colors(), placed.rows, strict=True):
@@ -170,7 +170,7 @@ def test_a_tree_of_500_trials_is_folded_to_a_page_and_tells_how_many_are_left_ou
     [drawn] = [c for c in figure.axes[0].collections if isinstance(c, LineCollection) and c.zorder == 3]
     folded = [re.fullmatch(r"\+ ([\d,]+) nodes?, ([\d,]+) trials?", text) for text in texts(figure)]
     left = sum(int(found[1].replace(",", "")) for found in folded if found)
-    assert left == len(book.lanes) - len(drawn.get_segments()) > 300
+    assert left == len(book.branches) - len(drawn.get_segments()) > 300
     rows = {text.xy[1] for text in figure.findobj(Annotation)}
     assert len(rows) <= ROWS
     assert f"best: trial {result.best_trial.number}" in texts(figure)
@@ -192,8 +192,8 @@ def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_wer
     [band] = axes.lines
     best = book.trials[book.best]
     assert [*band.get_xdata()] == [at for _, start, stop in best.path_to(best.asked) for at in (start, stop)]
-    [lanes] = [c for c in axes.collections if isinstance(c, LineCollection) and c.zorder == 3]
-    ends = {tuple(point) for segment in lanes.get_segments() for point in segment}
+    [branches] = [c for c in axes.collections if isinstance(c, LineCollection) and c.zorder == 3]
+    ends = {tuple(point) for segment in branches.get_segments() for point in segment}
     assert {tuple(band.get_xydata()[0]), tuple(band.get_xydata()[-1])} <= ends
 
 
@@ -402,9 +402,9 @@ def test_each_node_is_drawn_once_and_begins_where_its_line_was_measured_last(
     searched: tuple[hpstage.Result, Book],
 ) -> None:
     _, book = searched
-    lanes = lanes_of(book.trials)
-    found = measured(lanes, "value", maximize=True)
-    drawn = curves(list(lanes.values()), found)
+    branches = branches_of(book.trials)
+    found = measured(branches, "value", maximize=True)
+    drawn = curves(list(branches.values()), found)
     assert sorted(curve.node for curve in drawn) == sorted(id for id, at in found.items() if at.points)
     whole = {  # by each trial alone: all that was measured on its way
         tuple(
@@ -432,8 +432,8 @@ def test_values_that_diverged_are_left_out_of_the_axis_and_counted() -> None:
     book = open_book(journal)
     values = [
         state.metrics["value"]
-        for lane in lanes_of(book.trials).values()
-        for state in lane.node.states.values()
+        for branch in branches_of(book.trials).values()
+        for state in branch.node.states.values()
         if state.metrics is not None
     ]
     figure = draw_metrics(book)

@@ -33,9 +33,9 @@ def test_descendants_follow_a_branch_and_every_trials_path_is_connected(values: 
     layout = laid_out(values)
     branches = layout.branches
     for i, branch in enumerate(branches):
-        inside = {j for j in range(len(branches)) if branches[i].lane.node in branches[j].lane.node.ancestry()}
+        inside = {j for j in range(len(branches)) if branches[i].branch.node in branches[j].branch.node.ancestry()}
         assert inside == set(range(i, branch.stop))
-        parent = branch.lane.node.parent
+        parent = branch.branch.node.parent
         assert branch.parent == (ROOT if parent is None else layout.place[parent.id])
     for id, leaf in layout.leaves.items():
         path = [layout.place[node.id] for node in layout.book.trials[id].last.ancestry()]
@@ -55,7 +55,9 @@ def test_what_is_folded_and_what_is_shown_are_all_nodes_and_no_line_overlaps_ano
     assert ending + sum(count.trials for count in folded.values()) == len(values)
     placed = layout.placed(shown)
     drawn = sorted(
-        (row, lane.node.start, lane.reach) for i, row in placed.rows.items() for lane in [layout.branches[i].lane]
+        (row, branch.node.start, branch.reach)
+        for i, row in placed.rows.items()
+        for branch in [layout.branches[i].branch]
     )
     assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(drawn))
     own = {stub.row for stub in placed.stubs}
@@ -80,7 +82,7 @@ def test_the_best_trials_path_is_unfolded_however_few_rows_there_are() -> None:
 
 def test_branches_rank_by_the_best_result_on_them_or_below_and_equal_results_rank_equally() -> None:
     layout = lay_out(open_book(search(n_trials=40)))
-    found = {layout.book.measured[b.lane.node.id].value: b.rank for b in layout.branches if b.rank is not None}
+    found = {layout.book.measured[b.branch.node.id].value: b.rank for b in layout.branches if b.rank is not None}
     order = sorted(found, key=lambda value: value or 0.0, reverse=not layout.book.maximize)
     assert [found[value] for value in order] == sorted(found.values()) and {0.0, 1.0} < set(found.values())
 

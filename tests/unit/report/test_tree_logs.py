@@ -79,15 +79,15 @@ def run(*arguments: str | Path) -> str:
 
 def test_each_branch_has_its_part_of_the_curves_and_of_the_output(store: Path) -> None:
     book = open_book(store)
-    rows, lanes = log_rows.logs_of(book), list(book.lanes.values())
-    assert sorted(rows) == list(range(len(lanes)))
+    rows, branches = log_rows.logs_of(book), list(book.branches.values())
+    assert sorted(rows) == list(range(len(branches)))
     for index, row in rows.items():
-        lane = lanes[index]
+        branch = branches[index]
         steps = [step for step, _ in row.curves[plain(HOSTILE, 80)]]
-        assert (steps[0], steps[-1]) == (lane.node.start, lane.reach - 1)
+        assert (steps[0], steps[-1]) == (branch.node.start, branch.reach - 1)
         assert len(steps) <= 24
         assert all(value == 1.0 for _, value in row.curves["sometimes"])
-        assert row.output.count(HOSTILE) == lane.reach - lane.node.start or len(row.output) == 4000
+        assert row.output.count(HOSTILE) == branch.reach - branch.node.start or len(row.output) == 4000
 
 
 def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:

@@ -1,4 +1,4 @@
-"""The lanes of a stage tree: which are shown, on which rows they lie, and what was measured on them."""
+"""The branches of a stage tree: which are shown, on which rows they lie, and what was measured on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from hpstage import schedule as s
 from hpstage.accounting.book import open_book
-from hpstage.accounting.lanes import foremost, lanes_of, ranking, rows
+from hpstage.accounting.branches import branches_of, foremost, ranking, rows
 from hpstage.accounting.measured import measured, merit
 from hpstage.accounting.savings import merged
 from hpstage.execution.simulated import SimulatedExecutor
@@ -26,16 +26,16 @@ def searched() -> Result:
 
 def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(searched: Result) -> None:
     result, book = searched, open_book(searched)
-    lanes = lanes_of(book.trials)
-    assert sum(lane.reach - lane.node.start for lane in lanes.values()) == merged(result.plan).steps_unique
-    found = rows(lanes.values())
-    for lane in lanes.values():
-        beside = [other for id, other in lanes.items() if found[id] == found[lane.node.id] and other is not lane]
-        assert all(other.reach <= lane.node.start or lane.reach <= other.node.start for other in beside)
-        if lane.node.parent is None:
+    branches = branches_of(book.trials)
+    assert sum(branch.reach - branch.node.start for branch in branches.values()) == merged(result.plan).steps_unique
+    found = rows(branches.values())
+    for branch in branches.values():
+        beside = [other for id, other in branches.items() if found[id] == found[branch.node.id] and other is not branch]
+        assert all(other.reach <= branch.node.start or branch.reach <= other.node.start for other in beside)
+        if branch.node.parent is None:
             continue
-        top, x = found[lane.node.parent.id], lane.node.start
-        between = [other for id, other in lanes.items() if top < found[id] < found[lane.node.id]]
+        top, x = found[branch.node.parent.id], branch.node.start
+        between = [other for id, other in branches.items() if top < found[id] < found[branch.node.id]]
         assert not any(other.node.start < x <= other.reach for other in between)
 
 
@@ -44,36 +44,36 @@ def test_lanes_are_as_long_as_the_distinct_steps_and_count_each_of_their_trials_
     trials = [trial(i, {"a": s.piecewise({0: 1, 4: i // 2})}, 8) for i in range(4)]
     run.run(trials, [8, 6, 5, 8])
     planned = open_book(run.journal).trials
-    lanes = lanes_of(planned)
+    branches = branches_of(planned)
     through = [node.id for each in planned.values() for node, _, _ in each.path_to(each.asked)]
-    assert {id: lane.trials for id, lane in lanes.items()} == {id: through.count(id) for id in through}
-    assert sum(lane.reach - lane.node.start for lane in lanes.values()) == merged(run.plan).steps_unique
+    assert {id: branch.trials for id, branch in branches.items()} == {id: through.count(id) for id in through}
+    assert sum(branch.reach - branch.node.start for branch in branches.values()) == merged(run.plan).steps_unique
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 1000])
 def test_the_foremost_lanes_fill_the_rows_and_hang_together_and_what_must_be_there_is(most: int) -> None:
-    lanes = lanes_of(open_book(search(n_trials=40)).trials)
-    [*_, last] = lanes
+    branches = branches_of(open_book(search(n_trials=40)).trials)
+    [*_, last] = branches
     for always in ([], [last]):
-        shown = foremost(lanes, ranking(lanes.values(), lambda lane: 0.0), most, always=always)
-        ids = {lane.node.id for lane in shown}
-        assert all(lane.node.parent is None or lane.node.parent.id in ids for lane in shown)
+        shown = foremost(branches, ranking(branches.values(), lambda branch: 0.0), most, always=always)
+        ids = {branch.node.id for branch in shown}
+        assert all(branch.node.parent is None or branch.node.parent.id in ids for branch in shown)
         assert set(always) <= ids
         count = 1 + max(rows(shown).values())
-        needed = len(lanes[last].node.ancestry()) if always else 0
-        assert count == min(most, 1 + max(rows(lanes.values()).values())) or count <= max(most, needed)
-        left = [lane.trials for id, lane in lanes.items() if id not in ids]
+        needed = len(branches[last].node.ancestry()) if always else 0
+        assert count == min(most, 1 + max(rows(branches.values()).values())) or count <= max(most, needed)
+        left = [branch.trials for id, branch in branches.items() if id not in ids]
         if left and not always:
-            assert count == most and max(left) <= min(lane.trials for lane in shown)
+            assert count == most and max(left) <= min(branch.trials for branch in shown)
 
 
 def test_the_value_of_a_lane_is_the_best_that_was_measured_on_it_or_below_it(
     searched: Result,
 ) -> None:
     book = open_book(searched)
-    lanes = lanes_of(book.trials)
-    found = measured(lanes, "value", maximize=True)
-    for id, lane in lanes.items():
+    branches = branches_of(book.trials)
+    found = measured(branches, "value", maximize=True)
+    for id, branch in branches.items():
         through = [
             trial for trial in book.trials.values() if any(node.id == id for node, _, _ in trial.path_to(trial.asked))
         ]
@@ -82,7 +82,7 @@ def test_the_value_of_a_lane_is_the_best_that_was_measured_on_it_or_below_it(
             for trial in through
             for node, start, stop in trial.path_to(trial.asked)
             for step, state in node.states.items()
-            if start < step <= stop and step > lane.node.start and state.metrics is not None
+            if start < step <= stop and step > branch.node.start and state.metrics is not None
         }
         assert found[id].value == max(states.values(), default=None)
     assert merit(None, maximize=True) < merit(-1e9, maximize=True) < merit(-1e9, maximize=False)
@@ -94,5 +94,5 @@ def test_what_another_study_measured_farther_on_a_line_is_not_the_books() -> Non
     run.run([one], [8])
     run.run([two], [4])
     for study, steps_measured in (("one", [4, 8]), ("two", [4])):
-        [found] = measured(lanes_of(open_book(run.journal, study).trials), "value", maximize=True).values()
+        [found] = measured(branches_of(open_book(run.journal, study).trials), "value", maximize=True).values()
         assert [step for step, _ in found.points] == steps_measured

@@ -1,0 +1,131 @@
+"""Layout of the stage tree in rows: its branches and their positions. Pure.
+
+Used by the report's pictures and by the page on Dask's dashboard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import TypeVar
+
+from hpstage.plan.facts import NodeId, TrialId
+from hpstage.plan.nodes import Node, PlannedTrial
+
+
+@dataclass(slots=True)
+class Branch:
+    """The part of a node that is used by some trials, ``trials`` of them."""
+
+    node: Node
+    reach: int
+    trials: int = 0
+    children: list[Branch] = field(default_factory=list)
+
+
+_Branch = TypeVar("_Branch", bound=Branch)
+
+
+def branches_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Branch]:
+    """Return the branches of the trials' tree up to the steps asked for, parents before children."""
+    branches: dict[NodeId, Branch] = {}
+    for trial in trials.values():
+        extend(branches, trial, 0, trial.asked, _new)
+    return branches
+
+
+def _new(node: Node) -> Branch:
+    return Branch(node, node.start)
+
+
+def extend(
+    branches: dict[NodeId, _Branch], trial: PlannedTrial, before: int, step: int, new: Callable[[Node], _Branch]
+) -> list[_Branch]:
+    """Extend the branches of a trial from ``before`` to ``step`` and return the new branches.
+
+    Args:
+        new: creates the branch of a node of which nothing has been asked for yet.
+    """
+    found = []
+    for node, start, stop in trial.path_to(step):
+        branch = branches.get(node.id)
+        if branch is not None and stop <= before:
+            continue
+        if branch is None:
+            branch = branches[node.id] = new(node)
+            if node.parent is not None:
+                branches[node.parent.id].children.append(branch)
+            found.append(branch)
+        if stop > branch.reach:
+            branch.reach = stop
+        branch.trials += start >= before or branch.trials == 0
+    return found
+
+
+def rows(branches: Collection[_Branch]) -> dict[NodeId, int]:
+    """Assign each branch a row, from top to bottom. The parent of every branch must be among the branches.
+
+    The children of a branch are below it, the latest to fork first, so that no connector crosses a line. A child that
+    starts where its parent's branch ends takes over its row.
+    """
+    children: dict[NodeId | None, list[_Branch]] = {}
+    for branch in branches:
+        children.setdefault(None if branch.node.parent is None else branch.node.parent.id, []).append(branch)
+    found: dict[NodeId, int] = {}
+    waiting = sorted(children.get(None, ()), key=lambda branch: -branch.node.id)
+    row, last = -1, None
+    while waiting:
+        branch = waiting.pop()
+        node = branch.node
+        if last is None or node.parent is not last.node or node.start != last.reach:
+            row += 1
+        found[node.id] = row
+        below = children.get(node.id, ())
+        waiting += sorted(below, key=lambda child: (child.node.start, -child.trials, -child.node.id))
+        last = branch
+    return found
+
+
+def ranking(branches: Iterable[Branch], merit: Callable[[Branch], float]) -> list[Branch]:
+    """Return the branches ranked by number of trials, then by merit. Parents come before their children, since they
+    have at least as many trials and the smaller id.
+
+    Args:
+        merit: greater is better; no child of a branch may have a greater merit than the branch.
+    """
+    # By the least significant criterion first: sorting by three numbers is faster than by triples.
+    ranked = sorted(branches, key=lambda branch: branch.node.id)
+    ranked.sort(key=merit, reverse=True)
+    ranked.sort(key=attrgetter("trials"), reverse=True)
+    return ranked
+
+
+def foremost(
+    branches: Mapping[NodeId, Branch], ranked: Iterable[Branch], most: int, *, always: Iterable[NodeId] = ()
+) -> list[Branch]:
+    """Return the first branches of the ranking that fit into ``most`` rows, in the order of their nodes.
+
+    Args:
+        ranked: the branches by :func:`ranking`.
+        most: number of rows.
+        always: nodes to include in any case, with their ancestors.
+    """
+    first = dict.fromkeys(node.id for id in always if id in branches for node in branches[id].node.ancestry())
+    chosen: dict[NodeId, Branch] = {}
+    taken: set[NodeId] = set()  # branches whose row is continued by a child
+    used = 0
+    for branch in chain([branches[id] for id in first], ranked):
+        node = branch.node
+        if node.id in chosen:
+            continue
+        parent = node.parent
+        goes_on = parent is not None and parent.id not in taken and node.start == branches[parent.id].reach
+        if used + (not goes_on) > most and node.id not in first:
+            break
+        used += not goes_on
+        if goes_on and parent is not None:
+            taken.add(parent.id)
+        chosen[node.id] = branch
+    return sorted(chosen.values(), key=lambda branch: branch.node.id)
