@@ -12,10 +12,11 @@ import optuna
 import pytest
 
 import hpstage
-from hpstage import boosting
 from hpstage import schedule as s
+from hpstage.boosting.lightgbm import _CHANGING
 from hpstage.errors import UsageError
 from hpstage.store import MemoryJournal
+from hpstage.testing import TrainableContract
 
 lightgbm = pytest.importorskip("lightgbm", reason="pip install hpstage[lightgbm]")
 
@@ -101,7 +102,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
 
 
 def test_every_parameter_that_may_follow_a_schedule_is_tested() -> None:
-    assert CHANGES.keys() == boosting._CHANGING
+    assert CHANGES.keys() == _CHANGING
 
 
 @pytest.mark.parametrize("others", [{}, {"max_depth": 2, "bagging_fraction": 0.6}], ids=["alone", "with others"])
@@ -143,6 +144,16 @@ def test_sampled_trees_are_those_of_the_librarys_own_loop_with_a_seed_for_each_r
     params = {**ALONE, "seed": 3, "feature_fraction": 0.5, "feature_fraction_seed": 3, "learning_rate": RATES[0]}
     own = lightgbm.train(params, lightgbm.Dataset(x, y), ROUNDS, callbacks=[each])
     assert trees(straight({"feature_fraction": 0.5, "seed": 3})[0][-1]["model"]) == trees(own.model_to_string())
+
+
+class TestContract(TrainableContract):
+    @pytest.fixture
+    def make_trainable(self) -> Any:
+        return lambda: trainable(bagging_fraction=0.6, feature_fraction=0.6)
+
+    @pytest.fixture
+    def values_at(self) -> Any:
+        return lambda step: {"learning_rate": 0.1 if step < 3 else 0.03, "num_leaves": 7.0}
 
 
 def search(executor: Any, subject: Any) -> optuna.Study:

@@ -1,0 +1,156 @@
+"""What the libraries of gradient boosting have in common: data, names of parameters, and rounds as steps."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+
+Data: TypeAlias = Sequence[Any] | Mapping[str, Any]
+"""Features and labels, or a dict of arguments of the library's data set: ``data``, ``label``, ``weight``, ..."""
+
+
+class Rounds(ABC):
+    """Trains one round a step; a subclass for each library."""
+
+    _library: ClassVar[str]
+    _dataset: ClassVar[str]
+    """The class of the library whose arguments data may be."""
+    _arguments: ClassVar[frozenset[str]]
+    _changing: ClassVar[frozenset[str]]
+    """Parameters that the library takes over between rounds as if they had been so from the beginning."""
+    _whole: ClassVar[tuple[str, ...]]
+    """Those that are whole numbers: schedules give floats."""
+    _exact: ClassVar[Mapping[str, Any]]
+    """Parameters under which training is deterministic, unless others are given."""
+    _only: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]]
+    """Parameters with the values under which a round depends on the model and its number alone, and why."""
+    _none: ClassVar[Any]
+    """The model before the first round."""
+
+    _booster: Any = None
+
+    def __init__(
+        self,
+        train: Data,
+        valid: Data | Mapping[str, Data] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._names()
+        self.train_data = self._given(train)
+        several = isinstance(valid, Mapping) and "data" not in valid
+        parts: Mapping[str, Any] = {} if valid is None else valid if several else {"": valid}  # type: ignore[assignment]
+        self.valid_data = {name: self._given(data) for name, data in parts.items()}
+        self.params = dict(params or {})
+        self._check(self.params)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name[0] != "_"}
+
+    @property
+    def _read_by_library(self) -> Iterable[str]:
+        return self._names()
+
+    @abstractmethod
+    def _names(self) -> Mapping[str, str]:
+        """Return names and aliases of all parameters, with the name each stands for: ``steps`` and ``stopping`` for
+        those of the number of rounds and of early stopping. Raise UsageError if the library is not installed."""
+
+    @abstractmethod
+    def _begin(self, step: int, params: dict[str, Any]) -> None:
+        """Train a round of a new booster, from the model that was loaded, if any."""
+
+    @abstractmethod
+    def _resume(self, step: int, params: dict[str, Any], changed: dict[str, Any]) -> None:
+        """Train a further round, for which ``changed`` of ``params`` differ from those of the round before."""
+
+    def _refused(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return the parameter that, with the others, makes a round depend on more, and why."""
+        return None
+
+    def _at(self, step: int, hp: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Return the parameters of a round."""
+        params = {**self._exact, **self.params, **hp}
+        params.update({name: int(params[name]) for name in self._whole if name in params})
+        return params
+
+    def _may_change(self, hp: Mapping[str, Scalar]) -> frozenset[str]:
+        return self._changing
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        self._check({**self.params, **hp})
+        self._booster = None
+        self._model = self._none
+        self._set = self._at(0, hp)
+        self._fixed: dict[str, Scalar] | None = None
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        self._check(hp)
+        changing = self._may_change(hp)
+        fixed = {name: value for name, value in hp.items() if name not in changing}
+        if self._fixed is not None and fixed != self._fixed:
+            name = next(name for name in (*fixed, *self._fixed) if fixed.get(name) != self._fixed.get(name))
+            these = f"these can: {', '.join(sorted(changing))}" if changing else "none can with its other parameters"
+            raise UsageError(f"{self._library}'s {name!r} cannot follow a schedule; {these}")
+        self._fixed = fixed
+        params = self._at(step, hp)
+        if self._booster is None:
+            self._begin(step, params)
+        else:
+            was = self._set
+            # Arrays are those of ``params``, the same in each round.
+            changed = {n: v for n, v in params.items() if was.get(n) is not v and was.get(n) != v}
+            self._resume(step, params, changed)
+        self._set = params
+
+    def _some_round(self) -> None:
+        if self._booster is None and not self._model:
+            raise RuntimeError("no round has been trained")
+
+    def _measured(self, measured: list[tuple[str, str, float]]) -> dict[str, float]:
+        """Return metrics by their names, from names of data, names of metrics, and values."""
+        return {f"{data}_{name}" if data in self.valid_data and data else name: float(v) for data, name, v in measured}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._model = state["model"]
+        self._fixed = state["fixed"]
+        self._booster = None
+
+    def _given(self, data: Data) -> dict[str, Any]:
+        if isinstance(data, Mapping):
+            found = dict(data)
+        elif isinstance(data, Sequence) and len(data) == 2:
+            found = {"data": data[0], "label": data[1]}
+        else:
+            kind = type(data).__name__
+            raise UsageError(f"data are (X, y) or a dict of arguments of {self._dataset}, not a {kind}")
+        if unknown := sorted(found.keys() - self._arguments):
+            raise UsageError(f"data of boosting cannot have {unknown}: give only {sorted(self._arguments)}")
+        return found
+
+    def _check(self, params: Mapping[str, Any]) -> None:
+        library, names = self._library, self._names()
+        for name, value in params.items():
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise UsageError(f"{library} has no parameter {name!r}{hint}")
+            if names[name] == "steps":
+                raise UsageError(f"a step is a round: give the number of rounds as steps=, in place of {name!r}")
+            if names[name] == "stopping":
+                raise UsageError(f"{name!r} would end training within {library}: give an algorithm that prunes trials")
+            if names[name] != name:
+                raise UsageError(f"{library}'s {name!r} is an alias here: write {names[name]!r}")
+            if value is None:
+                raise UsageError(f"{library}'s {name!r} is None: leave it out for the default")
+            if callable(value):
+                raise UsageError(f"{library}'s {name!r} is a function: only what it has itself can be continued")
+            allowed, why = self._only.get(name, ((value,), ""))
+            if value not in allowed:
+                raise UsageError(f"{library} with {name}={value!r} cannot be forked: {why}; leave it out")
+        if found := self._refused(params):
+            raise UsageError(f"{library} with {found[0]}={params[found[0]]!r} cannot be forked: {found[1]}")
