@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import skorch
@@ -41,6 +42,7 @@ _SHOWING = (
     *(callbacks.Checkpoint, callbacks.TrainEndCheckpoint, showing.EpochTimer, showing.MlflowLogger, showing.PrintLog),
     *(showing.NeptuneLogger, showing.ProgressBar, showing.SacredLogger, showing.TensorBoard, showing.WandbLogger),
 )
+_COUNTS = "epoch", "train_batch_count", "valid_batch_count"
 _FIT = "fit", "partial_fit", "fit_loop", "run_single_epoch"
 
 
@@ -138,12 +140,10 @@ class _Training(torch.nn.Module):
         return ended
 
     def measured(self) -> dict[str, float]:
-        row = self.net.history[-1]
-        kept = {name: value for name, value in row.items() if type(value) is not bool and name != "epoch"}
         return {
             name: float(value)
-            for name, value in kept.items()
-            if not isinstance(value, str | list) and not name.endswith("_batch_count")
+            for name, value in self.net.history[-1].items()
+            if isinstance(value, Real) and not isinstance(value, bool) and name not in _COUNTS
         }
 
     def follow(self, hp: Mapping[str, Scalar], initial: Mapping[str, Scalar]) -> None:

@@ -42,7 +42,14 @@ from stable_baselines3.common.utils import (
     check_for_correct_spaces,
     set_random_seed,
 )
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecMonitor, VecNormalize, VecVideoRecorder
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    VecVideoRecorder,
+)
 
 from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
@@ -326,11 +333,14 @@ class _NoTime:
 
 def _layers(env: Any) -> Iterator[Any]:
     """Yield environments, each from the outermost wrapper to the innermost environment."""
-    while env is not None:
-        yield env
-        for one in getattr(env, "envs", ()):
+    yield env
+    if isinstance(env, VecEnvWrapper):
+        yield from _layers(env.venv)
+    elif isinstance(env, gymnasium.Wrapper):
+        yield from _layers(env.env)
+    elif isinstance(env, DummyVecEnv):
+        for one in env.envs:
             yield from _layers(one)
-        env = vars(env).get("venv", vars(env).get("env"))
 
 
 def _spaces(space: Any) -> Iterator[Any]:
@@ -344,8 +354,9 @@ def _settle(env: Any) -> None:
     """Take from environments what shows, and what is never the same twice: the clock, generators that nobody seeded."""
     for layer in _layers(env):
         for space in (*_spaces(layer.observation_space), *_spaces(layer.action_space)):
-            source = space._np_random and space._np_random.bit_generator.seed_seq
-            if source and source.entropy >= _BY_SYSTEM:
+            source = getattr(space, "_np_random", None)
+            entropy = None if source is None else getattr(source.bit_generator.seed_seq, "entropy", None)
+            if isinstance(entropy, int) and entropy >= _BY_SYSTEM:
                 space.seed(0)
         if "class_attributes" in vars(layer):  # of a VecEnvWrapper, which reads the names alone
             layer.class_attributes = dict.fromkeys(layer.class_attributes)

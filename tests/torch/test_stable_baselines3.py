@@ -236,6 +236,21 @@ class Counted(Walk):
         return Counted.total * 0.37 % 1
 
 
+class Simulator:
+    count = 0
+
+
+class Simulated(Walk):
+    """Its ``env`` is no environment."""
+
+    def __init__(self) -> None:
+        self.env = Simulator()
+
+    def draw(self) -> float:
+        self.env.count += 1
+        return self.env.count * 0.37 % 1
+
+
 class Hashing(Walk):
     """Its state is where nothing can look into."""
 
@@ -275,6 +290,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "watched as one": (lambda hp: ppo(VecMonitor(DummyVecEnv([Walk, Walk]))), Walk),
     "memory of ctypes": (lambda hp: ppo(Pointing()), Pointing),
     "a count of its class": (lambda hp: ppo(Counted()), Counted),
+    "a simulator": (lambda hp: ppo(Simulated()), Simulated),
     "state of its own": (lambda hp: ppo(HashingWithState()), HashingWithState),
     "state-dependent exploration": (lambda hp: ppo("Pendulum-v1", use_sde=True, sde_sample_freq=4), "Pendulum-v1"),
 }
