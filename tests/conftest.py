@@ -65,8 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
-    others are slow, and so many that they find the same again. Notebooks take too long for it as well, and are run by
-    .ci/run. Of what Hypothesis draws both have few examples; with the slow tests come many."""
+    others are slow, and so many that they find the same again. Of a file that is marked ``sampled(n)`` every n-th test
+    is in the default suite, the others are run by .ci/run, as notebooks are, which take too long as well. Of what
+    Hypothesis draws both have few examples; with the slow tests come many."""
     met: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("one_in")
@@ -75,6 +76,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if met[name] % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
             met[name] += 1
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None and not any(map(item.get_closest_marker, ("ci", "slow", "gpu"))):
+            if met[str(item.path)] % sampled.args[0]:
+                item.add_marker(pytest.mark.ci)
+            met[str(item.path)] += 1
         many = is_hypothesis_test(getattr(item, "obj", None)) and not _leaves_out_slow(config)
         if many:
             item.add_marker(pytest.mark.slow)

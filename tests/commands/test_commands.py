@@ -53,6 +53,8 @@ from hpstage.testing.toys import Failing
 from tests.redis_server import RedisServer
 from tests.unit.searches import WORKLOAD, trial
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 HOSTILE = "evil\x1b[31m\r\nna\u202eme\ud800"

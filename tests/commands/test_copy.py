@@ -32,6 +32,8 @@ from hpstage.store.opening import open_journal
 from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 STEPS = 8
 GRID: dict[str, list[Any]] = {"a": [1, 2], "late": [1, 2, 3]}

@@ -17,6 +17,8 @@ from hpstage import algos
 from hpstage.algorithm import Algorithm
 from hpstage.store import plugins
 
+pytestmark = pytest.mark.sampled(4)
+
 ROOT = Path(__file__).parents[2]
 
 SEARCH = """

@@ -18,6 +18,8 @@ from pathlib import Path
 import pyte
 import pytest
 
+pytestmark = pytest.mark.sampled(4)
+
 ROOT = Path(__file__).parents[2]
 
 # Argument 1: the study's name; 2: what happens at trial 12.

@@ -20,6 +20,8 @@ from hpstage.store import RedisJournal, SQLiteJournal
 from tests.redis_server import RedisServer
 from tests.unit.reports import HOSTILE, Page, read, search
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

@@ -18,6 +18,8 @@ from hpstage.testing.chains import chain, ended, key, outcome, reached, workers
 from hpstage.testing.toys import Counter, Gate
 from tests.dask.conftest import Run
 
+pytestmark = pytest.mark.sampled(4)
+
 Open = Callable[..., DaskExecutor]
 
 

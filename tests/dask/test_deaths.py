@@ -17,6 +17,8 @@ from tests.dask.steady import Steady, kill, kill_worker, leave, segfault
 from tests.dask.studies import INTERVAL, Trials, search, steps_by_process, trials, undisturbed
 from tests.unit.searches import failures_after
 
+pytestmark = pytest.mark.sampled(4)
+
 
 @pytest.fixture(scope="module")
 def expected() -> tuple[Trials, int]:

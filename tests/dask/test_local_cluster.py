@@ -24,6 +24,8 @@ from hpstage.testing.chains import chain, ended, outcome, reached, workers
 from hpstage.testing.toys import Counter
 from tests.dask.processes import ROOT
 
+pytestmark = pytest.mark.sampled(4)
+
 
 def test_workers_are_not_profiled(client: Client) -> None:
     def profiled(dask_worker: Any = None) -> bool:

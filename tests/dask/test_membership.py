@@ -26,6 +26,8 @@ from hpstage.testing.toys import Counter, Gate
 from tests.dask.oddities import Deadly, Measuring
 from tests.dask.processes import Processes
 
+pytestmark = pytest.mark.sampled(4)
+
 Open = Callable[..., DaskExecutor]
 
 

@@ -32,6 +32,8 @@ from tests.dask.commands import until
 from tests.dask.steady import Steady
 from tests.dask.studies import Running, search
 
+pytestmark = pytest.mark.sampled(4)
+
 ROOT = Path(__file__).parents[2]
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

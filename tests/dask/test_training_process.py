@@ -26,6 +26,8 @@ from tests.dask.processes import Processes, is_running
 from tests.dask.processes import until as until_true
 from tests.unit.searches import failures_after
 
+pytestmark = pytest.mark.sampled(4)
+
 Open = Callable[..., DaskExecutor]
 
 

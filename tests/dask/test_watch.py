@@ -21,6 +21,8 @@ from hpstage.cluster.watch import Watch
 from hpstage.testing.toys import Tape
 from tests.dask.commands import until
 
+pytestmark = pytest.mark.sampled(4)
+
 BEATS = watch._BEATS
 ANSWERS = {"answered": True, "reported": False, "computes": False}
 COMPUTES = {"answered": False, "reported": False, "computes": True}

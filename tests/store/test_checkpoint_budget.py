@@ -35,6 +35,8 @@ from hpstage.store.redis import RedisJournal
 from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 STEPS = 16

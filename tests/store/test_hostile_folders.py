@@ -23,6 +23,8 @@ from hpstage.checkpoints.stage_log import StageLog
 from hpstage.errors import CheckpointCorrupt, CheckpointError
 from hpstage.plan.facts import StateKey
 
+pytestmark = pytest.mark.sampled(4)
+
 KEY = StateKey("0" * 31 + "a")
 STATE = {"w": torch.arange(5.0), "step": 7}
 NAMES = [files.MANIFEST, files.STRUCTURE, files.TENSORS]

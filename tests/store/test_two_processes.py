@@ -30,6 +30,8 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 STEPS = 24

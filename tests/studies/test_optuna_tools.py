@@ -36,6 +36,7 @@ from hpstage.testing.toys import Tape, alone
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
+    pytest.mark.sampled(5),
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
     pytest.mark.filterwarnings("ignore:.*(Terminator|failed_trial_callback|RetryFailed).*:FutureWarning"),
 ]

@@ -27,6 +27,7 @@ from hpstage.testing.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
+    pytest.mark.sampled(5),
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
     pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning"),
 ]

@@ -31,7 +31,10 @@ from hpstage.testing.toys import Failing, Tape, alone
 from tests.redis_server import RedisServer
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+pytestmark = [
+    pytest.mark.sampled(8),
+    pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
+]
 
 STORAGES = ["memory", "journal-file", "journal-redis", "rdb"]
 

@@ -25,6 +25,8 @@ from hpstage.training.trainables import as_trainable
 from tests.torch.test_retraining import searched
 from tests.torch.trainables import Small
 
+pytestmark = pytest.mark.sampled(4)
+
 SCRIPT = """
 import os
 import torch, hpstage

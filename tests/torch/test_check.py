@@ -32,6 +32,8 @@ from tests.torch.test_pickles import space as of_estimators
 from tests.torch.test_references_to_itself import Table
 from tests.torch.trainables import CASES, Small, network, samples, sgd
 
+pytestmark = pytest.mark.sampled(8)
+
 ROOT = Path(__file__).parents[2]
 
 

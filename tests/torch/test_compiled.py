@@ -45,7 +45,10 @@ class CompiledLoss(Compiled):
 
 
 # torch's own tracing looks.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.sampled(4),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 
 @pytest.fixture(autouse=True)

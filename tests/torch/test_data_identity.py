@@ -26,6 +26,8 @@ from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, ordinary_loop
 
+pytestmark = pytest.mark.sampled(5)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 ROWS = 1797
 

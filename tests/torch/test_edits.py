@@ -15,6 +15,8 @@ import pytest
 
 from tests.torch.edits.cases import DECIDES, HEAD, LIMITS, SAME, filled
 
+pytestmark = pytest.mark.sampled(8)
+
 ROOT = Path(__file__).parents[2]
 NAMES = {name: f"case_{number:03d}" for number, name in enumerate([*DECIDES, *SAME])}
 

@@ -20,6 +20,8 @@ from hpstage import schedule as s
 from hpstage.errors import HpstageError, StateError
 from hpstage.store import MemoryJournal
 
+pytestmark = pytest.mark.sampled(5)
+
 STEPS = 30
 X = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
 Y = 3.0 * X + 0.5

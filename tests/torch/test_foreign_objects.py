@@ -12,6 +12,8 @@ from hpstage.testing.toys import Tape
 from hpstage.training.code.graph import Graph, functions_reached
 from hpstage.training.identity.workload import code_identity
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Raises:
     def __getattr__(self, name: str) -> object:

@@ -24,6 +24,8 @@ from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import network, samples
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Total:
     """The least that can be attached."""

@@ -29,6 +29,8 @@ from hpstage.training.lent import Lent
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
 
+pytestmark = pytest.mark.sampled(5)
+
 SCRIPT = '''
 import math
 import helpers

@@ -30,6 +30,8 @@ from hpstage.errors import StoreError
 from hpstage.training.identity.inputs import Inputs
 from tests.torch import reading
 
+pytestmark = pytest.mark.sampled(8)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 FOLDER = Path("data")

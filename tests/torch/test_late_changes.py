@@ -19,7 +19,7 @@ from hpstage.plan.facts import ForkVerified
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 
-pytestmark = pytest.mark.forks
+pytestmark = [pytest.mark.sampled(4), pytest.mark.forks]
 
 LATE, STEPS = 6, 20
 

@@ -17,6 +17,8 @@ import pytest
 from hpstage.errors import UsageError
 from hpstage.training.identity.workload import Identity, differences, drifts, identify
 
+pytestmark = pytest.mark.sampled(8)
+
 ROOT = Path(__file__).parents[2]
 
 NETS = """

@@ -30,6 +30,8 @@ from hpstage.training.trainables import as_trainable
 from tests.torch.loading import DATA, Loading, OfLoader, by_batch, hp_of
 from tests.torch.trainables import SAMPLES, Small, network, samples, sgd
 
+pytestmark = pytest.mark.sampled(4)
+
 NUMBERS = TensorDataset(torch.arange(10))
 
 

@@ -31,6 +31,8 @@ from tests.torch.loading import (
 )
 from tests.torch.trainables import STEPS, Small, advance, fresh, hp_at, network, outcome, sgd
 
+pytestmark = pytest.mark.sampled(5)
+
 
 class Given(Small):
     """Trained by two processes on the data set that it is given."""

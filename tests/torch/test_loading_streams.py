@@ -17,6 +17,8 @@ from hpstage.training.run import Run
 from tests.torch.loading import measured, step
 from tests.torch.trainables import FORK, SAMPLES, STEPS, Small, advance, fresh, hp_at, network, outcome, samples, sgd
 
+pytestmark = pytest.mark.sampled(5)
+
 
 class Shards(IterableDataset[Any]):
     """Reads shard by shard, in another order in each epoch, and augments; in the protocol of torchdata and datasets."""

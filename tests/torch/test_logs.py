@@ -23,6 +23,8 @@ from hpstage.schedule import Scalar
 from hpstage.training.step_log import Recorder, recording
 from hpstage.training.trainables import as_trainable
 
+pytestmark = pytest.mark.sampled(5)
+
 STEPS = 10
 GRID = {"drop_at": [3, 6], "gamma": [0.1, 0.5]}
 

@@ -24,6 +24,8 @@ from hpstage.training.sample_order import SampleOrder
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import SAMPLES, Averaged, Small, adam, advance, fresh, hp_at, samples
 
+pytestmark = pytest.mark.sampled(4)
+
 CPU = torch.device("cpu")
 
 

@@ -24,6 +24,8 @@ from hpstage.torch import measure
 from hpstage.training.adapter import noisy_of
 from tests.torch.trainables import Small, samples
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Costly(Small):
     noisy = ("latency",)

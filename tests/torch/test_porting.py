@@ -9,6 +9,8 @@ import pytest
 
 import hpstage
 
+pytestmark = pytest.mark.sampled(4)
+
 FOLDER = Path(hpstage.__file__).parent.parent / "notebooks" / "porting"
 PORTS = ["function", "trainable"]
 

@@ -15,7 +15,7 @@ from hpstage.execution.verification import portrait_of
 from hpstage.training.trainables import as_trainable
 from tests.torch.parts import AVERAGES, FREE, KEEPERS, OPTIMIZERS, PLACES, SCHEDULERS, Composed, Recipe
 
-pytestmark = pytest.mark.forks
+pytestmark = [pytest.mark.sampled(5), pytest.mark.forks]
 
 STEPS = 7
 

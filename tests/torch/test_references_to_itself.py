@@ -26,6 +26,8 @@ from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, advance, fresh, hp_at, outcome
 
+pytestmark = pytest.mark.sampled(5)
+
 STEPS = 8
 
 

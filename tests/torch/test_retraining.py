@@ -25,6 +25,8 @@ from hpstage.plan.facts import StateKey
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import CASES, Small, ordinary_loop
 
+pytestmark = pytest.mark.sampled(4)
+
 STEPS = 8
 
 

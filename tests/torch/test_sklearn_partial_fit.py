@@ -17,6 +17,8 @@ pytest.importorskip("sklearn")
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class DigitsClassifier:
     """A linear classifier of handwritten digits; a step is one batch."""

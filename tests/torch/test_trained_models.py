@@ -27,6 +27,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.torch.trainables import Small, network, ordinary_loop, samples
 
+pytestmark = pytest.mark.sampled(5)
+
 STEPS = 8
 
 

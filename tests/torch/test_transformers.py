@@ -37,6 +37,8 @@ from tests.torch.hugging_face import (
     without_dropout,
 )
 
+pytestmark = pytest.mark.sampled(5)
+
 # --- the same as Trainer alone
 
 

@@ -45,6 +45,8 @@ from tests.torch.hugging_face import (
     with_weight,
 )
 
+pytestmark = pytest.mark.sampled(4)
+
 
 def test_a_search_gives_the_model_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainable = setup()

@@ -24,6 +24,8 @@ from hpstage.training.identity.workload import code_identity
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Wide(Small):
     """It sets torch's default dtype where a hyperparameter asks for it."""

@@ -23,6 +23,8 @@ from hpstage.cluster import DaskExecutor
 from hpstage.errors import CheckpointMissing, TrainingError, UsageError
 from tests.torch.trainables import Averaged, Small, network, ordinary_loop, samples, sgd
 
+pytestmark = pytest.mark.sampled(4)
+
 HORIZONS = [8, 10, 12, 15, 20, 25]
 FRACTION = 0.2
 HP = {"momentum": 0.9, "batch_size": 8, "seed": 3}

@@ -22,6 +22,8 @@ from hpstage.training.identity.workload import identify
 from hpstage.training.trainables import as_trainable
 from tests.workloads.cases import CASES, STEPS, Case, schedules_of, write_files
 
+pytestmark = pytest.mark.sampled(4)
+
 pin()  # as on a worker: the number of threads changes bits
 N_TRIALS, FORK = 5, STEPS // 2
 WITHOUT_BACKENDS = ("gpt", "evolution")  # a function, and an object with a step of its own: no backend takes it over

@@ -22,6 +22,8 @@ from tests.torch.backends.odd_programs import Tiny
 from tests.torch.backends.searches import search
 from tests.torch.trainables import advance, fresh, hp_at
 
+pytestmark = pytest.mark.sampled(4)
+
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 
 BEGUN = {"eager begins": 0.0, "compiled begins": 10.0}

@@ -29,7 +29,10 @@ from tests.torch.backends.odd_programs import Tiny
 from tests.torch.backends.searches import search
 from tests.torch.trainables import Averaged, Small, adam, advance, fresh, hp_at, outcome
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+pytestmark = [
+    pytest.mark.sampled(5),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler"),
+]
 
 
 def metrics(trainable: Any) -> dict[str, float]:

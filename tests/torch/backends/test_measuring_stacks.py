@@ -26,6 +26,8 @@ from hpstage.torch.backends.siblings import StackedLoop
 from tests.torch.backends.searches import search
 from tests.torch.backends.test_siblings import Siblings
 
+pytestmark = pytest.mark.sampled(4)
+
 HP = {"lr": 0.1, "batch_size": 6}
 
 

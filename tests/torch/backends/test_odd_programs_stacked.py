@@ -19,6 +19,8 @@ from tests.torch.backends.forking import by, forks_exactly
 from tests.torch.backends.odd_programs import ODD, Hooked, Printing, SideEffects, Surgery, Tiny
 from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Words(nn.Module):
     def __init__(self) -> None:

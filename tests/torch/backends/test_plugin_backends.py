@@ -22,6 +22,8 @@ from tests.torch.backends.forking import by, hp_at
 from tests.torch.backends.odd_programs import Tiny
 from tests.torch.backends.searches import search
 
+pytestmark = pytest.mark.sampled(5)
+
 
 class Batched(StackedBackend):
     numerics = "batched-v1"

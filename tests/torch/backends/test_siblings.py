@@ -27,6 +27,8 @@ from hpstage.store import MemoryJournal
 from hpstage.torch.backends.siblings import StackedLoop
 from tests.bundled import Unmeasured
 
+pytestmark = pytest.mark.sampled(5)
+
 STEPS = 12
 X = torch.linspace(-2, 2, 80).reshape(20, 4)
 Y = X.sin().sum(1, keepdim=True)

@@ -16,6 +16,8 @@ from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Bundle, NotStackable, shape_key
 from tests.torch.backends.siblings import Hp, Mlp, Sibling, Trial, builder, hp_of, train
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Changed(Mlp):
     """An Mlp whose update is what a test says."""

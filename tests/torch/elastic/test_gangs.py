@@ -24,6 +24,8 @@ from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, LOGGING, STEPS, Nodes, hp_at
 from tests.torch.elastic.followers import TIMEOUT, Followers, key_of, trained
 
+pytestmark = pytest.mark.sampled(4)
+
 
 @cache
 def alone(case: str, stop: int = STEPS) -> str:

@@ -23,6 +23,8 @@ from tests.torch.elastic.cases import CASES, Nodes, hp_at
 from tests.torch.elastic.followers import trained
 from tests.torch.trainables import Small, network, samples
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Plain(Small):
     """Neither BatchNorm nor dropout: virtual nodes differ from a batch by rounding alone."""

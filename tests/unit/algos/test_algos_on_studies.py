@@ -30,7 +30,10 @@ from hpstage.testing.toys import Failing, Tape, alone
 from tests.unit.search.test_resume import SEARCHES, Fuse, call, outcome
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+pytestmark = [
+    pytest.mark.sampled(5),
+    pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
+]
 
 STEPS, TRIALS = 8, 16
 SYNCHRONOUS: list[Algorithm] = [

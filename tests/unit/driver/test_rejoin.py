@@ -20,6 +20,8 @@ from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 
+pytestmark = pytest.mark.sampled(4)
+
 STEPS = 16
 
 

@@ -25,6 +25,8 @@ from tests.bundled import Tapes
 from tests.unit.search.test_resume import Fuse
 from tests.unit.searches import WORKLOAD
 
+pytestmark = pytest.mark.sampled(4)
+
 STEPS = 12
 
 

@@ -32,6 +32,8 @@ from hpstage.schedule import Scalar
 from hpstage.testing.chains import chain, key
 from tests.unit.execution.beside import WORKER, Played, files_of
 
+pytestmark = pytest.mark.sampled(4)
+
 WAIT = 60.0
 
 

@@ -30,6 +30,8 @@ from tests.bundled import Tapes
 from tests.unit.execution.beside import BesideExecutor
 from tests.unit.search.test_resume import Fuse
 
+pytestmark = pytest.mark.sampled(4)
+
 STEPS = 12
 
 

@@ -13,6 +13,8 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.errors import UsageError
 from hpstage.execution.simulated_cluster import Disruptions
 
+pytestmark = pytest.mark.sampled(4)
+
 HOUR = 3600.0
 
 

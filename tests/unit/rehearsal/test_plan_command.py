@@ -18,6 +18,8 @@ from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.testing.toys import Tape
 from tests.unit.rehearsal.drops import random
 
+pytestmark = pytest.mark.sampled(4)
+
 SCRIPT = """
 from hpstage import schedule as s
 from hpstage.testing.toys import Tape

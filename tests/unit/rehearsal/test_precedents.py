@@ -18,6 +18,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.rehearsal.drops import STEPS, random, space
 
+pytestmark = pytest.mark.sampled(4)
+
 SYNCHRONOUS = [SuccessiveHalving(15, 4, tree_aware=False), SuccessiveHalving(15, 2), MedianStopping(interval=20)]
 
 

@@ -23,6 +23,8 @@ from hpstage.testing.toys import Tape
 from tests.unit.rehearsal.drops import STEPS, random, search, space, true_seconds, truth
 from tests.unit.searches import histories, trial
 
+pytestmark = pytest.mark.sampled(5)
+
 # --- steps ------------------------------------------------------------------------------------------------
 
 

@@ -55,6 +55,8 @@ from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
+pytestmark = pytest.mark.sampled(5)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 DRAW: dict[str, Callable[[Book], Figure]] = {

@@ -18,6 +18,8 @@ from hpstage.plan.messages import Chain, ChainEnded, Report
 from hpstage.scheduler.widths import Widths
 from tests.unit.searches import Search, histories, searches, trial
 
+pytestmark = pytest.mark.sampled(4)
+
 
 def facts(search: Search, kind: type) -> list:
     return [fact for fact in read_facts(search.journal) if isinstance(fact, kind)]

@@ -33,6 +33,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
+pytestmark = pytest.mark.sampled(4)
+
 
 @st.composite
 def courses(draw: st.DrawFn, steps: int) -> dict[str, s.Schedule]:

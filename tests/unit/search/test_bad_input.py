@@ -23,6 +23,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.search.tapes import check_values, search, space
 
+pytestmark = pytest.mark.sampled(8)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

@@ -18,7 +18,10 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, PopulationBasedTraining, SuccessiveHalving
 from hpstage.testing.toys import Tape
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+pytestmark = [
+    pytest.mark.sampled(5),
+    pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
+]
 
 STORAGES: dict[str, Callable[[Path], BaseStorage]] = {
     "journal": lambda folder: JournalStorage(JournalFileBackend(str(folder / "study.log"))),

@@ -18,6 +18,8 @@ from hpstage.errors import UsageError
 from hpstage.optuna import StageTreeSampler
 from hpstage.training.identity.workload import code_identity
 
+pytestmark = pytest.mark.sampled(5)
+
 STEPS = 20
 
 

@@ -37,6 +37,8 @@ from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 
+pytestmark = pytest.mark.sampled(4)
+
 STEPS = 16
 ALGORITHMS = [
     FullTraining(),

@@ -22,6 +22,8 @@ from hpstage.search.targets import Targets
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 
+pytestmark = pytest.mark.sampled(4)
+
 STEPS = 16
 
 

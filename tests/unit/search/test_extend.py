@@ -25,7 +25,10 @@ from hpstage.testing.toys import Tape, alone
 from tests.unit.search.test_resume import Fuse, Fused
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+pytestmark = [
+    pytest.mark.sampled(5),
+    pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
+]
 
 ALGORITHMS = [
     FullTraining(),

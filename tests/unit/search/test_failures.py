@@ -26,6 +26,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 from tests.unit.search.test_optimize import Stopper, create, run
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

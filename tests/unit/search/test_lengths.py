@@ -33,6 +33,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Counter, Tape, alone
 from tests.unit.search.test_resume import Fuse, Fused
 
+pytestmark = pytest.mark.sampled(4)
+
 STEPS = 12
 ALGORITHMS = [
     FullTraining(),

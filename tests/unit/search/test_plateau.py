@@ -26,6 +26,8 @@ from hpstage.testing.toys import Tape, alone
 from tests.bundled import Tapes
 from tests.unit.search.test_resume import Fuse
 
+pytestmark = pytest.mark.sampled(5)
+
 STEPS = 16
 
 

@@ -25,6 +25,8 @@ from hpstage.search.progress.render import render
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 VIEW = ProgressView(

@@ -27,6 +27,8 @@ from hpstage.rehearsal.samplers import values_met
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 
+pytestmark = pytest.mark.sampled(5)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 STEPS = 8

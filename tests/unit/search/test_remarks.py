@@ -19,6 +19,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 from hpstage.training.code.unread import unread
 
+pytestmark = pytest.mark.sampled(4)
+
 
 class Reading(Tape):
     version = "reading"

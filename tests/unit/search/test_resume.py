@@ -26,7 +26,10 @@ from hpstage.testing.toys import Tape
 from tests.unit.searches import Search, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+pytestmark = [
+    pytest.mark.sampled(8),
+    pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
+]
 
 EVERY = 2
 GRID = {"a": [1, 2], "late": [1, 2], "b": [1.0, 2.0]}

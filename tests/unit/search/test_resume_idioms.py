@@ -18,6 +18,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.search.test_resume import Fuse, Fused
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 N = 20

@@ -28,6 +28,8 @@ from hpstage.search.progress.display import Display
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

@@ -20,6 +20,8 @@ from hpstage.plan.facts import WorkerId
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 
+pytestmark = pytest.mark.sampled(5)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
