@@ -128,7 +128,7 @@ def contents_of(
     if files.names:
         remark += f"; files: {', '.join(files.names[:5])}" + (" ..." if len(files.names) > 5 else "")
     warning = None
-    if computed and not (held or kept_in_files):
+    if computed and not (held or kept_in_files) and len(samples) != length:
         besides = "" if seen else ", and no data that evaluate() uses were seen"
         warning = (
             f"{name}: that the data are the same as in another run is told by {len(samples)} of {many} alone, "

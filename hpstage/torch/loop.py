@@ -88,7 +88,8 @@ class TorchLoop(Adapter):
         self._pending = True  # set up, but not built yet: a state may be loaded into an existing model
         self._built: _Built | None = None
         self._batches: Batches | StreamBatches | None = None
-        self._prepared: Batches | StreamBatches | None = None  # of the data set that the present trial has made
+        self._prepared: Any = None  # batches of the data that the present trial has made
+        self._prepared_with: _Built | None = None
         self._made: dict[str, object] = {}  # attributes that dataset() has set
         self._contents: Contents | None = None
         self._samples = 0
@@ -284,6 +285,7 @@ class TorchLoop(Adapter):
         for batches in (self._batches, self._prepared):
             if batches is not None:
                 batches.close()
+        self._prepared = self._prepared_with = None
 
     def synchronize(self) -> None:
         """Wait for the GPU, before time is measured."""
@@ -378,7 +380,7 @@ class TorchLoop(Adapter):
         self._make_deterministic()
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
-        self._built = None  # frees the memory of the previous one first
+        self._built = self._prepared_with = None  # frees the memory of the previous one first
         backend = self._steps_by()
         self._lent.take()
         self._given_data()  # before anything else: what it sets on the object belongs to no trial
@@ -435,14 +437,15 @@ class TorchLoop(Adapter):
 
     def _data(self) -> Batches | StreamBatches:
         """Return the batches to train on."""
-        given, prepared = self._given_data(), self._user._prepared_dataset
-        if prepared is None:
-            return given
-        if self._prepared is None or self._prepared.dataset is not prepared:
+        given = self._given_data()
+        if self._prepared_with is not self._built:
             if self._prepared is not None:
                 self._prepared.close()
-            self._prepared = self._batches_of(prepared)
-        return self._prepared
+            prepared = self._user._prepared_data()
+            batches = prepared is None or hasattr(prepared, "of_step")
+            self._prepared = prepared if batches else self._batches_of(prepared)
+            self._prepared_with = self._built
+        return given if self._prepared is None else self._prepared
 
     def _given_data(self) -> Batches | StreamBatches:
         if self._batches is None:

@@ -111,9 +111,9 @@ class TorchTrainable(ABC):
     _evaluates_by_library: ClassVar[bool] = False
     """Whether ``evaluate`` is another library's: what that sets on its objects is undone without a remark."""
 
-    @property
-    def _prepared_dataset(self) -> Any:
-        """What a library's trainer has made of the data set, once the model is made: each trial trains on its own."""
+    def _prepared_data(self) -> Any:
+        """Return what a library's trainer has made of the data set when the model was made, or batches in its order:
+        each trial trains on its own."""
         return None
 
     @property

@@ -18,6 +18,10 @@ from hpstage.trainable import Trainable
 
 ROOT = Path(hpstage.__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
+# TRL and PEFT use these names of transformers.
+OF_LIBRARIES = [
+    f"-Wignore:`{name}` is deprecated:FutureWarning" for name in ("gradient_checkpointing", "is_gradient_checkpointing")
+]
 RUN = [page for page in PAGES if "\n```python\n" in page.read_text()]
 
 
@@ -28,7 +32,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)))
     paths = os.pathsep.join([str(ROOT), str(ROOT / "notebooks")])
     ended = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", str(script)],
+        [sys.executable, "-W", "error::UserWarning", *OF_LIBRARIES, str(script)],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,

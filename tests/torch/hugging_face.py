@@ -24,7 +24,7 @@ from transformers import (
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.checkpoints.state_tree import digest
+from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StopTraining
 from hpstage.torch.transformers import TrainerTrainable
 from hpstage.training.randomness import rekey
@@ -186,6 +186,25 @@ class ChoosingPrecision(TrainingArguments):
         super().__post_init__()
 
 
+class Backwards(torch.utils.data.Sampler[int]):
+    """It gives every other sample first, from another one in each epoch: an order that goes by what was before."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.generator = count, torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Any:
+        first = int(torch.randint(self.count, (1,), generator=self.generator))
+        yield from ((first - 2 * number) % self.count for number in range(self.count))
+
+
+class OwnOrder(Trainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return Backwards(len(self.train_dataset), self.args.seed)
+
+
 CASES: dict[str, Callable[[], TrainerTrainable]] = {
     "plain": setup,
     "weight decay, clipping, fused": lambda: setup(
@@ -209,8 +228,12 @@ CASES: dict[str, Callable[[], TrainerTrainable]] = {
             output_dir=OUTPUT, use_cpu=True, bf16=False, max_steps=STEPS, lr_scheduler_type="linear"
         ),
     ),
+    "an order of its own": lambda: setup(
+        trainer_class=OwnOrder, args=arguments(gradient_accumulation_steps=3, dataloader_drop_last=True)
+    ),
     "adafactor": lambda: setup(args=arguments(optim="adafactor", learning_rate=1e-3)),
 }
+SAMPLER = "_get_train_sampler"
 ELSEWHERE = ("accumulation", "a scheduler with warm-up", "a subclass")
 """Cases that are also continued in another process."""
 with_weight: dict[str, Any] = {
@@ -251,6 +274,26 @@ def weights(adapter: Any) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in adapter.subject.trainer.model.state_dict().items()}
 
 
+def forks_at_every_step(make: Callable[[], TrainerTrainable], steps: int = STEPS) -> None:
+    """Each continues in the process that trained straight through, and one of them in a new object."""
+    hp = {"seed": 42}
+    at = lambda step: hp  # noqa: E731
+    adapter, states = fresh(make(), hp), []
+    for step in range(steps):
+        states.append(clone(adapter.state_dict()))
+        trained(adapter, at, step, step + 1)
+        adapter.evaluate()
+    straight = outcome(adapter)
+    for step in reversed(range(steps)):
+        adapter.load_state_dict(states[step])
+        assert outcome(trained(adapter, at, step, steps)) == straight, step
+    adapter.close()
+    adapter = fresh(make(), hp)
+    adapter.load_state_dict(states[steps // 2])
+    assert outcome(trained(adapter, at, steps // 2, steps)) == straight
+    adapter.close()
+
+
 class Rekeyed(TrainerCallback):
     """The randomness of each step, as hpstage keys it; and the learning rate, as a schedule would set it."""
 
@@ -283,11 +326,11 @@ class Ordered:
 def alone(
     given: TrainerTrainable, seed: int, rates: Callable[[int], float] | None = None, *, by_epoch: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Train by ``Trainer.train()`` itself."""
+    """Train by ``Trainer.train()`` itself, in the order of hpstage unless the Trainer has one of its own."""
     make: Any = given.trainer_class
     kind, others = (make.func, make.keywords) if isinstance(make, functools.partial) else (make, {})
 
-    class Alone(kind):  # type: ignore[misc]
+    class InOrder(kind):  # type: ignore[misc]
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return Ordered(len(self.train_dataset), seed, endless=not by_epoch)
 
@@ -295,7 +338,8 @@ def alone(
     args.save_strategy, args.logging_strategy = "no", "no"
     setup = {**given.given, "callbacks": [Rekeyed(seed, rates), *given.given.get("callbacks", ())]}
     source = {"model_init": given.model_init} if given.pretrained is None else {"model": given.pretrained}
-    trainer = Alone(args=args, train_dataset=given.train_dataset, **source, **setup, **others)
+    own = any(getattr(kind, name) is not getattr(Trainer, name) for name in ("get_train_dataloader", SAMPLER))
+    trainer = (kind if own else InOrder)(args=args, train_dataset=given.train_dataset, **source, **setup, **others)
     trainer.train()
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 

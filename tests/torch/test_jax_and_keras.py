@@ -1,5 +1,5 @@
-"""JAX and Keras through the five methods, each in a process of its own: JAX has threads from then on, and other tests
-fork."""
+"""JAX, Flax and Keras through the five methods, each in a process of its own: JAX has threads from then
+on, and other tests fork."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
         ("jax", "not slow"),
         pytest.param("jax", "slow", marks=pytest.mark.slow),
         ("keras", "not slow"),
+        ("flax", "not slow"),
     ],
 )
 def test_a_library_is_forked_bit_for_bit(library: str, which: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 
 from hpstage.errors import UsageError
 
@@ -28,11 +29,13 @@ from tests.torch.hugging_face import (
     OUTPUT,
     Stopping,
     Weighted,
+    alone,
     arguments,
     bert,
     fresh,
     setup,
     trained,
+    weights,
 )
 
 
@@ -44,7 +47,6 @@ from tests.torch.hugging_face import (
         ({"args": {"resume_from_checkpoint": "folder"}}, "resume_from_checkpoint"),
         ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha"),
         ({"args": {"auto_find_batch_size": True}}, "auto_find_batch_size"),
-        ({"args": {"train_sampling_strategy": "group_by_length"}}, "train_sampling_strategy"),
         ({"args": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}}, "goes by metrics"),
         ({"args": {"optim": "galore_adamw_layerwise"}}, "backward pass"),
         ({"args": None}, "TrainingArguments"),
@@ -53,7 +55,6 @@ from tests.torch.hugging_face import (
         ({"model_init": lambda hp, more: None}, "more than one argument"),
         ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback has no meaning"),
         ({"callbacks": [type("Mine", (TrainerCallback,), {"on_save": print})()]}, r"Mine\.on_save\(\)"),
-        ({"trainer_class": type("Mine", (Trainer,), {"get_train_dataloader": print})}, r"Mine\.get_train_dataloader"),
         (
             {"trainer_class": functools.partial(type("Mine", (Trainer,), {"train": print}), power=1)},
             r"Mine\.train\(\) is not called",
@@ -65,6 +66,51 @@ def test_what_has_no_meaning_in_a_search_is_refused_by_name(given: dict[str, Any
         given = {**given, "args": TrainingArguments(output_dir=OUTPUT, use_cpu=True, **given["args"])}
     with pytest.raises(UsageError, match=message):
         setup(**given)
+
+
+class Impatient(Trainer):
+    """It adds a callback itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_callback(EarlyStoppingCallback())
+
+
+class Evaluating(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        control.should_evaluate = True
+
+
+def test_a_callback_that_a_trainer_adds_is_refused_as_if_it_were_given() -> None:
+    with pytest.raises(UsageError, match="EarlyStoppingCallback has no meaning"):
+        trained(fresh(setup(trainer_class=Impatient), {}), lambda step: {}, 0, 1)
+
+
+def test_a_callback_that_requests_an_evaluation_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    trained(fresh(setup(callbacks=[Evaluating()]), {}), lambda step: {}, 0, 2)
+    (record,) = [record for record in caplog.records if record.name == "hpstage"]
+    assert "control.should_evaluate, set in on_step_end, is not used" in record.getMessage()
+
+
+def test_a_callback_may_end_training_between_accumulated_batches() -> None:
+    """The weights are then left as they are, as under Trainer."""
+
+    class Between(TrainerCallback):
+        def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            control.should_training_stop = state.global_step == 2
+
+    given = {"callbacks": [Between()], "args": arguments(gradient_accumulation_steps=2)}
+    here = weights(trained(fresh(setup(**given), {"seed": 42}), lambda step: {"seed": 42}, 0, 3))
+    assert all(torch.equal(here[name], value) for name, value in alone(setup(**given), 42).items())
+
+
+def test_a_loader_whose_batches_have_no_number_is_refused_by_name() -> None:
+    kind = type("Mine", (Trainer,), {"get_train_dataloader": lambda self: iter([])})
+    with pytest.raises(
+        UsageError, match=r"Mine\.get_train_dataloader\(\) returned a list_iterator.*needs a DataLoader"
+    ):
+        trained(fresh(setup(trainer_class=kind), {}), lambda step: {}, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +148,11 @@ def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: 
     ("make", "hp_at", "message"),
     [
         (setup, lambda step: {"warmup_steps": step}, "read only when a trial begins"),
+        (
+            lambda: setup(args=arguments(train_sampling_strategy="sequential")),
+            lambda step: {"per_device_train_batch_size": 2 + step},
+            "'per_device_train_batch_size' changes from 2 to 3, but is read only when a trial begins",
+        ),
         (lambda: setup(model_init=bert), lambda step: {"width": 8 * (1 + step)}, "read only when a trial begins"),
         (lambda: setup(callbacks=[Stopping("epoch")]), lambda step: {}, "should_epoch_stop in on_step_end"),
         (

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from hpstage import schedule as s
+from hpstage.errors import UsageError
 
 pytest.importorskip("trl")
 
@@ -24,11 +25,30 @@ from peft import LoraConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 from hpstage.torch.transformers import TrainerTrainable
-from tests.torch.hugging_face import OUTPUT, STEPS, alone, fresh, search, seeded, trained, weights
+from tests.torch.hugging_face import (
+    OUTPUT,
+    STEPS,
+    alone,
+    forks_at_every_step,
+    fresh,
+    search,
+    seeded,
+    trained,
+    weights,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -37,9 +57,11 @@ pytestmark = [
 ]
 
 
+SIZE = {"vocab_size": 24, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+
+
 def gpt() -> GPT2LMHeadModel:
-    size = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 2, "eos_token_id": 2}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=24, **size))
+    return GPT2LMHeadModel(GPT2Config(**SIZE, bos_token_id=2, eos_token_id=2))
 
 
 def tokenizer() -> Any:
@@ -73,13 +95,18 @@ def sft() -> TrainerTrainable:
     )
 
 
+def pairs() -> Any:
+    return Dataset.from_list(
+        [{"prompt": text(i, 3 * i), "chosen": text(7 * i, i + 1), "rejected": text(5 * i)} for i in range(20)]
+    )
+
+
 def dpo() -> TrainerTrainable:
-    pairs = [{"prompt": text(i, 3 * i), "chosen": text(7 * i, i + 1), "rejected": text(5 * i)} for i in range(20)]
-    rows = Dataset.from_list(pairs)
-    model = seeded(gpt)
+    """Activation checkpointing is on by default, and off for the reference in each step."""
+    rows, model = pairs(), seeded(gpt)
     return TrainerTrainable(
         model=model,
-        args=DPOConfig(**fields(activation_checkpointing=False)),
+        args=DPOConfig(**fields(sync_ref_model=True, ref_model_sync_steps=2)),
         train_dataset=rows.select(range(12)),
         eval_dataset=rows.select(range(12, 20)),
         processing_class=tokenizer(),
@@ -87,12 +114,87 @@ def dpo() -> TrainerTrainable:
     )
 
 
-@pytest.mark.parametrize("make", [sft, dpo])
+def reward() -> TrainerTrainable:
+    rows = pairs().remove_columns("prompt")
+    return TrainerTrainable(
+        model=seeded(lambda: GPT2ForSequenceClassification(GPT2Config(**SIZE, pad_token_id=0, num_labels=1))),
+        args=RewardConfig(**fields()),
+        train_dataset=rows.select(range(12)),
+        eval_dataset=rows.select(range(12, 20)),
+        processing_class=tokenizer(),
+        trainer_class=RewardTrainer,
+    )
+
+
+class Reward:
+    """Of letters; it grows with each call."""
+
+    __name__ = "letters"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, completions: list[str], **others: Any) -> list[float]:
+        self.calls += 1
+        return [sum(map(ord, one)) % 7 + 0.01 * self.calls for one in completions]
+
+
+def grpo() -> TrainerTrainable:
+    """Completions are generated every other step, and used for two steps of two batches, twice."""
+    rows = Dataset.from_list([{"prompt": text(i, 3 * i, i + 1)} for i in range(10)])
+    args = fields(max_completion_length=5, num_generations=2, gradient_accumulation_steps=2, steps_per_generation=4)
+    del args["max_length"]
+    return TrainerTrainable(
+        model=seeded(gpt),
+        args=GRPOConfig(**args, num_iterations=2, learning_rate=1e-2, per_device_eval_batch_size=4),
+        train_dataset=rows,
+        eval_dataset=rows.select(range(4)),
+        processing_class=tokenizer(),
+        trainer_class=functools.partial(GRPOTrainer, reward_funcs=Reward()),
+    )
+
+
+MAKERS = [sft, dpo, *(pytest.param(make, marks=pytest.mark.ci) for make in (reward, grpo))]
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_weights_are_those_of_trainer_train(make: Any) -> None:
     here = weights(trained(fresh(make(), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS))
     expected = alone(make(), 42)
     assert here.keys() == expected.keys()
     assert [name for name, value in expected.items() if not torch.equal(here[name], value)] == []
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("make", [sft, dpo, reward, grpo])
+def test_a_fork_at_every_step_equals_training_straight_through(make: Any) -> None:
+    forks_at_every_step(make)
+
+
+def streamed(**shuffled: int) -> TrainerTrainable:
+    rows = Dataset.from_list([{"text": text(*range(7 * i, 7 * i + 3 + i % 4))} for i in range(40)])
+    stream = rows.to_iterable_dataset()
+    return TrainerTrainable(
+        model=seeded(gpt),
+        args=SFTConfig(**fields()),
+        train_dataset=stream.shuffle(seed=0, **shuffled) if shuffled else stream,
+        eval_dataset=rows.select(range(5)),
+        processing_class=tokenizer(),
+        trainer_class=SFTTrainer,
+    )
+
+
+@pytest.mark.ci
+def test_a_stream_is_trained_on_in_its_order_and_continued_at_every_step() -> None:
+    here = weights(trained(fresh(streamed(), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS))
+    expected = alone(streamed(), 42)
+    assert [name for name, value in expected.items() if not torch.equal(here[name], value)] == []
+    forks_at_every_step(streamed)
+
+
+def test_a_shuffle_buffer_that_no_state_holds_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="has a shuffle buffer, which its state_dict"):
+        trained(fresh(streamed(buffer_size=5), {"seed": 42}), lambda step: {"seed": 42}, 0, 1)
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:

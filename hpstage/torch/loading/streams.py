@@ -24,6 +24,14 @@ def is_stream(data: Any) -> bool:
     return isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
 
 
+def _has_shuffle_buffer(part: Any) -> bool:
+    """Return whether a part of a stream of Hugging Face, or what it reads, keeps samples back to shuffle them."""
+    if part is None:
+        return False
+    read = (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ()))
+    return type(part).__name__.startswith("BufferShuffled") or any(map(_has_shuffle_buffer, read))
+
+
 class StreamBatches:
     """Batches of a stream, made in this process. What is drawn for a sample is a function of (seed, position).
 
@@ -67,6 +75,12 @@ class StreamBatches:
                 f"{who} returned {name}; it must return a map-style data set, with __len__ and __getitem__, or a "
                 f"DataLoader of one: a stream cannot be forked at any step, unless it tells its position in "
                 f"state_dict() and goes on from there after load_state_dict()"
+            )
+        if _has_shuffle_buffer(getattr(data, "_ex_iterable", None)):
+            raise UsageError(
+                f"{name} has a shuffle buffer, which its state_dict() leaves out, so that no fork continues with the "
+                f"same samples: shuffle it before it is a stream, dataset.shuffle(seed=0).to_iterable_dataset(), or "
+                f"leave it map-style"
             )
         if num_workers:
             raise UsageError(

@@ -33,7 +33,6 @@ _REFUSED = {
     "accelerator_config": "a trial trains on one device",
     "auto_find_batch_size": "state per_device_train_batch_size",
     "data_seed": "the hyperparameter `seed` decides the order of samples",
-    "dataloader_drop_last": "no batch is short, since the end of an epoch is filled up from the next",
     "deepspeed": "a trial trains on one device",
     "fsdp": "a trial trains on one device",
     "full_determinism": "training is deterministic without it",
@@ -41,10 +40,10 @@ _REFUSED = {
     "parallelism_config": "a trial trains on one device",
     "resume_from_checkpoint": "a search continues from its own states",
     "torch_compile": "the model is trained as it is",
-    "train_sampling_strategy": "the order of samples is a function of seed and position",
 }
 _UNUSED = {
     "load_best_model_at_end": "result.load(trial, 'best') gives the best state of a trial",
+    "log_completions": "a reward function can print them, for hpstage logs to show",
     "push_to_hub": "result.best_model().push_to_hub(...) does it after the search",
     "report_to": "result.write_report(...) and optuna-dashboard show what the search has measured",
 }
@@ -64,6 +63,7 @@ _IGNORED = frozenset(
     )
 )
 """Fields about logging, saving, loading and when to evaluate: the search does that, and they decide no bits."""
+_OF_LIBRARY = {field.name for field in dataclasses.fields(TrainingArguments)}
 _IGNORED_PREFIXES = ("save_", "hub_", "trackio_", "ddp_", "dataloader_")
 
 
@@ -202,7 +202,9 @@ def warn_once(message: str) -> None:
 
 
 def is_ignored(name: str) -> bool:
-    return name in _IGNORED or name in _UNUSED or name.startswith(_IGNORED_PREFIXES)
+    if name == "dataloader_drop_last":  # it decides which samples are trained on
+        return False
+    return name in _IGNORED or name in _UNUSED or (name in _OF_LIBRARY and name.startswith(_IGNORED_PREFIXES))
 
 
 def _see(args: TrainingArguments) -> None:

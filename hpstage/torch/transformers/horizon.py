@@ -16,17 +16,16 @@ _EVEN = ("constant", "constant_with_warmup", "inverse_sqrt")
 """Schedulers that go by no end, unless their warm-up is a part of all steps."""
 
 
-def updates_in(args: TrainingArguments, samples: int) -> tuple[int, int]:
+def updates_in(args: TrainingArguments, batches: int) -> tuple[int, int]:
     """Return the updates of an epoch, and those of all training, as Trainer counts them."""
-    batches = math.ceil(samples / args.train_batch_size)
     of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
     return of_epoch, args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
 
 
-def see_end(trainer: Any, samples: int) -> None:
+def see_end(trainer: Any, batches: int) -> None:
     """Set what a Trainer's state says of the end, as ``Trainer.train()`` does."""
     args, state = trainer.args, trainer.state
-    of_epoch, state.max_steps = updates_in(args, samples)
+    of_epoch, state.max_steps = updates_in(args, batches)
     state.num_train_epochs = math.ceil(state.max_steps / of_epoch if args.max_steps > 0 else args.num_train_epochs)
 
 
@@ -38,7 +37,7 @@ def end_of(trainer: Any) -> str | None:
     return f"{limits(_TRAINER, _stated(trainer.args))} ends training in update {trainer.state.global_step}"
 
 
-def horizon_of(trainer: Any, samples: int, *, by_epoch: bool) -> Horizon | None:
+def horizon_of(trainer: Any, batches: int, *, by_epoch: bool) -> Horizon | None:
     """Return the end of training, in steps of trials; ``None`` if nothing goes by it."""
     if trainer.lr_scheduler is None:
         return None
@@ -46,7 +45,7 @@ def horizon_of(trainer: Any, samples: int, *, by_epoch: bool) -> Horizon | None:
     own = type(trainer).create_scheduler is not Trainer.create_scheduler
     sizes = own or 0 < args.warmup_steps < 1 or str(args.lr_scheduler_type.value) not in _EVEN
     if by_epoch:
-        steps = math.ceil(steps / updates_in(args, samples)[0])
+        steps = math.ceil(steps / updates_in(args, batches)[0])
     return Horizon(_TRAINER, tuple(_stated(args).items()), steps, sizes)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from hpstage.errors import UsageError
 from hpstage.torch.transformers.arguments import warn_once
@@ -15,8 +16,6 @@ _NEVER_CALLED = {
     "train": "hpstage runs the loop",
     "_inner_training_loop": "hpstage runs the loop",
     "_run_epoch": "hpstage runs the loop",
-    "get_train_dataloader": "hpstage decides the order of samples; the rest belongs in the data set or collator",
-    "_get_train_sampler": "hpstage decides the order of samples",
     "create_optimizer_and_scheduler": "override create_optimizer and create_scheduler",
 }
 """Methods of Trainer that decide training, and are replaced."""
@@ -29,6 +28,10 @@ _EVENTS = frozenset(
     )
 )
 """Events of callbacks that happen at the same steps however training is cut."""
+
+
+_SHOW = frozenset(("trl.trainer.callbacks", f"{name}Callback") for name in ("RichProgress", "LogCompletions", "Weave"))
+"""Callbacks of other libraries that only show."""
 
 
 def see_trainer(make: Any) -> None:
@@ -55,7 +58,7 @@ def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
                 "EarlyStoppingCallback has no meaning in a search: the algorithm ends trials early (ASHA, "
                 "MedianStopping), and result.load(trial, 'best') gives the best state"
             )
-        if kind.__module__.partition(".")[0] == "transformers":
+        if kind.__module__.partition(".")[0] == "transformers" or (kind.__module__, kind.__name__) in _SHOW:
             warn_once(f"{kind.__name__} is not used in a search, which does its own logging and saving")
             continue
         events = (name for name in dir(kind) if name.startswith("on_"))
@@ -72,3 +75,20 @@ def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
             )
         used.append(callback)
     return used
+
+
+def drop_callbacks(trainer: Any) -> None:
+    """Remove, from a Trainer that was made, the callbacks that only show or save; its class may have added some.
+
+    Raises:
+        UsageError: as :func:`used_callbacks`.
+    """
+    for callback in [*trainer.callback_handler.callbacks]:
+        root = type(callback).__module__.partition(".")[0]
+        if root == "sentence_transformers":  # they collect what a model card says
+            continue
+        if isinstance(callback, _USUAL) or not used_callbacks([callback]):
+            trainer.remove_callback(callback)
+
+
+_USUAL = (DefaultFlowCallback, PrinterCallback)

@@ -5,23 +5,29 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, TrainingArguments, set_seed
-from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import align_special_tokens
 
 from hpstage.errors import StopTraining, TrainingError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.horizon import Horizon
+from hpstage.torch.loading.streams import is_stream
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.torch.transformers.arguments import Arguments, detach
+from hpstage.torch.transformers.arguments import Arguments, detach, warn_once
+from hpstage.torch.transformers.checkpointing import only_switched
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.horizon import end_of, horizon_of, see_end
-from hpstage.torch.transformers.refusals import see_trainer, used_callbacks
+from hpstage.torch.transformers.logs import log_step
+from hpstage.torch.transformers.own_order import FIXED, Made, OwnBatches, has_own_order, own_loader
+from hpstage.torch.transformers.refusals import drop_callbacks, see_trainer, used_callbacks
 from hpstage.training.code.unread import may_read
 
 
@@ -126,24 +132,26 @@ class TrainerTrainable(TorchTrainable):
         return self._whole("per_device_train_batch_size") * self._whole("gradient_accumulation_steps")
 
     def dataset(self) -> Any:
-        return self.train_dataset
+        # A stream keeps its position itself, in no state but its own.
+        return copy.deepcopy(self.train_dataset) if is_stream(self.train_dataset) else self.train_dataset
 
-    @property
-    def _prepared_dataset(self) -> Any:
+    def _prepared_data(self) -> Any:
         # A subclass of Trainer may tokenize, filter or pack its data when it is made, by its arguments.
-        made = None if self.trainer is None else self.trainer.train_dataset
-        return None if made is self.train_dataset else made
+        trainer = self.trainer
+        if has_own_order(trainer):
+            return OwnBatches(lambda: own_loader(trainer), trainer.args.gradient_accumulation_steps)
+        if trainer.train_dataset is self.train_dataset:
+            return None
+        return copy.deepcopy(trainer.train_dataset) if is_stream(trainer.train_dataset) else trainer.train_dataset
 
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
         self._see_names(hp)
         self.initial = dict(hp)
         args = self.arguments.made(hp)
         set_seed(args.seed)
-        trainer = self.trainer_class(
-            model=self._new_model(hp), args=args, train_dataset=self.train_dataset, **self.given
-        )
-        for callback in (DefaultFlowCallback, PrinterCallback):
-            trainer.remove_callback(callback)
+        new, make = self._new_model(hp)
+        trainer = make(model=new, args=args, train_dataset=self.train_dataset, **self.given)
+        drop_callbacks(trainer)
         model: torch.nn.Module = trainer.model
         if args.activation_checkpointing:
             options = dict(args.activation_checkpointing_kwargs or {})
@@ -161,8 +169,15 @@ class TrainerTrainable(TorchTrainable):
     def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
         trainer = self.trainer
         optimizer = built(trainer, self._followed(hp))
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not any(id(parameter) in held for parameter in model.parameters()):
+            raise UsageError(
+                f"the optimizer of {type(trainer).__name__} has no parameter of the model: an argument of trainer_class "
+                f"holds another model, as a loss that was made of one does. Pass a function that makes it of a model"
+            )
         trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
-        see_end(trainer, len(trainer.train_dataset))
+        self.batches_of_epoch = self._count_batches()
+        see_end(trainer, self.batches_of_epoch)
         if "learning_rate" in self._followed(hp):
             trainer.lr_scheduler = None
         else:
@@ -191,10 +206,15 @@ class TrainerTrainable(TorchTrainable):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
     ) -> torch.Tensor | float | None:
         """Do what Trainer's loop does for one update of the weights."""
-        trainer, samples = self.trainer, batch.samples
+        trainer = self.trainer
         self._follow()
-        size = trainer.args.per_device_train_batch_size
-        made = [self.collator(samples[start : start + size]) for start in range(0, len(samples), size)]
+        if not isinstance(batch, Made):
+            batch = self._collated(batch.samples)
+        with only_switched(model) if trainer.args.activation_checkpointing else nullcontext():
+            return self._trained_on(model, batch)
+
+    def _trained_on(self, model: torch.nn.Module, batch: Made) -> torch.Tensor:
+        trainer, made = self.trainer, batch.batches
         batches, count = trainer.get_batch_samples(iter(made), len(made), trainer.args.device)
         trainer.current_gradient_accumulation_steps = len(batches)
         self._call("on_step_begin")
@@ -204,8 +224,12 @@ class TrainerTrainable(TorchTrainable):
             losses.append(trainer.training_step(model, inputs, count))
             if number < len(batches):
                 self._call("on_substep_end")
+                if trainer.control.should_training_stop:  # Trainer then leaves the weights as they are
+                    raise StopTraining(_STOPPED)
+        values = {"loss": float(sum(losses)), "learning_rate": trainer.optimizer.param_groups[0]["lr"]}
         if trainer.args.max_grad_norm > 0:
-            trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+            norm = trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+            values["grad_norm"] = float(norm)
         self._call("on_pre_optimizer_step")
         trainer.optimizer.step()
         self._call("on_optimizer_step")
@@ -213,31 +237,61 @@ class TrainerTrainable(TorchTrainable):
             trainer.lr_scheduler.step()
         model.zero_grad()
         trainer.state.global_step += 1
-        trainer.samples_seen += len(samples)
-        trainer.state.epoch = trainer.samples_seen / len(trainer.train_dataset)
+        trainer.state.epoch = batch.epoch
         self._call("on_step_end")
+        log_step(trainer, values)
         if trainer.control.should_training_stop:
-            raise StopTraining("a callback has set control.should_training_stop")
+            raise StopTraining(_STOPPED)
         if (ended := end_of(trainer)) is not None:
             raise StopTraining(ended)
         return torch.stack(losses)
 
+    def _collated(self, samples: list[Any]) -> Made:
+        size, trainer = self.trainer.args.per_device_train_batch_size, self.trainer
+        trainer.samples_seen += len(samples)
+        made = [self.collator(samples[start : start + size]) for start in range(0, len(samples), size)]
+        if is_stream(trainer.train_dataset):
+            return Made(made, (trainer.state.global_step + 1) / trainer.state.max_steps)
+        return Made(made, trainer.samples_seen / len(trainer.train_dataset))
+
     def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:
         """Return Trainer's metrics, without those of its speed, which are never the same twice."""
-        metrics = self.trainer.evaluate()
+        with only_switched(model) if self.trainer.args.activation_checkpointing else nullcontext():
+            metrics = self.trainer.evaluate()
         return {name: value for name, value in metrics.items() if not name.endswith(_OF_SPEED) and name != "epoch"}
 
     @property
     def _horizon(self) -> Horizon | None:
-        return horizon_of(self.trainer, len(self.trainer.train_dataset), by_epoch=self.step_unit == "epoch")
+        return horizon_of(self.trainer, self.batches_of_epoch, by_epoch=self.step_unit == "epoch")
 
-    def _new_model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
+    def _count_batches(self) -> int:
+        """Return the batches of an epoch, as Trainer counts them."""
+        trainer = self.trainer
+        if has_own_order(trainer):
+            return len(own_loader(trainer))
+        if is_stream(trainer.train_dataset):
+            return int(trainer.args.max_steps) * int(trainer.args.gradient_accumulation_steps)
+        batches: int = math.ceil(len(trainer.train_dataset) / trainer.args.train_batch_size)
+        return batches
+
+    def _new_model(self, hp: Mapping[str, Scalar]) -> tuple[torch.nn.Module, Callable[..., Trainer]]:
+        """Return a new model, and what makes a Trainer of it."""
         if self.model_init is not None:
-            return self.model_init(dict(hp)) if _takes_values(self.model_init) else self.model_init()
+            model = self.model_init(dict(hp)) if _takes_values(self.model_init) else self.model_init()
+            return model, self.trainer_class
         assert self.pretrained is not None
         # Frozen parameters are shared: what no training changes is in no state.
-        frozen = {id(parameter): parameter for parameter in self.pretrained.parameters() if not parameter.requires_grad}
-        return copy.deepcopy(self.pretrained, frozen)
+        given = self.pretrained
+        copied: dict[int, Any] = {id(part): part for part in given.parameters() if not part.requires_grad}
+        model = copy.deepcopy(given, copied)
+        if not isinstance(self.trainer_class, partial):
+            return model, self.trainer_class
+        # A loss that was made of the model is then one of its copy.
+        others = {
+            name: copy.deepcopy(value, copied) if _holds(value, given) else value
+            for name, value in self.trainer_class.keywords.items()
+        }
+        return model, partial(self.trainer_class, **others)
 
     def _see_names(self, hp: Mapping[str, Scalar]) -> None:
         """Refuse hyperparameters that nothing reads."""
@@ -266,7 +320,7 @@ class TrainerTrainable(TorchTrainable):
                         f"and by lr_scheduler_type={self.arguments.scheduler!r} of TrainingArguments: set "
                         f"lr_scheduler_type='constant' to follow the schedule, or give learning_rate one value"
                     )
-            elif not self.arguments.is_live(name):
+            elif not self.arguments.is_live(name) or (name in FIXED and has_own_order(trainer)):
                 if value != self.initial[name]:
                     raise UsageError(
                         f"the hyperparameter {name!r} changes from {self.initial[name]!r} to {value!r}, but is read "
@@ -282,6 +336,10 @@ class TrainerTrainable(TorchTrainable):
         """Let the callbacks act."""
         trainer = self.trainer
         trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control)
+        for name in ("should_evaluate", "should_save", "should_log"):
+            if getattr(trainer.control, name):
+                warn_once(f"control.{name}, set in {event}, is not used in a search, which evaluates, saves and logs")
+                setattr(trainer.control, name, False)
         if trainer.control.should_epoch_stop:
             raise UsageError(
                 f"a callback has set control.should_epoch_stop in {event}: a search has no epochs to stop; "
@@ -302,7 +360,14 @@ class _Samples:
     samples: list[Any]
 
 
+_STOPPED = "a callback has set control.should_training_stop"
 _OF_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
+
+
+def _holds(value: Any, model: torch.nn.Module) -> bool:
+    """Return whether a module, or one of a dict, has the model as a part."""
+    parts = value.values() if isinstance(value, dict) else (value,)
+    return any(part is model for one in parts if isinstance(one, torch.nn.Module) for part in one.modules())
 
 
 def _takes_values(model_init: Callable[..., Any]) -> bool:

@@ -1,0 +1,42 @@
+"""Activation checkpointing that a trainer switches off and on again within a step, to generate or for a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+
+@contextmanager
+def only_switched(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, a model's activation checkpointing is only switched off and on.
+
+    transformers would register hooks and make functions each time: equal ones, but objects that no state can hold. The
+    hooks, by which the inputs of the model require gradients, do nothing where there are none, as in generation.
+    """
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    switched: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+
+    def switch(enable: bool = True, **others: object) -> None:
+        for module in switched:
+            module.gradient_checkpointing = enable
+
+    for module in models:
+        vars(module).update({**dict.fromkeys(_HOOKS, _nothing), _SWITCH: switch})
+    try:
+        yield
+    finally:
+        for module in models:
+            for name in (*_HOOKS, _SWITCH):
+                del vars(module)[name]
+
+
+_HOOKS = ("enable_input_require_grads", "disable_input_require_grads")
+_SWITCH = "_set_gradient_checkpointing"
+
+
+def _nothing() -> None:
+    """Leave the hooks as they are."""

@@ -1,0 +1,87 @@
+"""The page on Flax: an NNX model and optax through the five methods, forked bit for bit.
+
+Run by test_jax_and_keras.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.testing import TrainableContract
+from hpstage.testing.trainable import fresh, trained
+
+pytest.importorskip("flax", reason="pip install flax")
+PAGE = Path(hpstage.__file__).parent.parent / "notebooks" / "flax.md"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    code = tmp_path_factory.mktemp("page") / "flax_page.py"
+    (written,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    code.write_text(written)
+    found = importlib.util.spec_from_file_location("flax_page", code)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def hp_at(step: int) -> dict[str, Any]:
+    return {"lr": 3e-3 if step < 3 else 3e-4, "seed": 1}
+
+
+@pytest.mark.slow  # to compile; what follows forks, too
+class TestNNX(TrainableContract):
+    steps, fork = 5, 2
+
+    @pytest.fixture
+    def make_trainable(self, page: ModuleType) -> Callable[[], object]:
+        return page.Digits  # type: ignore[no-any-return]
+
+    @pytest.fixture
+    def values_at(self) -> Callable[[int], dict[str, Any]]:
+        return hp_at
+
+
+def test_a_fork_at_every_step_equals_training_straight_through(page: ModuleType) -> None:
+    states, straight = [], fresh(page.Digits(), hp_at)
+    for step in range(5):
+        states.append(clone(straight.state_dict()))
+        trained(straight, hp_at, step, step + 1)
+        straight.evaluate()
+    forked = fresh(page.Digits(), hp_at)
+    for step, state in enumerate(states):
+        forked.load_state_dict(state)
+        trained(forked, hp_at, step, 5)
+        assert digest(forked.state_dict()) == digest(straight.state_dict())
+        assert forked.evaluate() == straight.evaluate()
+
+
+def test_a_search_gives_each_trial_the_metrics_of_its_own_run(page: ModuleType, tmp_path: Path) -> None:
+    drops = optuna.samplers.GridSampler({"drop_at": [4, 6, 8]})
+    study = optuna.create_study(sampler=drops, direction="maximize")
+    result = hpstage.optimize(
+        study,
+        page.Digits(),
+        page.space,
+        metric="accuracy",
+        steps=10,
+        n_trials=3,
+        executor=hpstage.InlineExecutor(),
+        store=tmp_path,
+    )
+    assert result.savings.steps_trained == 16
+    for trial in result.study.trials:
+        space = page.space(optuna.trial.FixedTrial(trial.params))
+        own_at = lambda step, space=space: {"lr": space["lr"].value(step), "seed": 0}  # noqa: E731
+        own = trained(fresh(page.Digits(), own_at), own_at, 0, 10)
+        assert dict(own.evaluate()) == result.load(trial.number).metrics
