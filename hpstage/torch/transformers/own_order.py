@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, set_seed
 
 from hpstage.errors import UsageError
 from hpstage.torch.loading.streams import is_stream
@@ -38,7 +38,7 @@ def own_loader(trainer: Trainer) -> DataLoader[Any]:
     attributes, prepared = dict(vars(trainer)), trainer.accelerator._dataloaders
     before = len(prepared)
     with generators_restored():
-        rekey(0, 0, Purpose.DATA)
+        set_seed(trainer.args.seed)  # as Trainer does; accelerate's sampler goes by the seed of torch's generator
         loader = trainer.get_train_dataloader()
     del prepared[before:]
     vars(trainer).clear()

@@ -172,8 +172,8 @@ class TrainerTrainable(TorchTrainable):
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not any(id(parameter) in held for parameter in model.parameters()):
             raise UsageError(
-                f"the optimizer of {type(trainer).__name__} has no parameter of the model: an argument of trainer_class "
-                f"holds another model, as a loss that was made of one does. Pass a function that makes it of a model"
+                f"the optimizer of {type(trainer).__name__} has no parameter of the model: an argument of trainer_class"
+                f" holds another model, as a loss that was made of one does. Pass what makes it of a model"
             )
         trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
         self.batches_of_epoch = self._count_batches()
