@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 PASSING = (OSError, MemoryError, ImportError, EOFError, subprocess.SubprocessError, torch.OutOfMemoryError)
-"""Errors that tell of the host at that moment and not of the code, which may be compiled or recorded after all."""
+"""Errors caused by the host at that moment, not by the code, which may be compiled or recorded after all."""
 
 
 class NotDeparting(BaseException):

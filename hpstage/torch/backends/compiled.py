@@ -24,7 +24,7 @@ from hpstage.torch.backends.logged import LoggedInTensors, traced
 from hpstage.torch.backends.numbers import keep_numbers
 from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.training.capture.settings import compile_by_arguments_alone
+from hpstage.training.capture.settings import compile_by_arguments_only
 from hpstage.training.step_log import log, recording
 
 logger = logging.getLogger("hpstage")
@@ -35,7 +35,7 @@ training: something that the code reads is another at each step."""
 
 _IN_DYNAMO = {
     "trace_autograd_ops": True,
-    "side_effect_replay_policy": "error",  # counters and lists would be constants, and compiled anew at each step
+    "side_effect_replay_policy": "error",  # counters and lists would be constants, and recompiled at each step
     "recompile_limit": 1 << 20,  # beyond its limit torch would quietly run the code as it is
     "accumulated_recompile_limit": 1 << 20,
 }
@@ -88,7 +88,7 @@ class CompiledBackend(StepBackend):
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         super().__init__(subject, device)
         _start_compiler()
-        compile_by_arguments_alone()
+        compile_by_arguments_only()
         self.compiled = 0
         """How many graphs were compiled."""
         self._own_update = type(subject).update is not TorchTrainable.update
@@ -314,8 +314,8 @@ def _compiler() -> str:
     found = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     if found is None:
         return ""
-    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    return told.partition("\n")[0].strip()
+    output = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    return output.partition("\n")[0].strip()
 
 
 def _is_verdict(error: BaseException) -> bool:
@@ -333,8 +333,8 @@ def _origin(error: BaseException) -> BaseException:
 def _failed(who: str, error: Exception) -> Exception:
     """Return the error of a step that could not be compiled. To train on without would give other bits."""
     origin = _origin(error)
-    told = str(origin).strip().partition("\n")[0]
-    what = f"{type(origin).__name__}: {told}" if told else type(origin).__name__
+    message = str(origin).strip().partition("\n")[0]
+    what = f"{type(origin).__name__}: {message}" if message else type(origin).__name__
     if isinstance(origin, PASSING):
         return CompilerFailed(
             f"compiling a step of {who} has failed: {what}. It is not trained without, which would give other bits "

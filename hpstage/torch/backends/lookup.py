@@ -35,7 +35,7 @@ def backend_named(name: object) -> type[StepBackend]:
     return _loaded(name)
 
 
-@functools.cache  # asked for by every slot of a worker, each time that it changes its backend
+@functools.cache  # every slot of a worker calls it whenever it changes its backend
 def _loaded(name: str) -> type[StepBackend]:
     if name not in names():
         raise _no_backend(name)
@@ -57,7 +57,7 @@ def usable(device: torch.device) -> list[str]:
 
 
 def choices(device: torch.device) -> dict[str, str]:
-    """Describe the backends that can run here, one entry for each thing that decides bits, as in
+    """Describe the backends that can run here, one entry for each setting that decides bits, as in
     ``{"auto compiled numerics": "compiled-v2", ...}``: of these, a search takes those of the one that it chooses."""
     described = {}
     for name in usable(device):

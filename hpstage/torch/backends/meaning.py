@@ -181,13 +181,13 @@ class Meaning:
             return  # code that fails where a value has another last bit
         if apart.differs:
             self._refused = True
-            raise StateError(self._told(apart, numerics))
+            raise StateError(self._message(apart, numerics))
         self.compared += 1
         self.closeness = max(self.closeness, apart.closeness)
         if apart.moved:
             self._left[kind] = steps - 1, tries
 
-    def _told(self, apart: _Apart, numerics: str) -> str:
+    def _message(self, apart: _Apart, numerics: str) -> str:
         path, found, expected, allowed = apart.worst()
         return (
             f"numerics = {numerics!r} does not train {self._who} as its code says: after {_IN_A_ROW} steps from the "
@@ -222,7 +222,7 @@ class _Apart:
         one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, other))
         if path.endswith(".grad") and (one is None or two is None):
             return 0.0  # whether gradients are left behind is up to the class
-        if path.startswith(_OF_OPTIMIZER):  # what it has not begun to keep is zero
+        if path.startswith(_OF_OPTIMIZER):  # an entry that does not exist yet is zero
             one, two = (other if value is None else value for value, other in ((one, _zeros(two)), (two, _zeros(one))))
         if isinstance(one, Tensor) and isinstance(two, Tensor):
             return _distance(one, two)

@@ -59,8 +59,8 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
 
     Return the mean seconds of a step, by name, and those until the backend had begun, under ``"NAME begins"``. What is
     compiled later than at the beginning is part of the mean: it would be compiled again and again. A backend that fails
-    is left out, unless it is ``eager``, whose errors are the user's. One that takes long to begin, beside what
-    ``steps`` take eagerly, is not tried.
+    is left out, unless it is ``eager``, whose errors are the user's. One that takes long to begin, compared with
+    ``steps`` eager steps, is not tried.
     """
     found: dict[str, float] = {}
     clock = clock_of(trainable)

@@ -29,14 +29,14 @@ def keep_numbers(graph: torch.fx.Graph, numbers: Collection[Tensor]) -> None:
                 known.add(node)
         elif node.op == "call_function" and getattr(node.target, "__module__", None) in _MODULES:
             given = node.args[:1]
-            if known.issuperset(given) and (made := made_anew(node.target)) is not None:
+            if known.issuperset(given) and (made := out_of_place(node.target)) is not None:
                 node.target = made
             if node.all_input_nodes and known.issuperset(node.all_input_nodes):
                 known.add(node)
 
 
-def made_anew(function: Any) -> Callable[..., Any] | None:
-    """Return the operator that makes a new object, for one that changes its first argument."""
+def out_of_place(function: Any) -> Callable[..., Any] | None:
+    """Return the out-of-place operator of one that changes its first argument."""
     name = getattr(function, "__name__", "").strip("_")
     if not name.startswith("i") or getattr(operator, name, None) is None:
         return None

@@ -24,7 +24,7 @@ def obstacle_in_code(code: type[TorchTrainable]) -> str | None:
         if any(isinstance(value, tuple) and _BACKWARD_OF_BACKWARD in value for value in constants):
             return f"{function.__qualname__} differentiates gradients"
         if "hp" in names_in(function.__code__) and _SEES_TYPES.intersection(names_in(function.__code__)):
-            return f"{function.__qualname__} asks for the type of a hyperparameter, which is a tensor in compiled code"
+            return f"{function.__qualname__} reads the type of a hyperparameter, which is a tensor in compiled code"
     return None
 
 
@@ -39,7 +39,7 @@ def obstacle_in_training(model: torch.nn.Module, optimizer: torch.optim.Optimize
     for module in model.modules():
         if module._backward_hooks or module._backward_pre_hooks:
             return f"a {type(module).__name__} has a backward hook"
-    return None if _is_tensors(batch) else "a batch holds other things than tensors"
+    return None if _is_tensors(batch) else "a batch holds other objects than tensors"
 
 
 def _is_tensors(batch: Any) -> bool:

@@ -17,7 +17,7 @@ class StackedBackend(StepBackend):
     """One for each slot of :class:`hpstage.torch.backends.siblings.StackedLoop`, which trains what can be stacked.
 
     A model of which no step can be recorded is trained as it is for the rest of its trial, by ``update()``. That is so
-    whoever is trained beside it, and its states record it, so that every fork of it does the same.
+    whichever models are trained with it, and its states record it, so that every fork of it does the same.
     """
 
     numerics: ClassVar[str] = "stacked-v3"

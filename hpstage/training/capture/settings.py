@@ -36,7 +36,7 @@ _REFUSE = ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit")
 _NO_LIMIT = 2**31
 
 
-def compile_by_arguments_alone() -> None:
+def compile_by_arguments_only() -> None:
     """Make what ``torch.compile`` generates depend on a function's arguments only, not on those of earlier calls.
 
     By default it depends on the history of the process: a function called with two shapes is compiled for all shapes,

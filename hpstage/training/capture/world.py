@@ -22,7 +22,7 @@ from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_alone, hooks_of_all
+from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_only, hooks_of_all
 from hpstage.training.capture.stateful import arguments_kept
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
@@ -58,7 +58,7 @@ class World:
         self._entered: Variables | None = None
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
-        compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
+        compile_by_arguments_only()  # torch may have been imported, or asked to compile, since the last survey
         yield from self._roots()
         yield from self.patches()
         refuse_modes()

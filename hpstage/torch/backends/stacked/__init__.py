@@ -1,4 +1,4 @@
-"""Sibling models trained as one: their parameters stacked, each bit as if each were trained alone.
+"""Sibling models trained as one: their parameters stacked, bit for bit as if each were trained by itself.
 
 A step is recorded once as a flat graph of tensor operations (``tracing``). For a number of members it becomes a program
 in which an operation takes place on all members at once where that has, bit for bit, the result that it has for each

@@ -59,7 +59,7 @@ class Bundle:
         return member
 
     def leave(self, member: Member) -> None:
-        """Write a member's state into its model and its optimizer, and go on without it."""
+        """Write a member's state into its model and its optimizer, and continue without it."""
         slot = self.members.index(member)
         self.sync(member)
         self.members.remove(member)

@@ -72,8 +72,8 @@ def gradients_of_all(
 
 
 def gradients(outer: Tensor, images: Tensor, weights: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
-    """Return what ``aten.convolution_backward`` gives, but for rounding: as for two members that are alike, since from
-    two on, their number shows in no bit."""
+    """Return what ``aten.convolution_backward`` gives, but for rounding: as for two equal members, since from two on,
+    their number shows in no bit."""
     of_images, *of_others = _gradients(_twice(outer), _twice(images), torch.cat([weights, weights]), 2, *options)
     return (
         None if of_images is None else of_images[:, : images.shape[1]].contiguous(),

@@ -143,7 +143,7 @@ class _Logged:
 
 
 class _Holder(nn.Module):
-    """Calls a function of a model whose parameters are replaced meanwhile."""
+    """Calls a function of a model whose parameters are replaced during the call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a step's trace depends on besides tensors' values, as far as it can be told without tracing again."""
+"""What a step's trace depends on besides tensors' values, as far as it can be seen without tracing again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Signature:
 
     def __init__(self, model: nn.Module) -> None:
         self.objects: list[object] = []
-        """What only equals itself; held here so that no other object has its identity meanwhile."""
+        """What only equals itself; held here so that no other object gets its id."""
         own = (*model.named_parameters(), *model.named_buffers())
         self._names = {id(tensor): name for name, tensor in own}
         self.text = "\n".join(self._lines(model))
@@ -38,24 +38,24 @@ class Signature:
                     for key, tensor in value.items():
                         yield f"  {key}: {_form(tensor)}"
                 else:
-                    yield f"  {name}: {self._told(value)}"
+                    yield f"  {name}: {self._text_of(value)}"
         tied: dict[int, str] = {}
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
         for name, tensor in named:
             if tied.setdefault(id(tensor), name) != name:
                 yield f"{name} is {tied[id(tensor)]}"
 
-    def _told(self, value: Any) -> str:
+    def _text_of(self, value: Any) -> str:
         if type(value) in _PLAIN:
             return repr(value)
         if type(value) in (tuple, list, set, frozenset):
-            return f"{type(value).__name__}({', '.join(map(self._told, value))})"
+            return f"{type(value).__name__}({', '.join(map(self._text_of, value))})"
         if isinstance(value, dict):
-            return f"dict({', '.join(f'{self._told(key)}: {self._told(item)}' for key, item in value.items())})"
+            return f"dict({', '.join(f'{self._text_of(key)}: {self._text_of(item)}' for key, item in value.items())})"
         if id(value) in self._names:
             return f"the tensor {self._names[id(value)]}"
         if isinstance(value, weakref.ref):
-            return f"ref({self._told(value())})"
+            return f"ref({self._text_of(value())})"
         self.objects.append(value)
         return f"{type(value).__name__} {id(value)}"
 

@@ -165,7 +165,7 @@ class StandInValues(Mapping[str, Any]):
         """What stands for floats, or None: then these are themselves, too."""
         self.fixed: dict[str, Scalar] = {}
         self.absent: set[str] = set()
-        """Names that were asked for, and that there are none of."""
+        """Names that were looked up, but do not exist."""
         self.listed = False
         """Whether it matters which names there are."""
         self._last: str | None = None

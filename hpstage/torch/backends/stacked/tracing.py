@@ -1,7 +1,7 @@
 """A member's step as a flat graph: everything up to the gradients, as operations on tensors without side effects.
 
 ``update()`` is run once, on tensors that record what is done to them, with a stand-in for the optimizer that notes the
-gradients it is asked to step with. So whatever ``update()`` does to gradients before the step (clipping, scaling) is
+gradients it has to step with. So whatever ``update()`` does to gradients before the step (clipping, scaling) is
 part of the graph. What it does besides, to Python objects, would not happen again and is refused.
 """
 
@@ -57,7 +57,7 @@ class Trace:
     fixed: Mapping[str, Scalar]
     """Hyperparameters that it reads and that are part of the graph."""
     absent: frozenset[str]
-    """Those that it asks for and that there are none of."""
+    """Those that it looks up, but that do not exist."""
     names: frozenset[str] | None
     """All that there are, if it goes through them."""
     constants: tuple[Tensor, ...]
@@ -119,7 +119,7 @@ def trace(
 
     Raises:
         NeedsPython: ``update()`` needs Python at each step, or does more than compute gradients and step.
-        NotStackable: it does other things with other values.
+        NotStackable: it behaves differently with other values.
     """
     before = random.getstate(), np.random.get_state()
     with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who):
@@ -145,7 +145,7 @@ def _recorded(one: OneStep) -> GraphModule:
 
 
 def _compared(made: Trace, one: OneStep) -> bool:
-    """Compare, as :func:`compared` does. An error for other values tells nothing of those that others have."""
+    """Compare, as :func:`compared` does. An error for other values says nothing about the values of others."""
     try:
         return compared(made, one)
     except (NotStackable, *PASSING):
@@ -256,7 +256,7 @@ def compared(made: Trace, one: OneStep) -> bool:
         for index, (a, b) in enumerate(zip(found[:decisive], expected, strict=False))
     ):
         raise NotStackable(
-            f"{one.who} does other things with other values: Python decides in it by what a recording cannot see"
+            f"{one.who} behaves differently with other values: Python decides in it by what a recording cannot see"
         )
     return moved
 
