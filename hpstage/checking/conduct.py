@@ -20,10 +20,10 @@ from hpstage.execution.runs import Record
 from hpstage.execution.snapshot import THREADS
 from hpstage.schedule.space import Space
 from hpstage.training.adapter import defaults_of
+from hpstage.training.borrowed import see_free
 from hpstage.training.code.suspects import suspects
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.identity.workload import packages
-from hpstage.training.lent import see_free
 from hpstage.training.trainables import Keyed, as_trainable
 
 Say = Callable[[str], None]

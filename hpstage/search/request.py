@@ -20,7 +20,7 @@ from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Observed
 from hpstage.search.session import Callback
 from hpstage.training.adapter import defaults_of, noisy_of
-from hpstage.training.lent import see_free
+from hpstage.training.borrowed import see_free
 
 # Samplers whose proposals do not depend on results.
 BLIND = (

@@ -30,9 +30,9 @@ from hpstage.torch.loading.taken_over import Workers
 from hpstage.torch.mentions import names_gradients, read_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
+from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.identity.values import NOT_STATE
-from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, rekey, seed_of
 
 logger = logging.getLogger("hpstage")
@@ -79,7 +79,7 @@ class TorchLoop(Adapter):
             raise UsageError(f"step_unit is {subject.step_unit!r}; it must be 'batch' or 'epoch'")
         self.subject = subject
         self._user = subject
-        self._lent = Lent(subject, self)
+        self._borrowed = Borrowed(subject, self)
         self.device = environment.default_device() if subject.device is None else torch.device(subject.device)
         self._by_epoch = subject.step_unit == "epoch"
         self._numerics: str = subject.numerics
@@ -270,7 +270,7 @@ class TorchLoop(Adapter):
         self._pending = True
         self._close_batches()
         self._world.close(but=is_subjects)
-        self._lent.hand_over()
+        self._borrowed.hand_over()
         return {"model": built.model, "optimizer": built.optimizer, "trainable": self._user}
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class TorchLoop(Adapter):
         self._pending = True
         self._close_batches()
         self._world.close()
-        self._lent.give_back()
+        self._borrowed.give_back()
 
     def _close_batches(self) -> None:
         for batches in (self._batches, self._prepared):
@@ -300,7 +300,7 @@ class TorchLoop(Adapter):
     def see_data(self) -> Contents:
         """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
         if self._contents is None:
-            with self._lent.taken():
+            with self._borrowed.taken():
                 batches = self._given_data()
                 told = {**batches.told, **({"draws": DRAWS} if batches.draws else {})}
                 with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
@@ -382,7 +382,7 @@ class TorchLoop(Adapter):
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = self._prepared_with = None  # frees the memory of the previous one first
         backend = self._steps_by()
-        self._lent.take()
+        self._borrowed.take()
         self._given_data()  # before anything else: what it sets on the object belongs to no trial
         self._world.reset()
         self._hp = self._initial

@@ -19,13 +19,13 @@ from hpstage.errors import UsageError
 from hpstage.training.code.attributes import own_of, write_own
 
 _T = TypeVar("_T")
-_TAKEN: dict[int, Lent] = {}
+_TAKEN: dict[int, Borrowed] = {}
 """Objects being trained in this process, by id."""
 _LOCK = threading.RLock()  # reentrant: garbage collection may call give_back at any line
 
 
-class Lent:
-    """The attributes of one object, lent to one holder at a time.
+class Borrowed:
+    """The attributes of one object, borrowed by one holder at a time.
 
     Args:
         obj: the object to train.

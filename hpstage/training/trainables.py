@@ -14,10 +14,10 @@ from hpstage.schedule import Scalar
 from hpstage.store import plugins
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, is_subjects, optimizers_in, stateless_of
+from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.changes import Changes
 from hpstage.training.function import FunctionTrainable
-from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 
 
@@ -116,7 +116,7 @@ class Keyed(Adapter):
     def __init__(self, subject: Trainable) -> None:
         self.subject: Trainable = subject
         self._user = subject
-        self._lent = Lent(subject, self)
+        self._borrowed = Borrowed(subject, self)
         self._world = world_of(stateless_of(subject), lambda: [("self", subject)])
         self._changes = Changes(self._world)
         self.unverified, self.verified = self._changes.unverified, self._changes.verified
@@ -127,11 +127,11 @@ class Keyed(Adapter):
         for name in ("describe_data", "describe_environment"):
             method = getattr(subject, name, None)
             if callable(method):
-                setattr(self, name, self._lent.within(method))
+                setattr(self, name, self._borrowed.within(method))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         before = libraries()
-        self._lent.take()
+        self._borrowed.take()
         self._set_up(hp)
         if libraries() != before:
             # It has imported NumPy or torch, whose generators were not keyed when it used them.
@@ -166,7 +166,7 @@ class Keyed(Adapter):
 
     def hand_over(self) -> dict[str, object]:
         self._world.close(but=is_subjects)
-        self._lent.hand_over()
+        self._borrowed.hand_over()
         return {"trainable": self._user}
 
     def portrait(self) -> dict[str, str]:
@@ -178,4 +178,4 @@ class Keyed(Adapter):
         if callable(close):
             close()
         self._world.close()
-        self._lent.give_back()
+        self._borrowed.give_back()

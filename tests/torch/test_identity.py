@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from hpstage.errors import UsageError
+from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.kinds import kind_of
 from hpstage.training.code.owner import is_users
 from hpstage.training.code.source import distributions_of
 from hpstage.training.identity.workload import code_identity
-from hpstage.training.lent import Lent
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
 
@@ -381,8 +381,8 @@ def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_d
     expected = kind_of(Made())
     assert is_users("hpstage.workloads.made")
     assert kind_of(type("Made", (), {"__module__": "hpstage.workloads.made"})()) is expected
-    assert not is_users("hpstage.training.lent")
-    assert kind_of(Lent(Made(), Made())) is not expected
+    assert not is_users("hpstage.training.borrowed")
+    assert kind_of(Borrowed(Made(), Made())) is not expected
 
 
 def test_what_an_installer_has_put_into_any_folder_is_a_librarys(

@@ -49,8 +49,8 @@ def _changed(record: Record) -> str:
 
 
 class StackedLoop(TorchLoop):
-    """Trains one chain of a TorchTrainable, in its slot beside others of the same process, by a step backend that
-    trains several models at a time (``numerics = "stacked"``, or a plugin's).
+    """Trains one chain of a TorchTrainable, in one of several slots of a process, by a step backend that trains
+    several models at a time (``numerics = "stacked"``, or a plugin's).
 
     Where a search has chosen another backend (``numerics="auto"``), it trains by that, one chain at a time.
 
@@ -59,18 +59,18 @@ class StackedLoop(TorchLoop):
     that differs between them but ``hp``.
 
     Args:
-        stack: what the slots share, of another slot; without it, this is the one that is asked for the others, and
+        stack: what the slots share, of another slot; without it, this is the first slot, which makes the others, and
             whose :meth:`close` closes them.
     """
 
     def __init__(self, subject: TorchTrainable, stack: Stack | None = None) -> None:
         super().__init__(subject)
         self.stack = Stack(subject, self) if stack is None else stack
-        self._lent = self.stack.first._lent
+        self._borrowed = self.stack.first._borrowed
         self._meaning = self.stack.first._meaning
         self.member: Member | None = None
         self.bundle: Bundle | None = None
-        self.outcomes: list[Exception | None] = []  # of a step that was trained before it is asked for
+        self.outcomes: list[Exception | None] = []  # of a step that was trained before it is requested
         self.noted = Noted()  # what that step has logged
         self.width = 1  # with how many it was trained as one in its last step, itself included
         self._behind = False
@@ -97,7 +97,7 @@ class StackedLoop(TorchLoop):
     def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> dict[int, int]:
         slots = self.stack.slots
         if not all(slots[index]._stacks for index in steps):
-            return dict.fromkeys(steps, 1)  # each is trained when it is told to
+            return dict.fromkeys(steps, 1)  # each is trained by its own call
         self.stack.train({slots[index]: due for index, due in steps.items()})
         return {index: slots[index].width for index in steps}
 
@@ -158,7 +158,7 @@ class StackedLoop(TorchLoop):
     # --- the port -----------------------------------------------------------------------------------------
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        self.outcomes.clear()  # of a step that nobody has asked for, since its chain was ended
+        self.outcomes.clear()  # of a step that nobody has requested, since its chain was ended
         self.noted = Noted()
         self.detach()
         super().setup(hp)
@@ -343,15 +343,15 @@ class Stack:
         self._builder = Builder(subject, first.device, self._watched)
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
         self._tracing: tuple[StackedLoop, ...] = ()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def _watched(self, who: str) -> AbstractContextManager[None]:
         """Watch what a step of the slots at hand could change."""
         return put_back(who, self._tracing)
 
-    def _tell(self, reason: NeedsPython) -> None:
-        if str(reason) not in self._told:
-            self._told.add(str(reason))
+    def _warn(self, reason: NeedsPython) -> None:
+        if str(reason) not in self._warned:
+            self._warned.add(str(reason))
             logger.warning("%s is trained without stacking it: %s", type(self._subject).__name__, reason)
 
     def train(self, due: Mapping[StackedLoop, tuple[int, Mapping[str, Scalar]]]) -> None:
@@ -407,7 +407,7 @@ class Stack:
     def _otherwise(self, slot: StackedLoop, error: Exception, batch: Any) -> Exception | None:
         """Train a slot as it is, if it is that by which a step has failed; return what its step has ended in."""
         if isinstance(error, NeedsPython):
-            self._tell(error)
+            self._warn(error)
             return slot.train_as_it_is(batch)
         return refusal(self._subject, slot._numerics, error) if isinstance(error, NotStackable) else error
 
