@@ -79,7 +79,7 @@ def contents_of(
     made: Mapping[str, object],
     *,
     owner: object,
-    told: Mapping[str, object] = MappingProxyType({}),
+    options: Mapping[str, object] = MappingProxyType({}),
     first: list[Any] | None = None,
 ) -> Contents:
     """Describe the content of a data set.
@@ -91,7 +91,7 @@ def contents_of(
         dataset: map-style, with ``__len__``, or a stream.
         made: the attributes of the trainable that ``dataset()`` has set; usually the data it is evaluated on.
         owner: the trainable, which counts separately.
-        told: what else decides batches, by name.
+        options: what else decides batches, by name.
         first: the first samples of a stream, whose length is not known.
 
     Raises:
@@ -103,7 +103,7 @@ def contents_of(
     walk.values.folder = folder_of(owner)
     length = None if first is not None else len(dataset)
     texts = [f"data set {walk.values.content(dataset)}"]
-    texts += [f"{what}: {walk.values.content(value)}" for what, value in told.items()]
+    texts += [f"{what}: {walk.values.content(value)}" for what, value in options.items()]
     held, kept_in_files = walk.values.nbytes, files.nbytes
     computed = not holds(dataset) or bool(walk.values.undigested)
     samples = first if first is not None else _samples(dataset, min(SAMPLED, len(dataset))) if computed else []
@@ -131,8 +131,8 @@ def contents_of(
     if computed and not (held or kept_in_files) and len(samples) != length:
         besides = "" if seen else ", and no data that evaluate() uses were seen"
         warning = (
-            f"{name}: that the data are the same as in another run is told by {len(samples)} of {many} alone, "
-            f"since {type(dataset).__name__} makes them when they are asked for{besides}. State data_version on "
+            f"{name}: whether the data are the same as in another run is decided by only {len(samples)} of {many}, "
+            f"since {type(dataset).__name__} makes them on request{besides}. State data_version on "
             f"{name}, and change it with the data"
         )
     text = "\n".join(texts)

@@ -46,7 +46,7 @@ class Batches:
         self.dataset = source.dataset
         self.cut = source.cut
         self.samples = Samples(source.dataset, source.collate)
-        self.batch_size, self.told, self.draws = source.batch_size, source.told, self.samples.draws
+        self.batch_size, self.options, self.draws = source.batch_size, source.options, self.samples.draws
         self._order = source.order
         self._device = device
         self._tensors: tuple[torch.Tensor, ...] | None = None
@@ -105,7 +105,7 @@ class Batches:
         """Return what a state holds besides the number of samples consumed: nothing."""
 
     def go_to(self, position: None) -> None:
-        """Go on from what :meth:`position` returned."""
+        """Continue from what :meth:`position` returned."""
 
     def see_size(self, size: int) -> None:
         """Warn once of a batch that is larger than the data."""

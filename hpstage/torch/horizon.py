@@ -1,9 +1,9 @@
 """How long will I train? One rule for the trainers of libraries, Lightning's and Hugging Face's.
 
-What their arguments state (``max_steps``, ``max_epochs``, ``num_train_epochs``) is what code gets that asks, schedulers
-above all, as under that trainer alone. It is in the workload's key as all arguments are, and trials end there at the
-latest. Where the arguments state nothing, there is no answer, since trials of different lengths share their steps:
-code that asks is refused by name.
+What their arguments state (``max_steps``, ``max_epochs``, ``num_train_epochs``) is what code gets that reads it,
+schedulers above all, as under that trainer alone. It is in the workload's key as all arguments are, and trials end
+there at the latest. Where the arguments state nothing, there is no answer, since trials of different lengths share
+their steps: code that reads it is refused by name.
 """
 
 from __future__ import annotations

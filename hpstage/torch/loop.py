@@ -93,7 +93,7 @@ class TorchLoop(Adapter):
         self._made: dict[str, object] = {}  # attributes that dataset() has set
         self._contents: Contents | None = None
         self._samples = 0
-        self._told = False  # that no loss is seen
+        self._warned = False  # that no loss is seen
         self._meaning = Meaning(type(subject).__name__)
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
@@ -133,8 +133,8 @@ class TorchLoop(Adapter):
             if isinstance(loss, float):
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(f"the training loss is {loss} in step {step}")
-            elif loss is None and not self._told:
-                self._told = True
+            elif loss is None and not self._warned:
+                self._warned = True
                 logger.warning(_UNSEEN, type(self._user).__name__)
         self._see_values("update() or loss()")
 
@@ -301,11 +301,11 @@ class TorchLoop(Adapter):
         """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
         if self._contents is None:
             with self._borrowed.taken():
-                batches = self._given_data()
-                told = {**batches.told, **({"draws": DRAWS} if batches.draws else {})}
+                data = self._given_data()
+                more = {**data.options, **({"draws": DRAWS} if data.draws else {})}
                 with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
-                    first = batches.first(SAMPLED) if isinstance(batches, StreamBatches) else None
-                    self._contents = contents_of(batches.dataset, self._made, owner=self._user, told=told, first=first)
+                    first = data.first(SAMPLED) if isinstance(data, StreamBatches) else None
+                    self._contents = contents_of(data.dataset, self._made, owner=self._user, options=more, first=first)
         return self._contents
 
     def describe_environment(self) -> dict[str, str]:

@@ -43,8 +43,8 @@ def flops(model: torch.nn.Module, *inputs: Any) -> int:
 
 
 def latency(model: torch.nn.Module, *inputs: Any, repeats: int = 20) -> float:
-    """Return the median seconds of a forward pass, after one that does not count. Noisy: on another machine, or beside
-    other work, it is another."""
+    """Return the median seconds of a forward pass, after one that does not count. Noisy: it differs on another machine
+    or next to other work."""
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     taken = []
     with torch.no_grad():

@@ -17,7 +17,7 @@ def names_gradients(code: type) -> bool:
 
 def read_in_training(code: type[TorchTrainable]) -> list[str]:
     """Return the attributes for speed alone that the user's code reads while it trains: then they may matter."""
-    before = {"__init__", "dataset"}  # which set them, or decide nothing by them that is not told of the data
+    before = {"__init__", "dataset"}  # which set them, or decide by them only what the data's key has
     functions = [function for function in functions_reached(code) if function.__name__ not in before]
     read = {name for function in functions for name in names_in(function.__code__)}
     return sorted(read.intersection(code._without_keys))

@@ -156,8 +156,8 @@ class Plain(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (Plain, r"unless it tells its position in state_dict\(\)"),
-        (lambda: DataLoader(Plain(), batch_size=8), r"unless it tells its position in state_dict\(\)"),
+        (Plain, r"unless it reports its position in state_dict\(\)"),
+        (lambda: DataLoader(Plain(), batch_size=8), r"unless it reports its position in state_dict\(\)"),
         (lambda: DataLoader(Shards(), num_workers=2), "Shards is a stream and num_workers is 2"),
         (lambda: DataLoader(Shards(), drop_last=True), "the batch size is 31, Shards ended after 30 samples"),
     ],

@@ -63,7 +63,7 @@ class TrainingBatches:
 
     Args:
         data: where they come from.
-        pause: is called where the next batch is asked for, and returns the seed.
+        pause: is called where the next batch is requested, and returns the seed.
     """
 
     def __init__(self, data: Data, pause: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""One call of ``Trainer.fit``, paused where it asks for the next batch."""
+"""One call of ``Trainer.fit``, paused where it requests the next batch."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Session:
             raise NonFiniteLoss(f"the training loss is {loss.sum().item()} in step {self._run._step}")
 
     def _next(self) -> int:
-        """Pause until the next step is asked for, let its values take effect, and return the seed."""
+        """Pause until the next step is requested, let its values take effect, and return the seed."""
         begins = self._progress is None
         if begins:
             self._begin()
@@ -225,7 +225,7 @@ class _End(Callback):  # type: ignore[misc]  # its base has no types
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Lightning from telling of each Trainer what it always tells: there is one per fork."""
+    """Keep Lightning from logging what it logs for each Trainer: there is one per fork."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     try:

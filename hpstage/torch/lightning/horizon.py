@@ -1,4 +1,4 @@
-"""Where a Lightning Trainer ends training, and who asks for it."""
+"""Where a Lightning Trainer ends training, and which code reads that."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ def stated_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Asked(Trainer):  # type: ignore[misc]  # its base has no types
-    """A Trainer that notices code that asks for its end, and refuses to answer if it has none: that would be infinity,
-    or -1."""
+    """A Trainer that notices code that reads its end, and refuses to answer if it has none: that would be infinity, or
+    -1."""
 
     sizes = False
-    """Whether code has asked that is not Lightning's."""
+    """Whether code has read it that is not Lightning's."""
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        self._asked("estimated_stepping_batches")
+        self._notice("estimated_stepping_batches")
         estimated: int | float = super().estimated_stepping_batches
         return estimated
 
     @property
     def max_epochs(self) -> Any:
-        self._asked("max_epochs")
+        self._notice("max_epochs")
         return self.fit_loop.max_epochs
 
     @property
     def max_steps(self) -> Any:
-        self._asked("max_steps")
+        self._notice("max_steps")
         return self.fit_loop.max_steps
 
-    def _asked(self, name: str) -> None:
+    def _notice(self, name: str) -> None:
         reader = sys._getframe(2).f_globals.get("__name__", "")
         if reader.partition(".")[0] in ("lightning", "hpstage"):
             return

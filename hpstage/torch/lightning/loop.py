@@ -23,11 +23,11 @@ from hpstage.training.function import FunctionTrainable
 from hpstage.training.run import Run
 
 _STATELESS = ("model._metric_attributes",)
-"""Names by ids, which Lightning finds anew."""
+"""Names by ids, which Lightning looks up again."""
 
 
 class LightningLoop(FunctionTrainable):
-    """``Trainer.fit`` as a training function: paused where it asks for the next batch, and begun anew for a fork.
+    """``Trainer.fit`` as a training function: paused where it requests the next batch, and called again for a fork.
 
     What of Lightning's own changes with training is restored by :mod:`hpstage.torch.lightning.progress`; modules,
     optimizers, schedulers, callbacks and the DataModule are captured as in all training functions.
@@ -87,8 +87,8 @@ class LightningLoop(FunctionTrainable):
         if self._contents is None:
             data = self._loaded()
             batches, validation = data.batches, {"validation": data.of_validation()}
-            told = {**batches.told, **({"draws": DRAWS} if batches.draws else {})}
-            self._contents = contents_of(batches.dataset, validation, owner=self.subject, told=told)
+            options = {**batches.options, **({"draws": DRAWS} if batches.draws else {})}
+            self._contents = contents_of(batches.dataset, validation, owner=self.subject, options=options)
         return self._contents
 
     def describe_environment(self) -> dict[str, str]:

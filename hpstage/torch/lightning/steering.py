@@ -25,7 +25,7 @@ _ONCE = ("__init__", "configure_optimizers")
 class Steering:
     """Gives new values to param groups and ``hparams`` where they change.
 
-    A value that never changes steers nothing: the module has been made with it, and its own schedulers go on from
+    A value that never changes steers nothing: the module has been made with it, and its own schedulers continue from
     there. A field that a schedule has changed once is that schedule's alone.
 
     Args:

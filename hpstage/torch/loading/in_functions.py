@@ -31,7 +31,7 @@ class Loader:
         self.check, self.close, self.position = batches.check, batches.close, batches.position
 
     def take_over(self, before: Loader, *, same_call: bool) -> None:
-        """Go on with the processes of an earlier loader, if they load the same, or where an earlier stream stands.
+        """Continue with the processes of an earlier loader, if they load the same, or where an earlier stream stands.
 
         ``same_call`` is whether it was opened by the same call of the function.
         """
@@ -130,7 +130,7 @@ class EpochBatches(Iterator[Any]):
 
 
 def batches_of(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | None, num_workers: int) -> Iterator[Any]:
-    """Return what :meth:`hpstage.Run.batches` promises, and keep in ``loaders`` what the next call may go on with."""
+    """Return what :meth:`hpstage.Run.batches` promises, and keep in ``loaders`` what the next call may reuse."""
     if isinstance(data, DataLoader) and num_workers:
         raise UsageError("run.batches(loader, num_workers=...): a DataLoader states its num_workers itself")
     loader: Loader | None = loaders.get(_KEPT)

@@ -11,7 +11,7 @@ import torch
 def moved(batch: Any, device: torch.device | None) -> Any:
     """Return ``batch`` with its tensors on ``device``, including those in dicts, lists and (named) tuples.
 
-    From pinned memory they are copied while training goes on. ``None`` and the CPU leave the batch as it is.
+    From pinned memory they are copied while training continues. ``None`` and the CPU leave the batch as it is.
     """
     return batch if device is None or device.type == "cpu" else _moved(batch, device)
 

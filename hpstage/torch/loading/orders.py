@@ -81,12 +81,12 @@ def order_of(sampler: Any) -> tuple[SampleOrder, dict[str, Any]]:
             population, count, replacement = len(sampler.data_source), sampler.num_samples, sampler.replacement
             if not replacement and count == population:
                 return SampleOrder(population), {"order": "random"}
-            told = {"order": "random", "num_samples": count, "replacement": replacement}
-            return Drawn(population, count, replacement=replacement), told
+            options = {"order": "random", "num_samples": count, "replacement": replacement}
+            return Drawn(population, count, replacement=replacement), options
         case "WeightedRandomSampler":
             weights, count, replacement = sampler.weights, sampler.num_samples, sampler.replacement
-            told = {"order": "weighted", "weights": weights, "num_samples": count, "replacement": replacement}
-            return Weighted(weights, count, replacement=replacement), told
+            options = {"order": "weighted", "weights": weights, "num_samples": count, "replacement": replacement}
+            return Weighted(weights, count, replacement=replacement), options
         case "SubsetRandomSampler":
             indices = list(sampler.indices)
             return Subset(indices), {"order": "subset", "indices": indices}

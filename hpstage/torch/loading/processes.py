@@ -1,8 +1,8 @@
-"""Torch's worker processes, kept from stage to stage: they read ahead where training is expected to go on.
+"""Torch's worker processes, kept from stage to stage: they read ahead where training is expected to continue.
 
 One iterator of a DataLoader serves all stages of a process. Its sampler never ends: it yields requests, each for the
-batch that is expected after the one before. If training asks for another (a fork, another seed or batch size), the
-sampler goes on from there, and what was read ahead is dropped: processes skip requests of an earlier *course*.
+batch that is expected after the one before. If training requests another (a fork, another seed or batch size), the
+sampler continues from there, and what was read ahead is dropped: processes skip requests of an earlier *course*.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Processes:
         return thread is None or thread.is_alive()
 
     def adopt(self, samples: Samples) -> None:
-        """Go on with another data set of the same content, which training may change from now on."""
+        """Continue with another data set of the same content, which training may change from now on."""
         self.samples = samples
         if self._sent is not None:
             self._sent = self._what_is_sent()
@@ -198,9 +198,9 @@ class Processes:
             generator=torch.Generator(),  # not the global one, from which training draws
         )
         self._requests.sent.clear()
-        # In the main thread, torch would set a handler that raises at any line of training when a process dies.
+        # In the main thread, torch would set a handler that raises anywhere in training when a process dies.
         self._batches = batches = _in_a_thread(lambda: _iterator(loader))
-        # Also when this object is deleted: torch would wait until what was asked for is loaded.
+        # Also when this object is deleted: torch would wait until what was requested is loaded.
         self._end = weakref.finalize(self, _end, batches, self._course)
         self._sent = self._what_is_sent()
 
@@ -227,7 +227,7 @@ class Processes:
 
 
 def _end(batches: Any, course: torch.Tensor) -> None:
-    course[0] = -1  # they skip what they were asked for
+    course[0] = -1  # they skip what was requested
     batches._shutdown_workers()
 
 
@@ -237,7 +237,7 @@ def _nothing() -> None:
 
 def _iterator(loader: DataLoader[Any]) -> Any:
     with warnings.catch_warnings():
-        # Python warns of forking beside threads: they hold no lock that loading needs.
+        # Python warns of forking a process with threads: they hold no lock that loading needs.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         return iter(loader)
 
@@ -264,7 +264,7 @@ def _how_it_ended(code: int) -> str:
 
 
 class _Requests:
-    """The sampler: yields what is expected to be asked for. Refers to no iterator: deleting that ends the processes."""
+    """The sampler: yields what is expected to be requested. Refers to no iterator: deleting that ends the processes."""
 
     def __init__(self, order: SampleOrder, cut: Cut) -> None:
         self._order, self._cut = order, cut
@@ -279,7 +279,7 @@ class _Requests:
         return self.sent[0] if self.sent else self._next
 
     def turn(self, seed: int, start: int, count: int) -> int:
-        """Go on from another request. Return the number of the new course."""
+        """Continue from another request. Return the number of the new course."""
         self.course += 1
         self.size = count
         self._next = Request(self.course, seed, start, count)
@@ -331,8 +331,8 @@ class _Made(Dataset[Any]):
         if self._init is not None:
             self._init(number)
 
-    def __getitem__(self, asked: tuple[Request, Indices]) -> tuple[int, Any]:
-        request, indices = asked
+    def __getitem__(self, requested: tuple[Request, Indices]) -> tuple[int, Any]:
+        request, indices = requested
 
         def is_wanted() -> bool:
             return bool(self._course.item() == request.course)

@@ -42,7 +42,7 @@ class Samples:
     def load(self, seed: int, start: int, indices: Indices, is_wanted: Callable[[], bool] | None = None) -> Any:
         """Return the batch of the samples at ``indices``, the first of them at position ``start``.
 
-        Leaves the global generators keyed. ``is_wanted`` is asked before each sample; if it is not, returns ``None``.
+        Leaves the global generators keyed. Checks ``is_wanted`` before each sample; once it is false, returns ``None``.
         """
         samples = self.made(seed, start, indices.tolist(), is_wanted)
         if samples is None:

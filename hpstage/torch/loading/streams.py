@@ -35,8 +35,8 @@ def _has_shuffle_buffer(part: Any) -> bool:
 class StreamBatches:
     """Batches of a stream, made in this process. What is drawn for a sample is a function of (seed, position).
 
-    The stream is iterated over again and again. Before each pass it is told the number of the pass if it has
-    ``set_epoch``.
+    The stream is iterated over again and again. Before each pass, its ``set_epoch``, if it has one, is called with
+    the number of the pass.
 
     Args:
         data: iterable, with ``state_dict`` and ``load_state_dict`` for the position after the last sample; or a
@@ -61,20 +61,20 @@ class StreamBatches:
         who: str = "dataset()",
     ) -> None:
         self.batch_size: int | None = None
-        self.told: dict[str, Any] = {"order": "stream"}
+        self.options: dict[str, Any] = {"order": "stream"}
         self._end: Literal["full", "short", "dropped"] = "short" if by_epoch else "full"
         if isinstance(data, DataLoader):
             self._end = "dropped" if data.drop_last else "short"
             self.batch_size, num_workers = data.batch_size, data.num_workers
             collate = data.collate_fn if data.collate_fn is not default_collate else collate
-            self.told |= {"drop_last": data.drop_last, "batch_size": data.batch_size, "collate_fn": collate}
+            self.options |= {"drop_last": data.drop_last, "batch_size": data.batch_size, "collate_fn": collate}
             data = data.dataset
         name = type(data).__name__
         if not all(callable(getattr(data, part, None)) for part in ("__iter__", "state_dict", "load_state_dict")):
             raise UsageError(
                 f"{who} returned {name}; it must return a map-style data set, with __len__ and __getitem__, or a "
-                f"DataLoader of one: a stream cannot be forked at any step, unless it tells its position in "
-                f"state_dict() and goes on from there after load_state_dict()"
+                f"DataLoader of one: a stream cannot be forked at any step, unless it reports its position in "
+                f"state_dict() and resumes from there after load_state_dict()"
             )
         if _has_shuffle_buffer(getattr(data, "_ex_iterable", None)):
             raise UsageError(
@@ -157,7 +157,7 @@ class StreamBatches:
         return {"passes": self._pass, "within": copy.deepcopy(self.dataset.state_dict()) if within else None}
 
     def go_to(self, position: dict[str, Any] | None) -> None:
-        """Go on from a position; ``None``: from the beginning."""
+        """Continue from a position; ``None``: from the beginning."""
         within = None if position is None else position["within"]
         self._pass = 0 if position is None else position["passes"]
         self._samples = None
@@ -167,7 +167,7 @@ class StreamBatches:
             self.dataset.load_state_dict(copy.deepcopy(self._begins_with))
 
     def first(self, count: int) -> list[Any]:
-        """Return the first samples, by which data are told apart."""
+        """Return the first samples, by which data are distinguished."""
         self.go_to(None)
         self._begin(self._begins_with)
         assert self._samples is not None

@@ -56,7 +56,7 @@ class Source:
         cut: how it is cut into batches.
         workers: processes that load.
         batch_size: size of batches unless something else states it.
-        told: what decides batches besides the data set, by name.
+        options: what decides batches besides the data set, by name.
     """
 
     dataset: Any
@@ -65,7 +65,7 @@ class Source:
     cut: Cut
     workers: Workers = Workers()
     batch_size: int | None = None
-    told: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def of_dataset(dataset: Any, collate: Collate | None, workers: Workers, *, by_epoch: bool = False) -> Source:
@@ -91,15 +91,15 @@ def of_loader(loader: DataLoader[Any]) -> Source:
             f"hpstage cannot make a function of seed and position, as they must be for training to be forked at any "
             f"step: give it batch_size, shuffle or sampler, and drop_last"
         )
-    order, told = order_of(loader.sampler)
-    if told["order"] != "sequential" and not _noted:
+    order, options = order_of(loader.sampler)
+    if options["order"] != "sequential" and not _noted:
         _noted.append(True)
         logger.info(
             "The DataLoader's sampler is replaced: hpstage shuffles by the hyperparameter seed and the epoch, and not "
             "by a generator, so that training can be forked at any step."
         )
     collate = None if loader.collate_fn is default_collate else loader.collate_fn
-    told |= {"drop_last": loader.drop_last, "batch_size": loader.batch_size, "collate_fn": collate}
+    options |= {"drop_last": loader.drop_last, "batch_size": loader.batch_size, "collate_fn": collate}
     workers = Workers(
         loader.num_workers,
         loader.prefetch_factor or 2,
@@ -109,7 +109,7 @@ def of_loader(loader: DataLoader[Any]) -> Source:
         loader.multiprocessing_context,
     )
     cut = Cut(order.population, "dropped" if loader.drop_last else "short")
-    return Source(loader.dataset, collate, order, cut, workers, loader.batch_size, told)
+    return Source(loader.dataset, collate, order, cut, workers, loader.batch_size, options)
 
 
 _noted: list[bool] = []
