@@ -30,8 +30,8 @@ def encode_failure(error: Exception, node: int) -> bytes:
 
 
 def decode_failure(text: bytes) -> Exception:
-    module, name, arguments, told, note = json.loads(text)
-    error = _same(_class(module, name), arguments, told) or TrainingError(f"{name}: {told}")
+    module, name, arguments, message, note = json.loads(text)
+    error = _same(_class(module, name), arguments, message) or TrainingError(f"{name}: {message}")
     error.add_note(note)
     return error
 
@@ -43,12 +43,12 @@ def _class(module: str, name: str) -> Any:
     return found
 
 
-def _same(kind: Any, arguments: list[Any] | None, told: str) -> Exception | None:
-    """Return an exception with these arguments, if it then says what was told."""
+def _same(kind: Any, arguments: list[Any] | None, message: str) -> Exception | None:
+    """Return an exception with these arguments, if it then has this message."""
     if arguments is None or not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
     try:
         error: Exception = kind.__new__(kind, *arguments)  # which sets them; __init__ may take others
-        return error if str(error) == told else None
+        return error if str(error) == message else None
     except Exception:
         return None  # it needs what its __init__ would have set

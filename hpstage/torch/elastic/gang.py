@@ -69,15 +69,15 @@ class Gang:
         """Compare what the processes are about to train.
 
         Raises:
-            GangApart: they are about to train different things.
+            GangApart: they are about to train from different states.
         """
-        told = [message.text.decode() for message in self._group.gather(Message(_Kind.HELLO, who.encode()))]
-        if len(set(told)) > 1:
+        texts = [message.text.decode() for message in self._group.gather(Message(_Kind.HELLO, who.encode()))]
+        if len(set(texts)) > 1:
             self.close()
             raise GangApart(
-                f"the processes of a gang are not in the same state: number 0 is at {told[0]}, and number "
-                f"{next(rank for rank, text in enumerate(told) if text != told[0])} at "
-                f"{next(text for text in told if text != told[0])}"
+                f"the processes of a gang are not in the same state: number 0 is at {texts[0]}, and number "
+                f"{next(rank for rank, text in enumerate(texts) if text != texts[0])} at "
+                f"{next(text for text in texts if text != texts[0])}"
             )
 
     # --- the leader ---------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Gang:
         return own
 
     def agree(self, error: Exception | None) -> None:
-        """Tell the others whether this process could do what was ordered.
+        """Report to the others whether this process could do what was ordered.
 
         Raises:
             Exception: as :meth:`exchange` does.
@@ -156,7 +156,7 @@ class Gang:
         self._see_shared(self._gather(Message(_Kind.SHARE) if failed is None else _failed(failed)), failed)
 
     def left(self, error: Exception) -> None:
-        """Tell the others that this process has left the step by ``error``, unless they know or the step is over.
+        """Inform the others that this process has left the step by ``error``, unless they know or the step is over.
 
         Raises:
             GangLost: the leader has not left it: so this process is none of its gang any more.

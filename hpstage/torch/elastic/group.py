@@ -1,4 +1,4 @@
-"""Group: the processes of a gang, and what they tell each other."""
+"""Group: the processes of a gang, and the messages between them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpstage.errors import GangApart, GangLost
 from hpstage.torch.elastic.links import Links, follow, lead, new_key
 from hpstage.torch.elastic.shared_memory import Memory, Reader
 
-_HEAD = struct.Struct("<qqqqq")
+_HEADER = struct.Struct("<qqqqq")
 _SHORT = 512
 """Bytes of the first message of each round. What does not fit in is sent in a second one."""
-_ROOM = _SHORT - _HEAD.size
+_ROOM = _SHORT - _HEADER.size
 _FAREWELL = 10.0
 """Seconds for which a process waits until the others have read what it gave them last."""
 _REMEDY = (
@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 class Message(NamedTuple):
-    """What one process tells all others in a round: a kind, a text, and how many bytes it has for one of them."""
+    """What one process sends all others in a round: a kind, a text, and how many bytes it has for one of them."""
 
     kind: int
     text: bytes = b""
@@ -147,34 +147,34 @@ class Group:
         signatures = [message.text.decode() for message in self.gather(Message(0, self._own.sign().encode()))]
         readers = {rank: Reader(text) for rank, text in enumerate(signatures) if rank != self.rank}
         self._readers = {rank: reader for rank, reader in readers.items() if reader.can_read()}
-        told = self.gather(Message(0, json.dumps(list(self._readers)).encode()))
-        self._read_by = {rank for rank, message in enumerate(told) if self.rank in json.loads(message.text)}
+        lists = self.gather(Message(0, json.dumps(list(self._readers)).encode()))
+        self._read_by = {rank for rank, message in enumerate(lists) if self.rank in json.loads(message.text)}
 
     def gather(self, message: Message) -> list[Message]:
-        """Tell all processes a message; return those of all, by rank.
+        """Send all processes a message; return those of all, by rank.
 
         Raises:
             GangLost: another process is gone. The group is closed.
         """
         length = len(message.text)
         first = bytearray(_SHORT)
-        _HEAD.pack_into(first, 0, message.kind, length, message.size, self._own.fd, self._own.serial)
+        _HEADER.pack_into(first, 0, message.kind, length, message.size, self._own.fd, self._own.serial)
         if length <= _ROOM:
-            first[_HEAD.size : _HEAD.size + length] = message.text
+            first[_HEADER.size : _HEADER.size + length] = message.text
         firsts = self._all(first)
-        heads = [_HEAD.unpack_from(other) for other in firsts]
-        self._places = [(fd, serial) for *_, fd, serial in heads]
-        longest = max(length for _, length, *_ in heads)
+        headers = [_HEADER.unpack_from(other) for other in firsts]
+        self._places = [(fd, serial) for *_, fd, serial in headers]
+        longest = max(length for _, length, *_ in headers)
         rests = firsts
         if longest > _ROOM:
             rests = self._all(message.text.ljust(longest))
         return [
-            Message(kind, (first_of[_HEAD.size :] if length <= _ROOM else rest_of)[:length], size)
-            for (kind, length, size, *_), first_of, rest_of in zip(heads, firsts, rests, strict=True)
+            Message(kind, (first_of[_HEADER.size :] if length <= _ROOM else rest_of)[:length], size)
+            for (kind, length, size, *_), first_of, rest_of in zip(headers, firsts, rests, strict=True)
         ]
 
     def offer(self, data: Sequence[torch.Tensor]) -> int:
-        """Have bytes ready for another process; return how many. All are told so in the next round.
+        """Have bytes ready for another process; return how many. The next round announces them to all.
 
         Args:
             data: 1-dimensional uint8 tensors on one device.

@@ -219,7 +219,7 @@ def _greetings(
         while not over() and time.monotonic() < deadline:
             for entry, _ in selector.select(_GLANCE):
                 if entry.fileobj is listener:
-                    with suppress(OSError):  # it has hung up meanwhile
+                    with suppress(OSError):  # it may have hung up before
                         stranger, _ = listener.accept()
                         stranger.setblocking(False)
                         strangers[stranger] = b""

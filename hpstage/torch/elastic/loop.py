@@ -101,7 +101,7 @@ class ElasticLoop(TorchLoop):
             self._gang, self._nodes.own, self._nodes.exchange = None, range(self.virtual_nodes), None
 
     def _obey(self, gang: Gang, order: Order) -> None:
-        """Do as the leader does. What is raised there, too, is the leader's to tell."""
+        """Do as the leader does. What is raised there, too, the leader reports."""
         try:
             if order.hp is None:
                 self._looked_at(gang)
@@ -258,7 +258,7 @@ class ElasticLoop(TorchLoop):
         return batches.cut.population % self._batch_size
 
     def _count(self) -> int | None:
-        """Return the number of samples of the batch that was taken last, where it can be told."""
+        """Return the number of samples of the batch that was taken last, where it is known."""
         batches, before = self._data(), self._before
         self._before = self._samples
         return batches.cut.batch(before, self._batch_size)[1] if isinstance(batches, Batches) else None

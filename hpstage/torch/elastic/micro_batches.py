@@ -16,7 +16,7 @@ def cut(batch: Any, parts: int, count: int | None = None) -> list[Any]:
     """Return ``parts`` micro-batches of equal length, in order.
 
     Tensors are cut along their first dimension, lists and tuples of plain values by their items. What a batch nests
-    them in (dicts, lists, tuples, named tuples) is made anew for each part.
+    them in (dicts, lists, tuples, named tuples) is made again for each part.
 
     Args:
         batch: the batch, as collated.

@@ -105,7 +105,7 @@ def tree(shares: Sequence[Share]) -> Share:
 
 def mean(gradient: Gradient, like: Tensor, nodes: int) -> Tensor | None:
     """Return the mean over ``nodes`` virtual nodes, a power of two, of what was summed over them: in the layout of the
-    parameter ``like``, so that nothing tells where it was summed; a sparse one coalesced."""
+    parameter ``like``, so that nothing shows where it was summed; a sparse one coalesced."""
     if gradient is None:
         return None
     if isinstance(gradient, Rows):
