@@ -211,7 +211,7 @@ def _see(args: TrainingArguments) -> None:
     scheduler, optimizer = str(_plain(args.lr_scheduler_type)), str(_plain(args.optim))
     if scheduler in _REFUSED_SCHEDULERS:
         raise UsageError(
-            f"lr_scheduler_type={scheduler!r} goes by metrics, which are measured only where the search asks for them: "
+            f"lr_scheduler_type={scheduler!r} goes by metrics, which are measured only where the search requests them: "
             f"give learning_rate a schedule"
         )
     if any(name in optimizer for name in _REFUSED_OPTIMIZERS):

@@ -21,7 +21,7 @@ def built(trainer: Any, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
     """Return the optimizer that a Trainer creates. Its groups keep by which factors their fields follow ``hp``.
 
     Raises:
-        UsageError: a hyperparameter that the optimizer does not have, or whose factors cannot be told.
+        UsageError: a hyperparameter that the optimizer does not have, or whose factors are unknown.
     """
     args = trainer.args
     first = {name: getattr(args, name) for name in _MULTIPLES if name in hp}
@@ -64,8 +64,8 @@ def _factor(name: str, found: float, built_with: float, *, first: float) -> floa
         return float(found == built_with)
     if not first:
         raise UsageError(
-            f"{name} is 0 at first, so that it cannot be told which multiple of it the groups of create_optimizer() "
-            f"have, one of which has {found!r} where {name} is {built_with}: begin with another value"
+            f"{name} is 0 at first, so that the multiple of it in the groups of create_optimizer() is unknown: one "
+            f"has {found!r} where {name} is {built_with}. Begin with another value"
         )
     return found / built_with
 

@@ -48,7 +48,7 @@ class TrainerTrainable(TorchTrainable):
     ``prediction_step``. Metrics have Trainer's names (``eval_loss``, ``eval_accuracy``), without those of its speed.
 
     Args:
-        model: trained anew in each trial from the weights that it has here. Its frozen parameters are shared among
+        model: trained in each trial from the weights that it has here. Its frozen parameters are shared among
             trials and in no state, so that a model with PEFT's adapters has small states.
         args: what decides training in it counts; when to log, save and evaluate is up to the search.
         model_init: returns a new model, instead of ``model``. It takes nothing, or one argument: the values of the
