@@ -66,7 +66,7 @@ def test_gradients_through_a_kept_weight_are_refused_and_its_values_are_not() ->
     assert torch.equal(kept, values)
     assert kept.requires_grad
     assert not kept.is_leaf
-    with pytest.raises(StateError, match=r"model\.0\.weight is computed anew whenever its module is called"):
+    with pytest.raises(StateError, match=r"model\.0\.weight is recomputed whenever its module is called"):
         (kept * nn.Parameter(values)).sum().backward()  # type: ignore[no-untyped-call]
 
 

@@ -107,7 +107,7 @@ def _names(instructions: Sequence[Instruction], last: int) -> tuple[list[str], b
 
 
 def _begin(instruction: Instruction) -> tuple[int, int] | None:
-    """Return line and column, or ``None`` if Python was told to keep no positions."""
+    """Return line and column, or ``None`` if Python was set to keep no positions."""
     place = instruction.positions
     if place is None or place.lineno is None or place.col_offset is None:
         return None

@@ -50,7 +50,7 @@ def kept_weight(values: Any, path: str) -> Any:
         @staticmethod
         def backward(context: Any, gradient: Any) -> Any:
             raise StateError(
-                f"{path} is computed anew whenever its module is called, and training has asked for gradients through "
+                f"{path} is recomputed whenever its module is called, and training has requested gradients through "
                 f"the one of an earlier step, which no state can hold: call the module before"
             )
 

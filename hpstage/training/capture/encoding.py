@@ -109,7 +109,7 @@ class Encoder:
 
     def _mixed_up(self, path: str) -> StateError:
         return StateError(
-            f"{path} is one of several in a set, and nothing tells which in another process: keep what training "
+            f"{path} is one of several in a set, and cannot be identified in another process: keep what training "
             f"changes in a list or a dict"
         )
 

@@ -119,7 +119,7 @@ _BEYOND = frozenset(
 )
 """Names by which code reaches memory around a view."""
 UNKNOWN = "?}"
-"""Path suffix for one of several objects of a class in a set, which other processes cannot tell apart."""
+"""Path suffix for one of several objects of a class in a set, which other processes cannot distinguish."""
 
 
 class Surveyor:

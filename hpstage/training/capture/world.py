@@ -58,7 +58,7 @@ class World:
         self._entered: Variables | None = None
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
-        compile_by_arguments_only()  # torch may have been imported, or asked to compile, since the last survey
+        compile_by_arguments_only()  # torch may have been imported, or set to compile, since the last survey
         yield from self._roots()
         yield from self.patches()
         refuse_modes()
@@ -267,7 +267,7 @@ class World:
             _put_back(record, "a fork would begin with what other training has left", values=values)
 
     def _refuse_caches_of_state(self, base: Survey, now: Survey) -> None:
-        """Check that what cached functions have been asked since setup has not changed: their results are no state.
+        """Check that the arguments cached functions have kept since setup are unchanged: their results are no state.
 
         Raises:
             StateError: an argument has changed. The message names it.
