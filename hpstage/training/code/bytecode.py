@@ -34,7 +34,7 @@ _NOTES = frozenset(("__doc__", "__firstlineno__", "__static_attributes__"))
 _FLAGS = 0x3BF
 
 _REMEMBERED = 4096
-"""Size of caches of disassembled functions: an identity is asked for several times."""
+"""Size of caches of disassembled functions: an identity is requested several times."""
 
 FROM_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _FROM_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
@@ -114,7 +114,7 @@ def instructions_of(code: CodeType) -> Sequence[Instruction]:
 
 @functools.lru_cache(_REMEMBERED)
 def operations_of(code: CodeType) -> Sequence[Instruction]:
-    """Return the instructions without those that prepare a call, so that an argument is beside what takes it."""
+    """Return the instructions without those that prepare a call, so that an argument is next to what takes it."""
     return [instruction for instruction in instructions_of(code) if instruction.opname not in _BEFORE_CALLS]
 
 
@@ -311,7 +311,7 @@ def _is_put(content: object) -> bool:
 
 
 def _is_of_the_library(owner: ModuleType | type, member: str) -> bool:
-    """Return whether a library's own code names a plain value of its module or class, so that its version tells it."""
+    """Return whether a library's own code names a plain value of its module or class, so that its version fixes it."""
     module = owner if isinstance(owner, ModuleType) else sys.modules.get(module_of(owner))
     names = written_in(module) if module is not None else frozenset()
     return member in names or (member.startswith("__") and member.endswith("__"))

@@ -43,7 +43,7 @@ class Graph:
     """What a function, class or module of the user's leads to.
 
     Attributes:
-        namespaces: names that may be bound anew, each once.
+        namespaces: names that may be rebound, each once.
         functions: the user's functions, including the root.
     """
 
@@ -53,10 +53,10 @@ class Graph:
         self._todo: list[object] = [root]
         seen: set[int] = set()
         while self._todo:
-            thing = self._todo.pop()
-            if id(thing) not in seen:
-                seen.add(id(thing))
-                self._visit(thing)
+            obj = self._todo.pop()
+            if id(obj) not in seen:
+                seen.add(id(obj))
+                self._visit(obj)
         if isinstance(root, types.ModuleType):  # held as a value: its holder may set any of its names
             self.namespaces[id(vars(root)), ""] = Globals(vars(root))
 
@@ -73,25 +73,25 @@ class Graph:
         spaces = ((space.path, space) for space in self.namespaces.values())
         return sorted([*spaces, *holding], key=lambda pair: pair[0])
 
-    def _visit(self, thing: object) -> None:
-        if isinstance(thing, type):
-            self._class(thing)
-        elif isinstance(thing, types.FunctionType):
-            self._todo.append(vars(thing).get("__wrapped__"))
-            if is_users_code(thing):
-                self._function(thing)
-        elif isinstance(thing, types.ModuleType):
-            if of_user(thing.__name__):
-                for name in list(vars(thing)):
-                    self._global(name, vars(thing))
+    def _visit(self, obj: object) -> None:
+        if isinstance(obj, type):
+            self._class(obj)
+        elif isinstance(obj, types.FunctionType):
+            self._todo.append(vars(obj).get("__wrapped__"))
+            if is_users_code(obj):
+                self._function(obj)
+        elif isinstance(obj, types.ModuleType):
+            if of_user(obj.__name__):
+                for name in list(vars(obj)):
+                    self._global(name, vars(obj))
             else:
-                self._library(thing)
-        elif isinstance(thing, types.MethodType):
-            self._todo += (thing.__func__, type(thing.__self__))
-        elif isinstance(thing, functools.partial):
-            self._todo.append(thing.func)
-        elif is_users_code(type(thing)):
-            self._todo.append(type(thing))
+                self._library(obj)
+        elif isinstance(obj, types.MethodType):
+            self._todo += (obj.__func__, type(obj.__self__))
+        elif isinstance(obj, functools.partial):
+            self._todo.append(obj.func)
+        elif is_users_code(type(obj)):
+            self._todo.append(type(obj))
 
     def _class(self, cls: type) -> None:
         if not is_users_code(cls):
@@ -166,31 +166,31 @@ class Graph:
     def _of_libraries(self, function: types.FunctionType) -> None:
         """Add the libraries that a function names, and their attributes that it sets."""
         names = {*names_in(function.__code__)}
-        things = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
+        pending = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
         for name in names:
             paths = (name, *(f"{owner}.{name}" for owner in names))
-            things += [sys.modules[path] for path in paths if path in sys.modules]
+            pending += [sys.modules[path] for path in paths if path in sys.modules]
         stored = {*attributes_stored_in(function.__code__)}
         read = names | {*texts_in(function.__code__)} if names & _BY_ATTRIBUTE else names
         for name in names - function.__globals__.keys():
             if _is_put_there(vars(builtins).get(name)):
                 self._global(name, vars(builtins))
         seen: set[int] = set()
-        while things:
-            thing: Any = things.pop()
-            if id(thing) in seen or not isinstance(thing, types.ModuleType | types.FunctionType | type):
+        while pending:
+            obj: Any = pending.pop()
+            if id(obj) in seen or not isinstance(obj, types.ModuleType | types.FunctionType | type):
                 continue
-            seen.add(id(thing))
-            if isinstance(thing, types.ModuleType):
-                if not of_user(thing.__name__):
-                    self._todo.append(thing)
-                    inner = [value for name in names if _may_be_given(value := vars(thing).get(name))]
-                    things += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
-            elif is_users_code(thing):
+            seen.add(id(obj))
+            if isinstance(obj, types.ModuleType):
+                if not of_user(obj.__name__):
+                    self._todo.append(obj)
+                    inner = [value for name in names if _may_be_given(value := vars(obj).get(name))]
+                    pending += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
+            elif is_users_code(obj):
                 continue
-            elif isinstance(thing, type):
-                self._todo.append(thing)
-            self._attributes(thing, stored, read)
+            elif isinstance(obj, type):
+                self._todo.append(obj)
+            self._attributes(obj, stored, read)
 
     def _attributes(self, owner: Any, stored: set[str], read: set[str]) -> None:
         """Add the attributes of a module, or of a library's function or class, that code sets, and those that it reads

@@ -32,8 +32,8 @@ _MOVES = re.compile(r"File|Reader|Stream|Cursor|Iterator|Writer|Capture|Decoder"
 
 @by_type
 def has_no_state(kind: Any) -> bool:
-    """Return whether instances of a class written in C are known to hold no state. One whose name tells a position in
-    what it reads has one, unless it is listed itself."""
+    """Return whether instances of a class written in C are known to hold no state. One whose name implies a position
+    in what it reads has one, unless it is listed itself."""
     for base in kind.__mro__[:-1]:
         module, name = module_of(base), base.__name__
         if name in WITHOUT_STATE or f"{module}.{name}" in WITHOUT_STATE:

@@ -28,7 +28,7 @@ class Lookups:
 
     Attributes:
         own: whether it looks up arbitrary names of its own module.
-        bases: classes whose subclasses it asks for.
+        bases: classes whose subclasses it looks up.
         modules: modules whose names are written in it, or packages that such names begin with.
         anywhere: whether it imports modules by names that are not written in it.
     """

@@ -137,7 +137,7 @@ class LibraryNames(ClassAttributes):
 
 
 def _is_put(name: str, old: object, new: object) -> bool:
-    """Return whether ``new`` was put in place of a library's function or class, or beside these, from outside."""
+    """Return whether ``new`` was put in place of a library's function or class, or next to these, from outside."""
     if new is old or name in OF_MODULES or name in _SET_BY_LIBRARIES:
         return False
     if not (old is MISSING or _is_code(old)):

@@ -20,7 +20,7 @@ HEAP = 1 << 9
 """Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
 _HERE = Path(__file__).parents[2]  # the package
 _WORKLOADS = "hpstage.workloads"
-# algos and cluster may be beside the package, which then links to them.
+# algos and cluster may be next to the package, which then links to them.
 _LIBRARIES = tuple(
     Path(path).resolve()
     for path in (
@@ -34,16 +34,16 @@ _LIBRARIES = tuple(
 
 
 def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Cache a function's results for the types asked about last: results may keep the types alive. (mypy does not
+    """Cache a function's results for the types it got last: results may keep the types alive. (mypy does not
     consider types hashable, as ``functools.lru_cache`` requires.)"""
     ask: Callable[[Any], _T] = functools.lru_cache(_REMEMBERED)(function)
     return ask
 
 
-def module_of(thing: object) -> str:
+def module_of(obj: object) -> str:
     """Return the module name of a class or function: of the main script's also where multiprocessing has imported it
     under another name. A metaclass in C may have a descriptor as ``__module__``."""
-    found = getattr(thing, "__module__", None)
+    found = getattr(obj, "__module__", None)
     return as_run(found) if isinstance(found, str) else "builtins"
 
 
@@ -59,12 +59,12 @@ def name_of(code: Any) -> str:
     return name.rpartition("<locals>.")[2] if isinstance(name, str) else type(code).__qualname__
 
 
-def has_name(thing: object) -> bool:
+def has_name(obj: object) -> bool:
     """Return whether a class, function or other object has a qualified name. No ``__getattr__`` is called: that of a
     proxy may make up any name."""
-    if not _answers_in_python(type(thing)):
-        return hasattr(thing, "__qualname__")
-    return isinstance(thing, type) or isinstance(inspect.getattr_static(thing, "__qualname__", None), str)
+    if not _answers_in_python(type(obj)):
+        return hasattr(obj, "__qualname__")
+    return isinstance(obj, type) or isinstance(inspect.getattr_static(obj, "__qualname__", None), str)
 
 
 @by_type

@@ -1,4 +1,4 @@
-"""What the user's code has put into libraries, in place of what was there or beside it, found where it stands."""
+"""What the user's code has put into libraries, in place of what was there or next to it, found where it stands."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class _Sought:
 
 
 def _at_once(view: Callable[[], Iterable[_Item]]) -> list[_Item]:
-    """Return the items, or values, as of one moment: another thread may import meanwhile."""
+    """Return the items, or values, as of one moment: another thread may import concurrently."""
     while True:
         try:
             return list(view())

@@ -1,4 +1,4 @@
-"""The user's functions that name things which differ between processes: the time, entropy, addresses."""
+"""The user's functions that name what differs between processes: the time, entropy, addresses."""
 
 from __future__ import annotations
 
