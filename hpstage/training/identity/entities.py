@@ -58,7 +58,7 @@ class Entities:
 
     def digest(self, texts: Iterable[str], others: Iterable[str], more: Iterable[str]) -> str:
         """Return the digest of ``texts``, the entities ``others`` refer to, ``more`` lines, and all entities."""
-        final = self._told_apart()
+        final = self._refined()
         held = [final[int(number)] for text in others for number in _REFERENCE.findall(text)]
         return hashed("\n".join([*(_resolved(text, final) for text in texts), *held, *more, *sorted(final)]))
 
@@ -69,7 +69,7 @@ class Entities:
             for entity in self._all
         ]
 
-    def _told_apart(self) -> list[str]:
+    def _refined(self) -> list[str]:
         """Return marks that differ for entities of one name that differ in themselves or in what they name.
 
         This is the refinement of colours by Weisfeiler and Leman (1968).

@@ -74,7 +74,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
         if files.names:
             described["files"] = f"{len(files.names)} x {files.digest()}"
         inputs.keyed |= files.places | (contents.files if contents is not None else frozenset())
-        remarks, warnings = _told(contents, after, files)
+        remarks, warnings = _remarks(contents, after, files)
     return Environment(
         {name: str(text) for name, text in described.items()},
         identity=after.described,
@@ -99,12 +99,12 @@ def files_of(subject: object) -> DataFiles:
     return files
 
 
-def _told(contents: Any, identity: Identity, files: DataFiles) -> tuple[list[str], list[str]]:
+def _remarks(contents: Any, identity: Identity, files: DataFiles) -> tuple[list[str], list[str]]:
     """Return remarks on what the identity of the data is based on, and warnings if that is little."""
     parts = [contents.remark] if contents is not None else []
     if identity.nbytes:
         parts.append(f"{size(identity.nbytes)} in attributes and globals")
     if files.names:
         parts.append(f"files of attributes: {', '.join(files.names[:5])}" + (" ..." if len(files.names) > 5 else ""))
-    remark = f"data that tell one run's from another's: {'; '.join(parts) or 'none, only the code that loads them'}"
+    remark = f"data that distinguish runs: {'; '.join(parts) or 'none, only the code that loads them'}"
     return [remark], [contents.warning] if contents is not None and contents.warning else []

@@ -48,7 +48,7 @@ def _code(target: type | FunctionType) -> FunctionType | None:
 def from_code(path: str | PurePath, folder: str) -> str | None:
     """Return an absolute path as one relative to the folder of the code, if it is in it or next to it.
 
-    Next to it, since code is often in a folder ``src`` beside one of data.
+    Next to it, since code is often in a folder ``src`` next to one of data.
     """
     text = str(path)
     if not folder or not os.path.isabs(text) or "\0" in text:

@@ -40,9 +40,9 @@ def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
 
 
 def found_at(path: str, names: Mapping[str, Any]) -> str:
-    """Return the path, or if it does not exist, that of a file of this name beside the code that names it."""
-    beside = os.path.join(os.path.dirname(names.get("__file__") or ""), path)
-    return beside if not os.path.exists(path) and os.path.exists(beside) else path
+    """Return the path, or if it does not exist, that of a file of this name next to the code that names it."""
+    next_to_code = os.path.join(os.path.dirname(names.get("__file__") or ""), path)
+    return next_to_code if not os.path.exists(path) and os.path.exists(next_to_code) else path
 
 
 def _statements(instructions: Sequence[Instruction]) -> Iterator[Sequence[Instruction]]:

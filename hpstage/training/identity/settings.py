@@ -27,8 +27,8 @@ def read_all() -> dict[str, Any]:
 
 
 def _read(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    asked = ((name, _asked(ask)) for name, (ask, _) in settings.items())
-    return {name: value for name, value in asked if value is not _UNREADABLE}
+    values = ((name, _value(ask)) for name, (ask, _) in settings.items())
+    return {name: value for name, value in values if value is not _UNREADABLE}
 
 
 def write_all(settings: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ def write_all(settings: Mapping[str, Any]) -> None:
     """
     for _ in range(2):
         for name, (ask, put) in _all(*_imported()).items():
-            if name in settings and _asked(ask) != settings[name]:
+            if name in settings and _value(ask) != settings[name]:
                 try:
                     put(settings[name])
                 except RuntimeError as error:
@@ -89,7 +89,7 @@ def _imported() -> tuple[str, ...]:
     return tuple(name for name in ("numpy", "torch", "jax") if name in sys.modules)
 
 
-def _asked(ask: Callable[[], Any]) -> Any:
+def _value(ask: Callable[[], Any]) -> Any:
     try:
         return read(ask)
     except (RuntimeError, FileNotFoundError):

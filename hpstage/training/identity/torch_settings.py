@@ -1,6 +1,6 @@
 """The process-wide settings of the installed torch, found where torch sets them rather than listed.
 
-Each setting of ``torch.backends`` and its like ends in a function ``torch._C._set_X`` with one beside it that reads X;
+Each setting of ``torch.backends`` and its like ends in a function ``torch._C._set_X`` with one next to it that reads X;
 the few that Python keeps are global names that a function ``set_x`` assigns. A setting may be unreadable: the older
 functions for the precision of matmuls raise once the newer ones were used. Then those decide.
 """
@@ -34,7 +34,7 @@ def read(ask: Callable[[], Any]) -> Any:
     """Return the value of a setting, as plain values.
 
     Raises:
-        RuntimeError: it cannot be told.
+        RuntimeError: it cannot be read.
     """
     value = ask()
     if isinstance(value, list):

@@ -252,7 +252,7 @@ class Walk:
         return not self._stateless.isdisjoint((name, f"{module}.{name}", f"{module}:{name}")) if module else False
 
     def _hold(self, entity: Entity, what: str, text: str, module: str, name: str) -> None:
-        """Record a value that code refers to. Module globals count beside the code: they may differ between hosts."""
+        """Record a value that code refers to. Module globals count separately: they may differ between hosts."""
         if not module:
             entity.lines.add(f"{what} {text}")
             return

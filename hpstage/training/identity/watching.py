@@ -1,7 +1,7 @@
 """What the user's code reads outside of its process while it trains: files, folders, environment variables, arguments.
 
 Python notifies audit hooks of every file that it opens, by whatever function and with whatever name. A file that a C
-library opens by itself is not seen, nor is one whose existence alone is asked for.
+library opens by itself is not seen, nor is one of which only the existence is checked.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _forked() -> None:
 
 
 def of_children(watch: Watch) -> None:
-    """Add to a watch what processes that were forked meanwhile have read."""
+    """Add to a watch what processes that were forked during it have read."""
     global _taken
     content = os.pread(_children, max(0, os.fstat(_children).st_size - _taken), _taken) if _children >= 0 else b""
     whole = content[: content.rfind(b"\n") + 1]
@@ -175,7 +175,7 @@ def of_children(watch: Watch) -> None:
 def held_open() -> set[str]:
     """Return the files that this process holds open for reading, or has mapped into memory, whoever opened them.
 
-    They show what a C library has opened by itself. Empty where the system does not tell.
+    They show what a C library has opened by itself. Empty where the system does not report it.
     """
     found = set()
     try:
