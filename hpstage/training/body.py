@@ -135,7 +135,7 @@ class Body:
 
 def _around_steps(frame: FrameType) -> list[tuple[str, object]]:
     """Return by name the iterators that a loop puts around its steps: ``zip(run.steps(), ...)``. They are no variables,
-    and those beside the steps move on with them."""
+    and those zipped with the steps advance with them."""
     instructions = instructions_of(frame.f_code)
     at = place(frame.f_code, frame.f_lasti)
     before = [item for item in instructions if item.offset <= at and item.opname not in ("PRECALL", "CACHE")]

@@ -13,12 +13,12 @@
                 run.report(accuracy=accuracy(model))
 
 The function runs in a separate thread with strict hand-over: either it runs or hpstage does, never both. It is paused
-where it asks ``run.steps()`` (or ``run.batches(loader)``) for the next step. To fork, hpstage calls the function again,
-and ``run.attach`` restores the state of its arguments. So whatever training changes must be attached; local variables
-are not part of the state. Whenever a state is captured, local variables that may be read before they are written again
-(:mod:`hpstage.training.capture.liveness`) must have the values that they had when the loop began. A variable that has
-changed is refused by name, no matter how late it changes. Variables that training does not depend on (a list of losses
-to inspect) are listed in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
+where it requests the next step from ``run.steps()`` (or ``run.batches(loader)``). To fork, hpstage calls the function
+again, and ``run.attach`` restores the state of its arguments. So whatever training changes must be attached; local
+variables are not part of the state. Whenever a state is captured, local variables that may be read before they are
+written again (:mod:`hpstage.training.capture.liveness`) must have the values that they had when the loop began. A
+variable that has changed is refused by name, no matter how late it changes. Variables that training does not depend on
+(a list of losses to inspect) are listed in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class FunctionTrainable(Adapter):
             )
         if metrics is None:
             raise TrainingError(
-                f"the metrics of this state are not known: {self._name} was not asked for them when it was trained; "
+                f"the metrics of this state are not known: they were not requested when {self._name} trained it; "
                 "report them before the loop too (if run.wants_report: run.report(...))"
             )
         return dict(metrics)

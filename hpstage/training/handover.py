@@ -27,7 +27,7 @@ class Baton:
         self.away = False  # held by the function
 
     def give_back(self) -> None:
-        """Pause until the baton is handed over again, running errands meanwhile. Called by the function."""
+        """Pause until the baton is handed over again, running errands until then. Called by the function."""
         while not self.abandoned:
             self._engine.release()
             self._function.acquire()
