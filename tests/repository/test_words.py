@@ -47,6 +47,9 @@ ALLOWED = {
     '"lanes" in vars(cls)': "a deprecated name",
     ".lanes is deprecated": "a deprecated name",
     "cls.lanes": "a deprecated name",
+    ".tell()": "where a file is, or Optuna's ask and tell",
+    "none that tells": "part of an environment's key",
+    "beside_eager": "an attribute of a public report",
 }
 """Texts in which the words have their other sense."""
 FILES_ALLOWED = {
@@ -71,8 +74,7 @@ LEFT = {
     "hpstage/scheduler": 169,
     "hpstage/search": 161,
     "hpstage/testing": 36,
-    "hpstage/torch": 168,
-    "hpstage/training": 106,
+    "hpstage/torch": 3,
     "scripts": 175,
     "tests": 1906,
 }
