@@ -320,7 +320,7 @@ def _compiler() -> str:
 
 def _is_verdict(error: BaseException) -> bool:
     """Return whether an error of tracing is torch's verdict on the code, which it gives everywhere and always, and not
-    that something was missing meanwhile: room, a file, another process. Without a compiled frame the code was run."""
+    that something was missing then: room, a file, another process. Without a compiled frame the code was run."""
     return "no compiled frames" not in str(error) and not isinstance(_origin(error), PASSING)
 
 

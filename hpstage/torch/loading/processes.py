@@ -121,7 +121,7 @@ class Processes:
                         f"{start + count - 1} of the course were loaded: {error}. Lower num_workers or prefetch_factor "
                         f"if memory runs out; num_workers = 0 loads in the training process, where an error shows"
                     ) from error
-                logger.warning("Processes that load data are started anew: %s. No sample is lost.", error)
+                logger.warning("Processes that load data are started again: %s. No sample is lost.", error)
 
     def _take(self, seed: int, start: int, count: int, size: int) -> Any:
         requests = self._requests

@@ -1,4 +1,4 @@
-"""Batches of a data set that can only be iterated over, and tells its position: the position is part of the state."""
+"""Batches of a data set that can only be iterated over, and reports its position: the position is part of the state."""
 
 from __future__ import annotations
 

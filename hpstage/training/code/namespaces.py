@@ -1,4 +1,4 @@
-"""Namespaces whose names training may bind anew: globals of modules, attributes of classes, and names of libraries."""
+"""Namespaces whose names training may rebind: globals of modules, attributes of classes, and names of libraries."""
 
 from __future__ import annotations
 

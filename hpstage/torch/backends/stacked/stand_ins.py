@@ -117,7 +117,7 @@ class Recorded(TorchFunctionMode):
         """Look, at the end, whether anything else has been changed after all, or an error has been caught."""
         if self._error is not None:
             caught = f"{self._who} catches an error of torch's, {first_line(self._error)}"
-            # An error for the values at hand tells nothing of other values, with which others may have been recorded.
+            # An error for the values at hand says nothing of other values, with which others may have been recorded.
             raise (NeedsPython if needs_value(self._error) else NotStackable)(caught)
         if any(tensor._version != version for tensor, version in self._foreign.values()):
             self._refuse("an operation")
