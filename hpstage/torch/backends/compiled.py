@@ -310,7 +310,7 @@ def _start_compiler() -> None:
 
 @functools.cache
 def _compiler() -> str:
-    """Return the first line that the C++ compiler says of its version, and the vector instructions that it is given."""
+    """Return the first line of the C++ compiler's version; empty if there is no compiler."""
     found = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     if found is None:
         return ""

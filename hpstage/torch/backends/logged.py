@@ -1,4 +1,4 @@
-"""What compiled code logs: it writes into a tensor that it is given, since it can change no Python object."""
+"""Logging in compiled code: it writes into a tensor, since it can change no Python object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the steps of a numerics class mean what the code says: the first ones are trained eagerly as well.
+"""Comparison of a numerics class with eager training: the first steps are trained both ways.
 
 Two numerics classes round differently and agree otherwise. How far rounding alone may lead them apart is measured:
 the eager step is repeated with other last bits (:mod:`hpstage.torch.backends.rounding`). What differs by more has
@@ -147,7 +147,7 @@ class Meaning:
             with contextlib.suppress(Exception):
                 apart.allow(after(step)[0], most)
 
-        with _unheard():
+        with _unlogged():
             try:
                 backend.comparing = True
                 try:
@@ -299,7 +299,7 @@ def _as_float32(value: Scalar) -> Scalar:
 
 
 def _mark(value: Any) -> object:
-    """Return what is another once a value has changed. (Batch normalisation changes buffers behind their versions.)"""
+    """Return a mark that changes with the value. (Batch normalisation changes buffers behind their versions.)"""
     if isinstance(value, Tensor):
         return object() if value.numel() <= _SMALL else (id(value), value._version)
     return value.tobytes() if isinstance(value, np.ndarray) else value
@@ -356,7 +356,7 @@ def _stream() -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
+def _unlogged() -> Iterator[None]:
     """Leave no trace in logs and outputs: what is trained here is not part of any trial."""
     with (
         recording(None),

@@ -1,4 +1,4 @@
-"""Measuring how long a step of several siblings takes that are trained as one."""
+"""Measuring how long a step of several stacked siblings takes."""
 
 from __future__ import annotations
 

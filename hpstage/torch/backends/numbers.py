@@ -1,4 +1,4 @@
-"""Hyperparameters as tensors in recorded code: as numbers do, they stay what they are when others are made of them."""
+"""Hyperparameters as tensors in recorded code: like numbers, they are not changed by in-place operators."""
 
 from __future__ import annotations
 

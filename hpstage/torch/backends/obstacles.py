@@ -1,4 +1,4 @@
-"""What compiled code would leave out in silence: it is looked for, and then nothing is compiled."""
+"""What compiled code would silently leave out: code that has it is not compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another rounding of what code computes: how much that changes is how much two orders of operations may differ."""
+"""Steps with other rounding: how much that changes is how much two orders of operations may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Siblings trained as one on the worker's side: a TorchLoop for each, whose steps are those of a bundle."""
+"""The worker's side of stacked siblings: a TorchLoop for each, whose steps are those of a bundle."""
 
 from __future__ import annotations
 
@@ -478,9 +478,9 @@ class Stack:
         if meaning.is_due(slot._hp, batch):
             slot._ready()
             generator_of(slot.device).set_state(slot.stream)
-            meaning.compare(slot, slot._stacking(), slot._hp, batch, partial(self._alone, slot), slot._numerics)
+            meaning.compare(slot, slot._stacking(), slot._hp, batch, partial(self._in_own_bundle, slot), slot._numerics)
 
-    def _alone(self, slot: StackedLoop, batch: Any) -> Any:
+    def _in_own_bundle(self, slot: StackedLoop, batch: Any) -> Any:
         """Train a slot's model on a batch, in a bundle of its own: with the bits that it has in any other."""
         self._tracing = (slot,)
         built, bundle, generator = slot._ready(), Bundle(self._builder), generator_of(slot.device)

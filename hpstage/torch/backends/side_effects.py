@@ -1,4 +1,4 @@
-"""What a step changes while it is recorded, besides the tensors that it is given."""
+"""Side effects of a recorded step: what it changes besides the tensors that it is given."""
 
 from __future__ import annotations
 

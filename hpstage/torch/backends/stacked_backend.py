@@ -1,4 +1,4 @@
-"""StackedBackend: what one of several siblings does where it cannot be trained as one with the others."""
+"""StackedBackend: trains one of several siblings where it cannot be stacked with the others."""
 
 from __future__ import annotations
 

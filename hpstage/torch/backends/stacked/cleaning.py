@@ -1,4 +1,4 @@
-"""Taking out of a recorded graph what does nothing once it has no side effects."""
+"""Removing operations from a recorded graph that do nothing without side effects."""
 
 from __future__ import annotations
 

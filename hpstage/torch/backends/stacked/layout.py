@@ -1,4 +1,4 @@
-"""Which values of a step are kept as one stacked tensor and which as one tensor for each member, by what that costs."""
+"""The layout of a step's values, by cost: one stacked tensor, or one tensor for each member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that are made up for checks: like a real one, with other values in every tensor."""
+"""Made-up members for checks: like a real one, with other values in every tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``update()`` meets while it is traced, in the place of the optimizer and of the hyperparameters."""
+"""Stand-ins for the optimizer and the hyperparameters while ``update()`` is traced."""
 
 from __future__ import annotations
 

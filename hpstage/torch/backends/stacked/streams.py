@@ -1,4 +1,4 @@
-"""Each member's random numbers: torch's generator stands, for each member, where it would stand without the others."""
+"""Random numbers of members: each member draws what it would draw without the others."""
 
 from __future__ import annotations
 
