@@ -1,4 +1,4 @@
-"""What decides training in the data, as far as it can be seen: a string for the key, and a remark for the user."""
+"""The identity of the data, as far as it can be seen: a string for the key, and a remark for the user."""
 
 from __future__ import annotations
 

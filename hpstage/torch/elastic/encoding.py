@@ -1,4 +1,4 @@
-"""A share on its way between processes of a gang: a short text, and the bytes of its tensors one after the other."""
+"""Encoding of a share for other processes of a gang: a short text, and the bytes of its tensors one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user's code has raised in a virtual node, as a text on its way to the other processes of a gang.
+"""Encoding of an exception of the user's code in a virtual node for the other processes of the gang.
 
 It is not pickled, since unpickling runs code. The class of an exception is looked up among what is imported anyway, and
 its arguments are plain values; an exception that these do not make again arrives as a :class:`TrainingError`.

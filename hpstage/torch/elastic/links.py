@@ -1,4 +1,4 @@
-"""Links: connections between all processes of a gang, of which nothing is decoded before it is known whose they are.
+"""Links: connections between all processes of a gang, authenticated before anything from them is decoded.
 
 A gang has a key of its own, which its processes are given along with its address. Who connects sends first a greeting
 of fixed length, signed with it, and who has listened answers likewise. Others are hung up on.

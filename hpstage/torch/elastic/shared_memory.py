@@ -1,4 +1,4 @@
-"""Shared memory: what one process of a gang has written, others on its host read where it is."""
+"""Shared memory: processes of a gang read in place what another one on their host has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lightning's Trainer itself knows of a fit: the progress of its loops, flags, and what was logged."""
+"""The state of Lightning's Trainer in a fit: the progress of its loops, flags, and what was logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyperparameters that change on the way steer the optimizers of ``configure_optimizers`` and ``self.hparams``."""
+"""Changing hyperparameters are set in the optimizers of ``configure_optimizers`` and in ``self.hparams``."""
 
 from __future__ import annotations
 

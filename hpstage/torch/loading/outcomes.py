@@ -1,4 +1,4 @@
-"""What a process that loads sends back: batches that can be sent, and the user's errors."""
+"""Results of loading processes: batches that can be sent, and the user's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of a data set that the processes which load do not see: they have it as it was when they were started."""
+"""Changes of a data set that loading processes do not see: they have it as it was when they were started."""
 
 from __future__ import annotations
 
