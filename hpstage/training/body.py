@@ -70,7 +70,7 @@ class Body:
             self.ended = True
             baton.end()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the function run to its next pause. Re-raise its exception."""
         self.run._baton.hand_over()
         if self._error is not None:

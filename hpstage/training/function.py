@@ -86,7 +86,7 @@ class FunctionTrainable(Adapter):
         for follower in run._followers:
             follower.apply(hp)
         rekey(seed_of(hp), step)
-        body.go_on()
+        body.resume()
         if body.ended:
             raise StopTraining(f"{self._name} has left its loop in step {step}")
         if self._announced and run._metrics is None:
@@ -211,7 +211,7 @@ class FunctionTrainable(Adapter):
         self._finalizer = weakref.finalize(self, body.close)
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
         try:
-            body.go_on()
+            body.resume()
         except BaseException:
             self._end()
             raise

@@ -47,9 +47,9 @@ class Variables:
     def __init__(self, variables: Iterable[Variable], surveyor: Surveyor, world: Survey) -> None:
         self._variables = list(variables)
         roots = ((LOCAL + variable.name, variable.value) for variable in self._variables)
-        self._alone = surveyor.survey(roots, beyond=world)
+        self._only_here = surveyor.survey(roots, beyond=world)
         with plainly():
-            for record in self._alone:
+            for record in self._only_here:
                 if record.kind is VALUES:
                     record.content = Marked(record.obj, sampled=True)
 
@@ -68,7 +68,7 @@ class Variables:
         fresh = self._fresh_cells()
         changed = [
             record
-            for record in self._alone
+            for record in self._only_here
             if record.kind is not CACHE and id(record.obj) not in fresh and record.changed()
         ]
         if changed:
@@ -92,7 +92,7 @@ class Variables:
             for name in fresh
             for nested in _closing_over(code, name)
         }
-        functions = [record.obj for record in self._alone if codes and type(record.obj) is types.FunctionType]
+        functions = [record.obj for record in self._only_here if codes and type(record.obj) is types.FunctionType]
         return {
             id(cell)
             for function in functions
@@ -102,11 +102,11 @@ class Variables:
 
     def _differences(self, record: Record) -> list[Difference]:
         if record.kind is VALUES:
-            return [(record.path, "different in values, form or gradient", text_of(record.obj, self._alone))]
+            return [(record.path, "different in values, form or gradient", text_of(record.obj, self._only_here))]
         present = Record(record.path, record.obj, record.kind, record.read(), record.skip)
         if record.kind.name == "iterator":
             return [(record.path, "where it stood", "further on")]
-        before, now = (dict(texts_of(one, self._alone)) for one in (record, present))
+        before, now = (dict(texts_of(one, self._only_here)) for one in (record, present))
         texts = [(path, before.get(path, _NOTHING), now.get(path, _NOTHING)) for path in {**before, **now}]
         found = [(path, was, has_become) for path, was, has_become in texts if was != has_become]
         return found or [(record.path, "something else", f"a {type(record.obj).__qualname__} that has changed")]

@@ -1,4 +1,4 @@
-"""A check that a module which counts by its source is loaded as that is written now."""
+"""A check that a module which counts by its source was not edited since it was loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose code is, the user's or a library's: by where functions come from, since the names of modules may be copied."""
+"""Who owns code, the user or a library: by where functions come from, since the names of modules may be copied."""
 
 from __future__ import annotations
 

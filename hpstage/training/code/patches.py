@@ -1,4 +1,4 @@
-"""What the user's code has put into libraries, in place of what was there or next to it, found where it stands."""
+"""Patches of libraries by the user's code: what it has replaced or added there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where files are, in words that are the same wherever the code is checked out."""
+"""Paths of files, written in the same way wherever the code is checked out."""
 
 from __future__ import annotations
 
