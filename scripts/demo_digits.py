@@ -151,7 +151,7 @@ def states(result: hpstage.Result) -> dict[str, list[object]]:
     """Metrics and digest of the weights of every state that was evaluated, by "trial number/step"."""
     found: dict[str, list[object]] = {}
     for id, trial in result.plan.trials.items():
-        for step in range(1, trial.asked + 1):
+        for step in range(1, trial.requested + 1):
             state = trial.node_at(step).states.get(step)
             if state is not None and state.metrics is not None and state.kept is not None:
                 found[f"{id.rpartition('/')[2]}/{step}"] = [state.metrics, state.kept.digest]

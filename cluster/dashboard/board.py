@@ -229,7 +229,7 @@ class PlanView(Accounting):
     def _requested(self, fact: TargetAsked) -> None:
         study = self._study_of(fact.trial)
         planned, row = self.plan.trials[fact.trial], self.trial(fact.trial)
-        new, asked = fact.step not in row.targets, row.asked
+        new, asked = fact.step not in row.targets, row.requested
         self.apply(fact)
         if study is None:
             return
@@ -283,8 +283,8 @@ def cut(view: PlanView, study: str, branch: StudyBranch, running: int | None) ->
     """
     node, reach = branch.node, branch.reach
     front = view.trained_to(node.id)
-    askers = view.first_askers(node, node.start, min(front, reach))
-    for mine, steps in groupby(askers, lambda asker: asker[2].study == study):
+    requesters = view.first_requests(node, node.start, min(front, reach))
+    for mine, steps in groupby(requesters, lambda requester: requester[2].study == study):
         pieces = list(steps)
         yield pieces[0][0], pieces[-1][1], "done" if mine else "reused"
     if front < reach and running is not None and running > front:

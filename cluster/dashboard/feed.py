@@ -118,7 +118,7 @@ class Feed:
         plan, study = self._view.plan, self._study
         for count, id in enumerate(list(self._wanted_trials), 1):
             trial, proposed, ended = plan.trials.get(id), plan.searches.proposed.get(id), plan.ended.get(id)
-            leaf = None if trial is None or not trial.asked else trial.node_at(trial.asked)
+            leaf = None if trial is None or not trial.requested else trial.node_at(trial.requested)
             branch = ROOT
             if leaf is not None:
                 known = self._branches.get(leaf.id)

@@ -33,7 +33,7 @@ def headline(shown: Shown, seconds_left: float | None = None) -> list[str]:
         found.append(f"{rejected:,} rejected")
     record = shown.view.plan.searches.get(study.name)
     if record is not None and not study.ended:
-        not_begun = record.not_begun + max(0, of - len(study.trials))
+        not_begun = record.queued + max(0, of - len(study.trials))
         states = (("paused", len(record.paused)), ("not begun", not_begun))
         found += [f"{count:,} {state}" for state, count in states if count]
     if seconds_left is not None:

@@ -1,7 +1,7 @@
 """The read model: every figure of a search, from its journal alone. Pure.
 
-Whoever shows a figure asks here: result, status, report, page, metrics, progress and exports. None of them computes its
-own, and neither the plan nor the scheduler, which decide, knows of figures.
+Result, status, report, page, metrics, progress and exports take every figure from here: none of them computes its own.
+The plan and the scheduler, which decide, use no figures.
 
 **One fold.** :class:`hpstage.accounting.accounting.Accounting` folds the facts of a journal into three tables:
 
@@ -13,12 +13,12 @@ own, and neither the plan nor the scheduler, which decide, knows of figures.
 - *requests*: of each state, the trials that requested it, in order, and of each node the trials that were the first to
   request its steps.
 
-Besides it keeps which workers were present (:mod:`hpstage.accounting.presence`), the periods in which drivers worked,
+It also keeps which workers were present (:mod:`hpstage.accounting.presence`), the periods in which drivers worked,
 the audits, and failures that no later call has got past.
 
 **Its own pace.** Of the plan, the fold uses only what no later fact changes: paths of trials as far as they were
 requested, parents and starts of nodes, studies of trials. So it may lag behind the plan by any number of facts. Readers
-and the live page fold each fact into the plan and then here. A driver folds here only when a figure is asked for (the
+and the live page fold each fact into the plan and then here. A driver folds here only when a figure is needed (the
 end of a trial, a line of progress, the result), from the journal or from the facts that it has folded since, so that
 figures cost no decision any time, and snapshots hold no more than what decisions read.
 

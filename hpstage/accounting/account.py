@@ -43,8 +43,8 @@ class ChainRecord(msgspec.Struct):
     gang: tuple[WorkerId, ...] = ()
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """``trial`` was asked for ``step``, farther than ever before. ``at`` is the latest time on the workers' clock
+class Target(msgspec.Struct, frozen=True):
+    """A request for ``step`` of ``trial``, farther than any before. ``at`` is the latest time on the workers' clock
     reported before, ``None`` if there was none."""
 
     trial: TrialId
@@ -59,7 +59,7 @@ class Account(Accounting):
         super().__init__(plan)
         self.charges: list[Charge] = []
         self.wastes: list[Waste] = []
-        self.asks: list[Ask] = []
+        self.targets: list[Target] = []
         self.chains: dict[ChainId, ChainRecord] = {}
         self.lost: dict[StateRef, StateLost] = {}  # the latest fact for each state
         self.now: float | None = None  # the latest time reported on the workers' clock; None: there was none
@@ -71,10 +71,10 @@ class Account(Accounting):
 
     def _ask(self, fact: TargetAsked) -> None:
         row = self.trials.get(fact.trial)
-        before = 0 if row is None else row.asked
+        before = 0 if row is None else row.requested
         super()._ask(fact)
         if fact.step > before:
-            self.asks.append(Ask(fact.trial, fact.step, self.now))
+            self.targets.append(Target(fact.trial, fact.step, self.now))
 
     def _reached(self, fact: StateReached) -> Charge:
         self.now = fact.at
@@ -127,9 +127,9 @@ class Account(Accounting):
         return record is not None and trial in record.open
 
     def waits_for(self, trial: TrialId) -> Literal["RUNNING", "PAUSED", "NOT BEGUN", "OPEN"]:
-        """Return what a trial that has not ended waits for: for results (RUNNING), for the algorithm, since it has all
-        results that were asked of it (PAUSED), or for its first step, which is trained for no other trial either
-        (NOT BEGUN). OPEN: its search has ended."""
+        """Return what an unfinished trial waits for: results (RUNNING), the algorithm's decision, since it has all
+        requested results (PAUSED), or its first step, which is not trained for any other trial either (NOT BEGUN).
+        OPEN: its search has ended."""
         record = self.plan.searches.get(self.plan.study_of(trial))
         if record is None or trial not in record.open:
             return "OPEN"

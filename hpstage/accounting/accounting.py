@@ -36,7 +36,7 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.log import facts_of
 from hpstage.plan.messages import host_of
-from hpstage.plan.nodes import Node, PlannedTrial, lines_beyond
+from hpstage.plan.nodes import Node, PlannedTrial, branches_beyond
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
 from hpstage.scheduler.widths import Widths
@@ -48,26 +48,26 @@ _PIECE = 10_000
 
 @dataclass(slots=True)
 class TrialRow:
-    """What was requested of a trial, and what it has and has paid for."""
+    """The steps requested of a trial, those with results, and the cost charged to it."""
 
     study: str
     tally: Tally = field(repr=False)
     """That of its study."""
     targets: tuple[int, ...] = ()
     """Steps requested, in ascending order."""
-    asked: int = 0
+    requested: int = 0
     """The farthest of them, or where its training has ended before."""
     answered: int = 0
     """The farthest target with a result."""
     fresh: int = 0
     """Number of steps that it was the first trial to request."""
-    paid_seconds: float = 0.0
-    """Of workers, rounded."""
+    charged_seconds: float = 0.0
+    """Worker seconds charged to it, rounded."""
 
     @property
     def shared(self) -> int:
         """Number of its steps that another trial had requested before."""
-        return self.asked - self.fresh
+        return self.requested - self.fresh
 
 
 @dataclass(slots=True)
@@ -136,12 +136,12 @@ class Accounting:
                     seen(fact)
 
     def _ask(self, fact: TargetAsked) -> None:
-        """Account for a target. The first trial to request a step of a node pays for it. O(segments)."""
+        """Account for a target. The first trial to request a step of a node is charged for it. O(segments)."""
         planned, row = self.plan.trials[fact.trial], self.trial(fact.trial)
         self.presence.serve(fact.driver, row.study)
         ending = self._endings.ending(planned, fact.step)
         step = fact.step if ending is None else ending.last
-        if step > row.asked:
+        if step > row.requested:
             self._ask_first(planned, row, step)
         if ending is not None and ending.outcome == "pruned":
             return  # it has no value there
@@ -161,8 +161,8 @@ class Accounting:
     def _ask_first(self, planned: PlannedTrial, row: TrialRow, step: int) -> None:
         """Account for steps that were not requested of the trial before."""
         tally = row.tally
-        tally.sums.steps_asked += step - row.asked
-        row.asked = step
+        tally.sums.steps_asked += step - row.requested
+        row.requested = step
         fresh = own = 0
         stop = step
         node: Node | None = planned.node_at(step)
@@ -198,7 +198,7 @@ class Accounting:
                 tally.answer(its, stop - max(start, before), pace)
 
     def _reached(self, fact: StateReached) -> Charge:
-        self.presence.hear(fact.at)
+        self.presence.advance(fact.at)
         row = self.nodes.get(fact.node) or self.node(self.plan.nodes[fact.node])
         request = self.requests.get((fact.node, fact.step))
         waiting = None if request is None else request.waiting
@@ -215,7 +215,7 @@ class Accounting:
             row.front = fact.step
         own = self.trial(payer.id)
         seconds = own.tally.sums.reach(fact)
-        own.paid_seconds += seconds
+        own.charged_seconds += seconds
         if fact.metrics is not None:
             if request is None:
                 request = self.request(fact.node, fact.step)
@@ -231,11 +231,11 @@ class Accounting:
         return Charge(fact, payer.id, seconds)
 
     def _waste(self, fact: ChainLost) -> Waste:
-        self.presence.hear(fact.at)
+        self.presence.advance(fact.at)
         payer = self.node(self.plan.nodes[fact.node]).payer(fact.step + 1)
         own = self.trial(payer.id)
         seconds = own.tally.sums.waste(fact)
-        own.paid_seconds += seconds
+        own.charged_seconds += seconds
         self._work(fact)
         return Waste(fact, payer.id, seconds)
 
@@ -262,11 +262,12 @@ class Accounting:
             call.workers.add(team[0])
 
     def _end(self, fact: TrainingEnded) -> None:
-        """Take back what trials on the line requested beyond its end: alone, they would have ended there, too."""
+        """Withdraw steps requested beyond the end of training: without sharing, the trials would have ended there,
+        too."""
         ended_on = self.plan.nodes[fact.node]
         self._endings.end(fact, ended_on.state(fact.last))
         ended: dict[TrialId, None] = {}
-        beyond = list(lines_beyond(ended_on, fact.step, fact.last))
+        beyond = list(branches_beyond(ended_on, fact.step, fact.last))
         for node, last in beyond:
             for step in sorted(step for step in node.states if step > last):
                 request = self.requests.get((node.id, step))
@@ -277,8 +278,8 @@ class Accounting:
             row = self.nodes.get(node.id)
             if row is None:
                 continue
-            for start, stop, asker in row.first_askers(last, row.reach):
-                its = self.trial(asker.id)
+            for start, stop, requester in row.first_requests(last, row.reach):
+                its = self.trial(requester.id)
                 its.fresh -= stop - start
                 its.tally.sums.steps_first -= stop - start
             for tally in self.tallies.values():
@@ -286,8 +287,8 @@ class Accounting:
             row.reach = min(row.reach, last)
         for trial in ended:
             planned, own = self.plan.trials[trial], self.trials[trial]
-            own.tally.sums.steps_asked += fact.last - own.asked
-            own.asked = fact.last
+            own.tally.sums.steps_asked += fact.last - own.requested
+            own.requested = fact.last
             own.targets = tuple([step for step in own.targets if step <= fact.last])
             request = self.request(fact.node, fact.last)
             if request.first is None:
@@ -302,7 +303,7 @@ class Accounting:
         self._open[fact.chain] = fact.driver, tuple(map(host_of, workers))
 
     def _close(self, fact: ChainClosed) -> None:
-        self.presence.hear(fact.at)
+        self.presence.advance(fact.at)
         if fact.chain in self._open:
             self._closed = (fact.chain, *self._open.pop(fact.chain))
 
@@ -317,7 +318,7 @@ class Accounting:
     def _begin(self, fact: SearchStarted) -> None:
         tally = self.tally(fact.study)
         tally.before = tally.sums.since(Sums())
-        tally.paid_before = self.presence.seconds(fact.study)
+        tally.allocated_before = self.presence.seconds(fact.study)
         tally.drivers_before = frozenset(self.presence.drivers_of(fact.study))
 
     def _propose(self, fact: TrialProposed) -> None:
@@ -330,7 +331,7 @@ class Accounting:
             tally.end(fact.trial, fact.state)
 
     def _audit(self, fact: Audited) -> None:
-        self.presence.hear(fact.at)
+        self.presence.advance(fact.at)
         self.audits.add(fact, self.plan)
 
     def _fail(self, fact: StageFailed) -> None:
@@ -424,18 +425,18 @@ class Accounting:
         row = self.nodes.get(node)
         return 0 if row is None else row.front
 
-    def first_askers(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, PlannedTrial]]:
+    def first_requests(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, PlannedTrial]]:
         """Yield ``(start, stop, trial)`` for steps of a node: who requested them first, in the order of the steps."""
         row = self.nodes.get(node.id)
         if row is not None:
-            yield from row.first_askers(start, stop)
+            yield from row.first_requests(start, stop)
 
     def shared_until(self, trial: PlannedTrial, step: int) -> Iterator[tuple[Node, int]]:
         """Yield, for each node on the trial's path, the number of steps up to ``step`` that another trial had requested
         first."""
-        for node, start, stop in trial.path_to(min(step, trial.asked)):
-            askers = self.first_askers(node, start, stop)
-            yield node, sum([end - begin for begin, end, asker in askers if asker is not trial])
+        for node, start, stop in trial.path_to(min(step, trial.requested)):
+            requesters = self.first_requests(node, start, stop)
+            yield node, sum([end - begin for begin, end, requester in requesters if requester is not trial])
 
     def failures(self) -> list[StageFailed]:
         """Return the exceptions of the user's code, one per place, except those a later search got past."""

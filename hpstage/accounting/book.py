@@ -59,8 +59,8 @@ class Worked:
 class Book:
     """The part of an account that concerns one study, or all of it (``study=None``).
 
-    A stage belongs to a study if one of its trials paid for it (:mod:`hpstage.accounting.payments`). The books of a
-    plan's studies are therefore disjoint and sum to the plan's.
+    A stage belongs to a study if it was charged to one of its trials (:mod:`hpstage.accounting.payments`). The books of
+    a plan's studies are therefore disjoint and sum to the plan's.
     """
 
     account: Account
@@ -164,12 +164,12 @@ class Book:
 
     @cached_property
     def branches(self) -> dict[NodeId, Branch]:
-        """The branches of the trials' tree up to the steps asked for, parents before children."""
+        """The branches of the trials' tree up to the steps requested, parents before children."""
         return branches_of(self.trials)
 
     @cached_property
     def reach(self) -> dict[NodeId, int]:
-        """The farthest step asked for by the trials on each node they pass."""
+        """The farthest step requested by the trials on each node they pass."""
         return {id: branch.reach for id, branch in self.branches.items()}
 
     @cached_property

@@ -23,7 +23,7 @@ from hpstage.plan.step_times import ALONE, StepTimes
 
 
 class Work(NamedTuple):
-    """Work on a line of the tree: it starts at ``depth`` or later, takes ``seconds`` or longer, and workers spend at
+    """Work on a branch of the tree: it starts at ``depth`` or later, takes ``seconds`` or longer, and workers spend at
     least ``worker_seconds`` on it, the same in each of these seconds."""
 
     depth: float
@@ -58,12 +58,12 @@ def lower_bound(tree: Iterable[Work], workers: int) -> float:
 class Speeds:
     """How fast workers are at best, relative to one that trains one chain at a time.
 
-    Where several workers may train a chain together, a line takes less time but not less work; where a worker trains
-    siblings as one, there is less work but a line takes no less time.
+    Where several workers may train a chain together, a branch takes less time but not less work; where a worker trains
+    siblings as one, there is less work but a branch takes no less time.
     """
 
-    line: float = 1.0
-    """The most seconds of training that pass on a line in a second."""
+    branch: float = 1.0
+    """The most seconds of training that pass on a branch in a second."""
     worker: float = 1.0
     """The most seconds of training that a worker does in a second."""
     evaluations: int = 1
@@ -85,7 +85,7 @@ def speeds(
     """
     gangs = {width: speedup(width) for width in range(2, min(widest, workers) + 1)}
     return Speeds(
-        line=max([1.0, *gangs.values()]),
+        branch=max([1.0, *gangs.values()]),
         worker=max([1.0, *(gained / width for width, gained in gangs.items())])
         * max(1.0 / step_times.share(width) for width in range(1, slots + 1)),
         evaluations=slots,
@@ -100,16 +100,16 @@ def measured_speeds(accounting: Accounting, workers: int) -> Speeds:
     return speeds(workers, slots=slots, step_times=times, widest=accounting.widest, speedup=widths.speedup)
 
 
-class _Line:
-    """What some trials ask for on a node."""
+class _Branch:
+    """The steps and evaluations that some trials request on a node."""
 
-    __slots__ = ("besides", "cost", "depth", "evaluated", "reach", "waits")
+    __slots__ = ("cost", "depth", "evaluated", "passed", "reach", "waits")
 
     def __init__(self, cost: float) -> None:
         self.cost = cost  # least seconds per step
         self.reach = 0
         self.evaluated: set[int] = set()
-        self.besides: set[int] = set()  # evaluated steps that a trial passes without asking for their metrics
+        self.passed: set[int] = set()  # evaluated steps that a trial passes without requesting their metrics
         self.waits: list[int] = []  # the other ones, in order
         self.depth = 0.0  # of the node's start
 
@@ -126,39 +126,39 @@ def tree_work(
 ) -> Iterator[Work]:
     """Yield the work of a tree: all steps once, and one evaluation of each target. O(segments and targets).
 
-    All steps of a node take the same time. What lies beyond a target waits for its evaluation if every trial that goes
-    on from there has requested it; otherwise it may be evaluated while training continues.
+    All steps of a node take the same time. What lies beyond a target waits for its evaluation if every trial that
+    continues from there has requested it; otherwise it may be evaluated while training continues.
 
     Args:
         trials: trials, each with its targets in ascending order, the last of which is where it ends.
         step_seconds: seconds per step of a node, on a worker that trains nothing else.
     """
     nodes: dict[NodeId, Node] = {}  # parents before children, as in each path
-    lines: dict[NodeId, _Line] = {}
+    branches: dict[NodeId, _Branch] = {}
     for trial, targets in trials:
         for node, _, stop in trial.path_to(targets[-1]):
-            line = lines.get(node.id)
-            if line is None:
-                nodes[node.id], line = node, _Line(step_seconds(node) / fleet.line)
-                lines[node.id] = line
-            line.reach = max(line.reach, stop)
+            branch = branches.get(node.id)
+            if branch is None:
+                nodes[node.id], branch = node, _Branch(step_seconds(node) / fleet.branch)
+                branches[node.id] = branch
+            branch.reach = max(branch.reach, stop)
         for step in targets:
-            lines[trial.node_at(step).id].evaluated.add(step)
+            branches[trial.node_at(step).id].evaluated.add(step)
     for trial, targets in trials:
         for node, start, stop in trial.path_to(targets[-1]):
-            line = lines[node.id]
-            others = line.evaluated.difference(targets)
-            line.besides.update(step for step in others if start < step <= stop)
+            branch = branches[node.id]
+            others = branch.evaluated.difference(targets)
+            branch.passed.update(step for step in others if start < step <= stop)
     for id, node in nodes.items():
-        line = lines[id]
-        line.waits = sorted(line.evaluated - line.besides)
+        branch = branches[id]
+        branch.waits = sorted(branch.evaluated - branch.passed)
         if node.parent is not None:
-            above = lines[node.parent.id]
-            line.depth = above.depth_at(node.parent.start, node.start, evaluate_seconds)
-        began, at = line.depth, node.start
-        for step in sorted({*line.evaluated, line.reach}):
-            seconds = (step - at) * line.cost
-            yield Work(began, seconds, seconds * fleet.line / fleet.worker)
-            if step in line.evaluated:
+            above = branches[node.parent.id]
+            branch.depth = above.depth_at(node.parent.start, node.start, evaluate_seconds)
+        began, at = branch.depth, node.start
+        for step in sorted({*branch.evaluated, branch.reach}):
+            seconds = (step - at) * branch.cost
+            yield Work(began, seconds, seconds * fleet.branch / fleet.worker)
+            if step in branch.evaluated:
                 yield Work(began + seconds, evaluate_seconds, evaluate_seconds / fleet.evaluations)
-            began, at = line.depth_at(node.start, step, evaluate_seconds), step
+            began, at = branch.depth_at(node.start, step, evaluate_seconds), step

@@ -17,7 +17,7 @@ from hpstage.plan.nodes import Node, PlannedTrial
 
 @dataclass(slots=True)
 class Branch:
-    """The part of a node that is used by some trials, ``trials`` of them."""
+    """The part of a node up to ``reach``, which ``trials`` trials use."""
 
     node: Node
     reach: int
@@ -29,10 +29,10 @@ _Branch = TypeVar("_Branch", bound=Branch)
 
 
 def branches_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Branch]:
-    """Return the branches of the trials' tree up to the steps asked for, parents before children."""
+    """Return the branches of the trials' tree up to the steps requested, parents before children."""
     branches: dict[NodeId, Branch] = {}
     for trial in trials.values():
-        extend(branches, trial, 0, trial.asked, _new)
+        extend(branches, trial, 0, trial.requested, _new)
     return branches
 
 
@@ -46,7 +46,7 @@ def extend(
     """Extend the branches of a trial from ``before`` to ``step`` and return the new branches.
 
     Args:
-        new: creates the branch of a node of which nothing has been asked for yet.
+        new: creates the branch of a node of which no step was requested before.
     """
     found = []
     for node, start, stop in trial.path_to(step):
@@ -67,8 +67,8 @@ def extend(
 def rows(branches: Collection[_Branch]) -> dict[NodeId, int]:
     """Assign each branch a row, from top to bottom. The parent of every branch must be among the branches.
 
-    The children of a branch are below it, the latest to fork first, so that no connector crosses a line. A child that
-    starts where its parent's branch ends takes over its row.
+    The children of a branch are below it, the latest to fork first, so that no connector crosses another branch. A
+    child that starts where its parent's branch ends takes over its row.
     """
     children: dict[NodeId | None, list[_Branch]] = {}
     for branch in branches:
@@ -121,11 +121,11 @@ def foremost(
         if node.id in chosen:
             continue
         parent = node.parent
-        goes_on = parent is not None and parent.id not in taken and node.start == branches[parent.id].reach
-        if used + (not goes_on) > most and node.id not in first:
+        continues = parent is not None and parent.id not in taken and node.start == branches[parent.id].reach
+        if used + (not continues) > most and node.id not in first:
             break
-        used += not goes_on
-        if goes_on and parent is not None:
+        used += not continues
+        if continues and parent is not None:
             taken.add(parent.id)
         chosen[node.id] = branch
     return sorted(chosen.values(), key=lambda branch: branch.node.id)

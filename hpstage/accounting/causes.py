@@ -5,16 +5,16 @@ All seconds are worker seconds, rounded to 2**-20 s (:func:`hpstage.accounting.p
 Rules and assumptions:
 
 - A step takes the mean measured time of its node and an evaluation the mean of the plan, as in
-  :func:`hpstage.accounting.savings.seconds_alone`. A trial without sharing neither loads nor saves, so savings are
+  :func:`hpstage.accounting.savings.seconds_alone`. Without sharing, a trial neither loads nor saves, so savings are
   underestimated.
 - A trial counts up to its last result. A trial that ended without failing would have been trained to its end if it had
   not been stopped; the evaluations it would have had there are not counted. A trial that failed or has not ended would
   have got no further alone. The same applies to a trial that another one extends (``extend=True``), since the extending
   trial counts as a whole.
 - A fork of population based training counts as a separate trial, including the steps of its donor.
-- If two trials want the same step, the one that was asked for it later shares it; the same applies to evaluations of a
-  state. The rule also holds between studies: a study pays for what it asked first, even if the other would have needed
-  it sooner.
+- If two trials request the same step, the later one shares it; the same applies to evaluations of a state. The rule
+  also holds between studies: a study is charged for what it requested first, even if the other would have needed it
+  sooner.
 - Where chains were trained side by side by a worker, or one by several, the mean times are those of a worker that
   trains nothing else, as far as they are known (:attr:`hpstage.plan.facts.StateReached.alone_seconds`).
 - A chain that continued from a live state would have loaded it from disk, in the mean time of the measured loads from
@@ -54,9 +54,9 @@ class Causes:
     alone: float
     """Every trial alone, up to its last result."""
     shared_prefix: float
-    """Steps and evaluations that another trial of the same study had asked for first."""
+    """Steps and evaluations that another trial of the same study had requested first."""
     other_study: float
-    """Steps and evaluations that a trial of another study had asked for first."""
+    """Steps and evaluations that a trial of another study had requested first."""
     fused: float
     """Training that workers saved by training chains side by side."""
     exchange: float
@@ -73,10 +73,10 @@ class Causes:
     unanswered: float
     """Training for trials without a result at these steps: they failed, are running, or were given up."""
     estimates: float
-    """The remainder: means instead of measured times; stages paid by a trial of another study, though some of their
-    steps had been asked for here, or vice versa; failed evaluations."""
+    """The remainder: means instead of measured times; stages charged to a trial of another study, though some of
+    their steps had been requested here, or vice versa; failed evaluations."""
     used: float
-    """Seconds that workers spent and these trials paid."""
+    """Seconds of workers that are charged to these trials."""
     train: float
     evaluate: float
     load: float
@@ -151,7 +151,7 @@ def causes_of(book: Book) -> Causes:
 
 
 def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
-    """Return the seconds that the trial would have taken from step ``last`` to its end."""
+    """Return the seconds of training the trial from step ``last`` to its end, at the measured seconds per step."""
     legs = [(node, max(start, last), stop) for node, start, stop in trial.path_to(trial.steps) if stop > last]
     return sum((stop - start) * plan.step_seconds(node) for node, start, stop in legs)
 
@@ -159,7 +159,7 @@ def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
 def _shared(
     account: Account, trial: PlannedTrial, answered: Sequence[int], study_of: Mapping[TrialId, str]
 ) -> tuple[float, int, float, int]:
-    """Return the seconds and steps that another trial was asked for first, of the same study and of other studies."""
+    """Return the seconds and steps that another trial requested first, of the same study and of other studies."""
     plan = account.plan
     mine = trial.id
     study = study_of[mine]
@@ -167,10 +167,10 @@ def _shared(
     same_steps = others_steps = 0
     for node, start, stop in trial.path_to(answered[-1]):
         cost = plan.step_seconds(node)
-        for begin, end, asker in account.first_askers(node, start, stop):
-            if asker is trial:
+        for begin, end, requester in account.first_requests(node, start, stop):
+            if requester is trial:
                 continue
-            if study_of[asker.id] == study:
+            if study_of[requester.id] == study:
                 same += (end - begin) * cost
                 same_steps += end - begin
             else:
@@ -199,20 +199,20 @@ def _live(book: Book) -> float:
 
 
 def _beyond(book: Book) -> tuple[float, int, float]:
-    """Return, of the training that the book's trials paid for, the seconds and steps of repeated training, and the
+    """Return, of the training charged to the book's trials, the seconds and steps of repeated training, and the
     seconds of first training for trials without a result there."""
     again = unanswered = 0.0
     again_steps = 0
     account, answered = book.account, book.answered
     plan = account.plan
     last = {id: results[-1] if results else 0 for id, results in answered.items()}
-    # On all other nodes, every step has a result at or after it for the trial that was asked for it first.
+    # On all other nodes, every step has a result at or after it for the trial that requested it first.
     behind = {
         node.id
         for id, trial in plan.trials.items()
-        if last[id] < trial.asked
-        for node, start, stop in trial.path_to(trial.asked)
-        if any(asker is trial for _, _, asker in account.first_askers(node, start, stop))
+        if last[id] < trial.requested
+        for node, start, stop in trial.path_to(trial.requested)
+        if any(requester is trial for _, _, requester in account.first_requests(node, start, stop))
     }
     trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
     for charge in account.charges:
@@ -239,9 +239,9 @@ def _beyond(book: Book) -> tuple[float, int, float]:
             again += rounded(fact.own_seconds * repeated / (stop - start))
         if id in behind:
             vain = sum(
-                end - max(begin, min(end, last[asker.id]))
+                end - max(begin, min(end, last[requester.id]))
                 for part in fresh
-                for begin, end, asker in account.first_askers(plan.nodes[id], *part)
+                for begin, end, requester in account.first_requests(plan.nodes[id], *part)
             )
             unanswered += rounded(fact.own_seconds * vain / (stop - start))
     return again, again_steps, unanswered

@@ -77,7 +77,7 @@ def failures_of(book: Book) -> list[tuple[StageFailed, list[TrialId]]]:
         ended = book.account.plan.ended.get(id)
         if not by_node or (ended is not None and ended.state != "FAIL"):
             continue
-        for node, start, stop in trial.path_to(trial.asked):
+        for node, start, stop in trial.path_to(trial.requested):
             for fact, trials in by_node.get(node.id, []):
                 if fact.evaluating:
                     passes = start < fact.step <= stop and fact.step in trial.targets

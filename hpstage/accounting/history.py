@@ -14,57 +14,57 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
     pauses between calls."""
 
     seconds: float
-    asked: int
-    distinct: int
+    requested: int
+    unique: int
     trained: int
 
     @property
     def rate(self) -> float:
-        return merge_rate(self.asked, self.distinct)
+        return merge_rate(self.requested, self.unique)
 
 
 def moments(book: Book) -> list[Moment]:
-    """Return the book's history: its counts at each time when something was asked for or a stage finished.
+    """Return the book's history: its counts at each time of a request or of a finished stage.
 
-    ``distinct`` counts the unique steps among ``asked``, regardless of which study trains them, so that the final
-    rate is the book's merge rate. ``trained`` counts the steps that the book's trials were charged, repetitions
+    ``unique`` counts the unique steps among those ``requested``, regardless of which study trains them, so that the
+    final rate is the book's merge rate. ``trained`` counts the steps that the book's trials were charged, repetitions
     included. Requests have no time; each is placed at the latest worker time recorded in the journal before it.
     """
     first = min(book.began, default=None)
     if first is None:
-        first = min((ask.at for ask in book.account.asks if ask.at is not None), default=0.0)
-    asked, trained = _asked(book, first), _trained(book, first)
+        first = min((target.at for target in book.account.targets if target.at is not None), default=0.0)
+    requested, trained = _requested(book, first), _trained(book, first)
     found: list[Moment] = []
     steps, done = (0, 0), 0
-    for seconds in sorted({*asked, *trained}):
-        steps, done = asked.get(seconds, steps), trained.get(seconds, done)
+    for seconds in sorted({*requested, *trained}):
+        steps, done = requested.get(seconds, steps), trained.get(seconds, done)
         found.append(Moment(seconds, *steps, done))
     return found
 
 
-def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
+def _requested(book: Book, first: float) -> dict[float, tuple[int, int]]:
     """Return the steps requested, and the unique ones among them, up to each time of a request."""
     reach: dict[NodeId, int] = {}
     reached: dict[TrialId, int] = {}
-    asked = distinct = 0
+    requested = unique = 0
     found: dict[float, tuple[int, int]] = {}
     now = first
-    for ask in book.account.asks:
+    for target in book.account.targets:
         # Monotonic: a host's clock may be wrong, and requests keep their order.
-        if ask.at is not None and ask.at > now:
-            now = ask.at
-        trial = book.trials.get(ask.trial)
+        if target.at is not None and target.at > now:
+            now = target.at
+        trial = book.trials.get(target.trial)
         if trial is None:
             continue
-        step = min(ask.step, trial.asked)  # its training may have ended before
+        step = min(target.step, trial.requested)  # its training may have ended before
         for node, start, stop in trial.path_to(step):
             fresh = stop - reach.get(node.id, start)
             if fresh > 0:
-                distinct += fresh
+                unique += fresh
                 reach[node.id] = stop
-        asked += step - reached.get(ask.trial, 0)
-        reached[ask.trial] = step
-        found[now] = asked, distinct
+        requested += step - reached.get(target.trial, 0)
+        reached[target.trial] = step
+        found[now] = requested, unique
     return dict(zip(book.pauses.all_elapsed(first, found), found.values(), strict=True))
 
 

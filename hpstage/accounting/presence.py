@@ -1,4 +1,4 @@
-"""Which workers drivers have had, and for how long: what is paid for, whether they train or not. Pure."""
+"""The workers that drivers have had, and for how long: allocated worker time, idle or not. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Presence:
     """The workers that drivers have, and the seconds of those they had.
 
     A worker is present from when its driver recorded that it joined until it recorded that it left, or until the driver
-    is found to be gone. The slots of one worker are one. While several drivers have a worker, each pays an equal part
-    of it, so that what studies pay adds up to what the plan pays. Journals of earlier builds do not record who joined:
+    is found to be gone. The slots of one worker are one. While several drivers have a worker, each is charged an equal
+    share of it, so that the studies' sums add up to the plan's. Journals of earlier builds do not record who joined:
     there, a worker is present from its first chain on.
     """
 
@@ -32,17 +32,17 @@ class Presence:
         """The latest time reported on the workers' clock."""
         self._present: dict[tuple[str, WorkerId], _Present] = {}  # by pool and name
         self._pools: dict[DriverId, dict[WorkerId, str]] = {}  # of the workers that each driver has
-        self._paid: dict[DriverId, float] = {}
+        self._allocated: dict[DriverId, float] = {}
         self._studies: dict[DriverId, str] = {}
         self._most: dict[DriverId | None, int] = {}  # the most workers at a time of each driver, and of all together
 
-    def hear(self, at: float) -> None:
+    def advance(self, at: float) -> None:
         """Note a time on the workers' clock."""
         if at > self.now:
             self.now = at
 
     def change(self, fact: WorkersChanged) -> None:
-        self.hear(fact.at)
+        self.advance(fact.at)
         for worker in fact.joined:
             self._join(fact.driver, fact.pool, host_of(worker), fact.at)
         for worker in fact.left:
@@ -50,7 +50,7 @@ class Presence:
 
     def work(self, driver: DriverId, pool: str, workers: Iterable[WorkerId], at: float) -> None:
         """Note that a driver has these workers, whether or not it has recorded them."""
-        self.hear(at)
+        self.advance(at)
         for worker in workers:
             self._join(driver, pool, host_of(worker), at)
 
@@ -74,11 +74,13 @@ class Presence:
 
     def seconds(self, study: str | None = None) -> float:
         """Return the seconds of the workers up to now, of all drivers or of those of a study."""
-        paid = [seconds for driver, seconds in self._paid.items() if study in (None, self._studies.get(driver))]
+        allocated = [
+            seconds for driver, seconds in self._allocated.items() if study in (None, self._studies.get(driver))
+        ]
         for worker in self._present.values():
             mine = sum(study in (None, self._studies.get(driver)) for driver in worker.drivers)
-            paid.append(max(0.0, self.now - worker.since) * mine / len(worker.drivers))
-        return math.fsum(paid)
+            allocated.append(max(0.0, self.now - worker.since) * mine / len(worker.drivers))
+        return math.fsum(allocated)
 
     def _join(self, driver: DriverId, pool: str, worker: WorkerId, at: float) -> None:
         mine = self._pools.setdefault(driver, {})
@@ -104,5 +106,7 @@ class Presence:
     def _count(self, worker: _Present, at: float) -> None:
         """Count a worker's seconds up to a time. Reports of several drivers come out of order."""
         for driver in worker.drivers:
-            self._paid[driver] = self._paid.get(driver, 0.0) + max(0.0, at - worker.since) / len(worker.drivers)
+            self._allocated[driver] = self._allocated.get(driver, 0.0) + max(0.0, at - worker.since) / len(
+                worker.drivers
+            )
         worker.since = max(worker.since, at)

@@ -13,7 +13,7 @@ from hpstage.accounting.bound import ONE_CHAIN, Speeds, lower_bound, measured_sp
 from hpstage.accounting.pauses import Pauses
 from hpstage.accounting.payments import rounded
 from hpstage.accounting.sums import Merged, merge_rate
-from hpstage.errors.text import aligned, count_of, paid_hours, rate, worker_hours
+from hpstage.errors.text import aligned, allocated_hours, count_of, rate, worker_hours
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
@@ -33,13 +33,13 @@ class Savings:
 
     trials: int
     steps_asked: int
-    """Steps that the algorithm asked for, over all trials."""
+    """Steps that the algorithm requested, over all trials."""
     steps_unique: int
-    """Distinct steps among them: the steps that a perfect stage tree trains."""
+    """Unique steps among them: the steps that a perfect stage tree trains."""
     steps_trained: int
     """Steps trained for this search (fewer than unique if others had trained some, or if it was interrupted)."""
     steps_shared: int
-    """Distinct steps among them that were trained before this search, or for other searches."""
+    """Unique steps among them that were trained before this search, or for other searches."""
     steps_wasted: int
     failed: int
     """Number of failed trials."""
@@ -139,7 +139,7 @@ class Savings:
             ("makespan", self._made_in()),
         ]
         if self.paid_seconds:
-            rows.insert(6, ("allocated worker-hours", paid_hours(self.paid_seconds, self.worker_seconds)))
+            rows.insert(6, ("allocated worker-hours", allocated_hours(self.paid_seconds, self.worker_seconds)))
         if self.audit_seconds:
             rows.insert(-2, ("audited", audited(self.audited_share, self.audit_differences, self.audit_seconds)))
         if self.exchange_seconds:
@@ -154,11 +154,11 @@ class Savings:
         return aligned(self.rows())
 
 
-def less_training(asked: int, distinct: int) -> str:
+def less_training(requested: int, unique: int) -> str:
     """Return the merge rate as a phrase, ``2.94 x less training: 490 of 1,440 steps``; empty if nothing is shared."""
-    if asked <= distinct:
+    if requested <= unique:
         return ""
-    return f"{rate(merge_rate(asked, distinct))} x less training: {distinct:,} of {asked:,} steps"
+    return f"{rate(merge_rate(requested, unique))} x less training: {unique:,} of {requested:,} steps"
 
 
 def answered_steps(planned: PlannedTrial) -> list[int]:
@@ -215,18 +215,19 @@ def shortest_makespan(
 def savings_of(accounting: Accounting, study: str | None = None, *, latest: bool = False) -> Savings:
     """Return the savings of a study, or of all studies of a plan, over all their calls.
 
-    A study is charged what its trials requested first, which is nothing where another study had already trained the
-    same; ``steps_trained`` counts the steps that it is charged.
+    A study is charged for what its trials requested first, and so not for steps that another study had already trained;
+    ``steps_trained`` counts the steps that it is charged for.
 
     Args:
-        latest: of the study's last search alone: what its trials were charged since it began.
+        latest: of the study's last search only: what its trials were charged since it began.
     """
     plan = accounting.plan
     tally = None if study is None else accounting.tally(study)
     took = accounting.whole() if tally is None else tally.sums
-    paid, drivers = accounting.presence.seconds(study), accounting.presence.drivers_of(study)
+    allocated, drivers = accounting.presence.seconds(study), accounting.presence.drivers_of(study)
     if study is not None and tally is not None and latest:
-        took, paid, drivers = took.since(tally.before), paid - tally.paid_before, drivers - tally.drivers_before
+        took, allocated = took.since(tally.before), allocated - tally.allocated_before
+        drivers -= tally.drivers_before
         proposed = plan.searches[study].proposed
         # A trial that another one extends counts with that.
         ids = {fact.trial for fact in proposed if fact.trial is not None} - {fact.extends for fact in proposed}
@@ -254,7 +255,7 @@ def savings_of(accounting: Accounting, study: str | None = None, *, latest: bool
         cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=took.worker_seconds,
         worker_seconds_alone=math.fsum(owns),
-        paid_seconds=paid,
+        paid_seconds=allocated,
         train_seconds=took.train_seconds,
         evaluate_seconds=took.evaluate_seconds,
         load_seconds=took.load_seconds,
@@ -284,16 +285,16 @@ def _is_whole(accounting: Accounting, study: str | None, drivers: int, *, latest
 
 
 def merged(plan: SearchPlan, trials: Iterable[PlannedTrial] | None = None) -> Merged:
-    """Return what these trials request, by default all, each alone and all together. O(their segments and the states of
-    those)."""
+    """Return what these trials request, by default all, with and without repetitions. O(their segments and the states
+    of those)."""
     steps_asked = steps_unique = steps_done = 0
-    seconds_asked = seconds_unique = 0.0
+    seconds_requested = seconds_unique = 0.0
     reach: dict[NodeId, int] = {}
     for trial in plan.trials.values() if trials is None else trials:
-        for node, start, stop in trial.path_to(trial.asked):
+        for node, start, stop in trial.path_to(trial.requested):
             cost = plan.step_seconds(node)
             steps_asked += stop - start
-            seconds_asked += (stop - start) * cost
+            seconds_requested += (stop - start) * cost
             fresh = stop - reach.get(node.id, start)
             if fresh > 0:
                 reach[node.id] = stop
@@ -301,4 +302,4 @@ def merged(plan: SearchPlan, trials: Iterable[PlannedTrial] | None = None) -> Me
                 done = min(stop, max((step for step, state in node.states.items() if state.is_known), default=0))
                 steps_done += max(0, done - (stop - fresh))
                 seconds_unique += fresh * cost
-    return Merged(steps_asked, steps_unique, steps_done, seconds_asked, seconds_unique)
+    return Merged(steps_asked, steps_unique, steps_done, seconds_requested, seconds_unique)

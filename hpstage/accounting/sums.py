@@ -21,13 +21,13 @@ def merge_rate(requested: float, unique: float) -> float:
 class Sums:
     """Sums over a study's trials, or over those of a plan.
 
-    Training is counted where one of the trials paid for it (:mod:`hpstage.accounting.payments`). Seconds are
+    Training is counted where it is charged to one of the trials (:mod:`hpstage.accounting.payments`). Seconds are
     :func:`rounded`, so that the sums of studies add up to the plan's exactly.
     """
 
     steps_asked: int = 0
     steps_unique: int = 0
-    """Distinct steps among those requested."""
+    """Unique steps among those requested."""
     steps_first: int = 0
     """Of these, the ones that no trial of any study had requested before."""
     steps_trained: int = 0
@@ -38,7 +38,7 @@ class Sums:
     save_seconds: float = 0.0
     wasted_seconds: float = 0.0
     fused_seconds: float = 0.0
-    """What training would have taken beyond this if no worker had trained several chains side by side."""
+    """Further training time if no worker had trained several chains side by side."""
     exchange_seconds: float = 0.0
     """What it took beyond that of single workers where several have trained a chain."""
     answers: int = 0
@@ -55,7 +55,7 @@ class Sums:
         return merge_rate(self.steps_asked, self.steps_unique)
 
     def alone_seconds(self, evaluate_seconds: float) -> float:
-        """Estimate worker seconds for the results, each trial alone (:func:`hpstage.accounting.savings.seconds_alone`).
+        """Estimate worker seconds for the results without sharing (:func:`hpstage.accounting.savings.seconds_alone`).
 
         Args:
             evaluate_seconds: the plan's mean seconds of an evaluation.
@@ -107,13 +107,12 @@ def summed(studies: Iterable[Sums]) -> Sums:
 
 @dataclass(slots=True)
 class Merged:
-    """Training that a set of trials asks for: the sum over trials (``asked``), and without repetitions (``unique``), of
-    which some is ``done``."""
+    """Training requested by a set of trials: the sum over trials, the unique steps among them, and those ``done``."""
 
     steps_asked: int = 0
     steps_unique: int = 0
     steps_done: int = 0
-    seconds_asked: float = 0.0
+    seconds_requested: float = 0.0
     seconds_unique: float = 0.0
 
     @property
@@ -123,4 +122,4 @@ class Merged:
     @property
     def cost_weighted_rate(self) -> float:
         """The merge rate with measured seconds in place of steps."""
-        return merge_rate(self.seconds_asked, self.seconds_unique)
+        return merge_rate(self.seconds_requested, self.seconds_unique)

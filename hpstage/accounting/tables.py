@@ -87,10 +87,10 @@ def trials(book: Book) -> Table:
                        missing: its search ended without it
     ``value``          the value reported to the study; with several objectives ``values_0``, ``values_1``, ...
     ``steps``          its end step
-    ``steps_asked``    number of steps it was asked for
-    ``steps_shared``   how many of these another trial had asked for first
-    ``seconds_alone``  estimate of its cost alone, up to the last target with a result
-    ``seconds_used``   seconds that workers spent for it, and for no trial that had asked first
+    ``steps_asked``    number of steps requested of it
+    ``steps_shared``   how many of these another trial had requested first
+    ``seconds_alone``  estimate of its cost without sharing, up to the last target with a result
+    ``seconds_used``   seconds of workers that are charged to it: no other trial had requested the steps first
     ``seconds_saved``  ``seconds_alone - seconds_used``; negative where losses and loading outweigh sharing
     ``donor``          the trial it was forked from (population based training), at step ``forked_at``
     ``extends``        the finished trial that it extends
@@ -116,7 +116,7 @@ def trials(book: Book) -> Table:
                 donor, forked_at = proposed.fork.donor, proposed.fork.step
             params.put(row, proposed.params)
         alone, own = book.alone[id], account.trials.get(id)
-        used = 0.0 if own is None else own.paid_seconds
+        used = 0.0 if own is None else own.charged_seconds
         rows.append(
             (
                 account.plan.study_of(id),
@@ -125,7 +125,7 @@ def trials(book: Book) -> Table:
                 ended.state if ended is not None else "RUNNING" if account.is_open(id) else None,
                 values[0] if len(values) == 1 else None,
                 planned.steps,
-                planned.asked,
+                planned.requested,
                 0 if own is None else own.shared,
                 alone,
                 used,
@@ -153,7 +153,7 @@ def trials(book: Book) -> Table:
 
 
 def stages(book: Book) -> Table:
-    """Return a table with a row per trained stage, in the journal's order. A stage without steps evaluated a kept
+    """Return a table with a row per trained stage, in the journal's order. A stage without steps evaluated a saved
     state.
 
     ====================  ================================================================================
@@ -165,7 +165,7 @@ def stages(book: Book) -> Table:
     ``workers``           how many trained it: a part of one that trained others side by side
     ``alone_seconds``     what one worker would have trained for that trains nothing else; missing: as long, or unknown
     ``source``            where the chain's first stage started: fresh, continued, live, disk; else missing
-    ``trial``, ``study``  the payer: the first to ask for the step before ``stop``
+    ``trial``, ``study``  the trial charged: the first to request the step before ``stop``
     ``hp_NAME``           the hyperparameter at ``start`` (where types differ, as JSON)
     ====================  ================================================================================
     """
@@ -200,7 +200,7 @@ def stages(book: Book) -> Table:
 
 
 def states(book: Book) -> Table:
-    """Return a table with a row per state that was ever asked for or reached, by node and step; for a study's book,
+    """Return a table with a row per state that was ever requested or reached, by node and step; for a study's book,
     only the states on its trials' paths.
 
     ================  ====================================================================================
@@ -246,7 +246,7 @@ def workers(book: Book) -> Table:
     ``chain``, ``driver``  the chain, and the driver that started it
     ``start``, ``end``  times; ``end`` is missing while it is running
     ``steps``           steps trained and reported
-    ``wasted_seconds``, ``wasted_steps``  training discarded after its last boundary (paid for: see above)
+    ``wasted_seconds``, ``wasted_steps``  training discarded after its last boundary (charged: see above)
     ``outcome``         why it was discarded: stopped, failed, lost, died, ...; missing: nothing was
     ==================  ==================================================================================
     """
@@ -338,7 +338,7 @@ class _Sparse:
         """Return the columns with ``length`` rows; absent values are missing."""
         filled: dict[str, Sequence[Value]] = {}
         for name, (at, found) in self._rows.items():
-            values = _alike(found)
+            values = _uniform(found)
             if len(values) < length:
                 whole: list[Value] = [None] * length
                 for row, value in zip(at, values, strict=True):
@@ -348,7 +348,7 @@ class _Sparse:
         return filled
 
 
-def _alike(values: list[Value]) -> list[Value]:
+def _uniform(values: list[Value]) -> list[Value]:
     """Convert values to a single type, so that every file format accepts the column: their JSON if types differ."""
     kinds: set[type] = {*map(type, values)} - {type(None)}
     # pandas has a type for integers of 64 bits and more, but not together with negative or missing values.

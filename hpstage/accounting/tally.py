@@ -28,8 +28,8 @@ class Tally:
 
     sums: Sums = field(default_factory=Sums)
     before: Sums = field(default_factory=Sums)
-    """When the last search began; so are those below."""
-    paid_before: float = 0.0
+    """When the last search began; those below, too."""
+    allocated_before: float = 0.0
     drivers_before: frozenset[DriverId] = frozenset()
     reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step requested, unless it is the node's
     ends: dict[TrialId, End | None] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Tally:
 class NodeRow:
     """Of a node: how far and by whom it was requested, how far and how long it was trained."""
 
-    __slots__ = ("answered", "askers", "front", "maker", "node", "reach", "seconds", "trained")
+    __slots__ = ("answered", "front", "maker", "node", "reach", "requesters", "seconds", "trained")
 
     def __init__(self, node: Node, maker: Tally) -> None:
         self.node = node
@@ -92,7 +92,7 @@ class NodeRow:
         self.reach = node.start  # the farthest step that any trial requested
         # The ascending stops up to which it was requested first, and the trials that did. A node that was requested by
         # its maker alone, as most are, has none.
-        self.askers: list[tuple[int, PlannedTrial]] | None = None
+        self.requesters: list[tuple[int, PlannedTrial]] | None = None
         self.answered = 0  # steps up to their last results of the trials of the maker's study, summed
         self.front = 0  # the farthest step that it has ever reached; 0: none
         self.trained = 0  # steps trained, including repetitions
@@ -100,34 +100,34 @@ class NodeRow:
 
     def ask(self, trial: PlannedTrial, stop: int) -> None:
         """Record that the trial is the first to request the node beyond its reach so far, up to ``stop``."""
-        if self.askers is None:
+        if self.requesters is None:
             if trial is not self.node.maker:
                 known = [(self.reach, self.node.maker)] if self.reach > self.node.start else []
-                self.askers = [*known, (stop, trial)]
+                self.requesters = [*known, (stop, trial)]
         else:
-            if self.askers and self.askers[-1][1] is trial:
-                self.askers.pop()
-            self.askers.append((stop, trial))
+            if self.requesters and self.requesters[-1][1] is trial:
+                self.requesters.pop()
+            self.requesters.append((stop, trial))
         self.reach = stop
 
     def payer(self, step: int) -> PlannedTrial:
         """Return the trial that requested first the step that leads to ``step``, or else the node's maker."""
-        if self.askers is None:
+        if self.requesters is None:
             return self.node.maker
-        at = bisect_left(self.askers, step, key=_stop)
-        return self.askers[at][1] if at < len(self.askers) else self.node.maker
+        at = bisect_left(self.requesters, step, key=_stop)
+        return self.requesters[at][1] if at < len(self.requesters) else self.node.maker
 
-    def first_askers(self, start: int, stop: int) -> Sequence[tuple[int, int, PlannedTrial]]:
+    def first_requests(self, start: int, stop: int) -> Sequence[tuple[int, int, PlannedTrial]]:
         """Return ``(start, stop, trial)`` for the steps ``[start, stop)``: who requested them first, in the order of
         the steps. Steps that no trial requested are left out."""
         stop = min(stop, self.reach)
         if start >= stop:
             return ()
-        if self.askers is None:
+        if self.requesters is None:
             return ((start, stop, self.node.maker),)
         found = []
-        for index in range(bisect_right(self.askers, start, key=_stop), len(self.askers)):
-            last, trial = self.askers[index]
+        for index in range(bisect_right(self.requesters, start, key=_stop), len(self.requesters)):
+            last, trial = self.requesters[index]
             end = min(stop, last)
             found.append((start, end, trial))
             start = end

@@ -83,13 +83,13 @@ class _Line:
         needed: set[State | None] = {self._nearest(state.node, state.step) for state in plan.open_targets.wanted()}
         trained: list[tuple[str, TrialId, State]] = []
         for trial in plan.open_trials():
-            if not trial.asked or plan.failure_on(trial.id, trial.asked) is not None:
+            if not trial.requested or plan.failure_on(trial.id, trial.requested) is not None:
                 continue
             result = plan.result_of(trial)
             if result is not None and plan.is_trained(trial):
                 trained.append((trial.study, trial.id, result))
             else:
-                needed.add(self._nearest(trial.node_at(trial.asked), trial.asked))
+                needed.add(self._nearest(trial.node_at(trial.requested), trial.requested))
         needed.update(plan.winners.to_come(trained))
         for chain in plan.chains.values():
             if chain.reached is None:

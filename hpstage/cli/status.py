@@ -21,7 +21,7 @@ from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.errors.arguments import seconds
-from hpstage.errors.text import aligned, clean, count_of, hours, paid_hours, rate, shortened, table, worker_hours
+from hpstage.errors.text import aligned, allocated_hours, clean, count_of, hours, rate, shortened, table, worker_hours
 from hpstage.plan.facts import DriverId
 from hpstage.plan.messages import host_of
 from hpstage.report.names import worker_names, workers_in_order
@@ -244,7 +244,7 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("steps", f"{plan.steps_asked:,} requested, {plan.steps_unique:,} unique, {plan.steps_trained:,} trained"),
         ("merge rate, all studies" if len(found.studies) > 1 else "merge rate", rate(plan.merge_rate)),
         ("busy worker-hours", worker_hours(plan.seconds_used)),
-        ("allocated worker-hours", paid_hours(plan.seconds_paid, plan.seconds_used)),
+        ("allocated worker-hours", allocated_hours(plan.seconds_paid, plan.seconds_used)),
         ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]

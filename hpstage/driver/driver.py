@@ -182,7 +182,7 @@ class Driver:
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan and write further facts with them. Trials already in the plan are unchanged."""
-        if self.log.asks_of(trial.trial for trial in trials):
+        if self.log.requests_any(trial.trial for trial in trials):
             self.log.write()  # earlier targets of a trial restrict how it may change
         self.log.write([*(trial for trial in trials if not self._knows(trial)), *along])
 

@@ -74,13 +74,13 @@ def worker_hours(seconds: float) -> str:
     return f"{hours(seconds)} h"
 
 
-def paid_hours(paid: float, used: float) -> str:
-    """``0.0250 h, 96 % busy``: worker-hours present, and the part of them in which something was done. Where more was
+def allocated_hours(allocated: float, busy: float) -> str:
+    """``0.0250 h, 96 % busy``: allocated worker-hours, and the busy share of them. Where more was
     done, other searches' workers have done the rest."""
-    if not paid:
-        return worker_hours(paid)
-    share = round(100 * used / paid)
-    return f"{worker_hours(paid)}, {f'{share} % busy' if share <= 100 else 'and others in addition'}"
+    if not allocated:
+        return worker_hours(allocated)
+    share = round(100 * busy / allocated)
+    return f"{worker_hours(allocated)}, {f'{share} % busy' if share <= 100 else 'and others in addition'}"
 
 
 def size(bytes: float) -> str:

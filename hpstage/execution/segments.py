@@ -26,7 +26,7 @@ def segment_of(
         numerics: the step backend, where the trainable leaves the choice to the search.
         captured: see :class:`Segment`.
     """
-    stop = trial.asked if stop is None else stop
+    stop = trial.requested if stop is None else stop
     path = [(node, max(begun, start), end) for node, begun, end in trial.path_to(stop) if end > start]
     states = [state for state in trial.states() if start < state.step <= stop]
     source = trial.node_at(start).state(start) if start else None

@@ -57,18 +57,18 @@ def _created(plan: SearchPlan, fact: PlanCreated) -> None:
 def _added(plan: SearchPlan, fact: TrialAdded) -> None:
     """Check that an added trial does not change the past of a known one."""
     known, schedules = plan.trials.get(fact.trial), plan._tree.filled(fact.schedules)
-    if known is None or not known.asked or (known.steps >= fact.steps and known.has(schedules, fact.steps)):
+    if known is None or not known.requested or (known.steps >= fact.steps and known.has(schedules, fact.steps)):
         return
     before = known.schedules
-    if fact.steps < known.asked or schedules.keys() != before.keys():
+    if fact.steps < known.requested or schedules.keys() != before.keys():
         raise UsageError(
-            f"trial {fact.trial} was trained to step {known.asked} with {', '.join(before)}; it "
+            f"trial {fact.trial} was trained to step {known.requested} with {', '.join(before)}; it "
             f"cannot become one of {fact.steps} steps with {', '.join(sorted(schedules))}"
         )
     for name, schedule in sorted(schedules.items()):
-        if schedule.until(known.asked) != before[name].until(known.asked):
+        if schedule.until(known.requested) != before[name].until(known.requested):
             raise UsageError(
-                f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
+                f"trial {fact.trial} was trained to step {known.requested} under another schedule of {name!r}; a "
                 f"trial's past is fixed: keep the space's schedules as they were up to there"
             )
 
@@ -84,7 +84,7 @@ def _started(plan: SearchPlan, fact: SearchStarted) -> None:
             )
 
 
-def _asked(plan: SearchPlan, fact: TargetAsked) -> None:
+def _target(plan: SearchPlan, fact: TargetAsked) -> None:
     plan.known(fact.trial, fact.step)
 
 
@@ -123,7 +123,7 @@ _CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
     PlanCreated: _created,
     TrialAdded: _added,
     SearchStarted: _started,
-    TargetAsked: _asked,
+    TargetAsked: _target,
     StateReached: _reached,
     StateLost: _lost,
     StateDiffers: _on_node,

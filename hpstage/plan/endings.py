@@ -1,4 +1,4 @@
-"""Where lines of training cannot go on: the user's code raised, or ended them. Pure."""
+"""Where training cannot continue: the user's code raised an exception or ended it. Pure."""
 
 from __future__ import annotations
 

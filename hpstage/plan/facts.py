@@ -132,15 +132,15 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
 
     ``train_seconds`` counts from ``start``: the chain's previous boundary, or the start of its stage. ``source``, set
     for the first state that a chain reaches, is what the chain started from. ``save_seconds``: for how long training
-    stood still to keep states, not how long it took to write them beside it: the seconds of a worker's facts never
+    paused to save states, not how long it took to write them in the background: the seconds of a worker's facts never
     overlap. They include the wait, at the end of a chain, until its last state was durable. ``at``: when all of this
     was done; the fact may come later. ``peak_bytes``: the most memory of CUDA devices that was allocated while these
     steps were trained, if they were and there are any.
 
     All seconds are those of workers: if a gang of W workers has trained the steps, W times the time that has passed; if
     a worker trained k chains side by side, the chain's share of it. ``workers`` is how many workers the chain had
-    meanwhile, W or 1/k. ``alone_seconds``: the estimated ``train_seconds`` of one worker that trains nothing else; not
-    set if they are the same.
+    while it trained, W or 1/k. ``alone_seconds``: the estimated ``train_seconds`` of one worker that trains nothing
+    else; not set if they are the same.
     """
 
     chain: ChainId
@@ -186,7 +186,7 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
 
 
 class StateLost(Record, frozen=True, tag=True):
-    """The checkpoint of a kept state is gone: evicted to make room, or found missing or damaged on loading."""
+    """The checkpoint of a state is gone: evicted to make room, or found missing or damaged on loading."""
 
     node: NodeId
     step: int
@@ -195,7 +195,7 @@ class StateLost(Record, frozen=True, tag=True):
 
 
 class StateDiffers(Record, frozen=True, tag=True):
-    """A kept state was trained again with a different result: some part of training is not exact.
+    """A saved state was trained again with a different result: some part of training is not exact.
 
     ``where``: the first leaf that differs, if it can be determined; ``ways``: how each of the two was produced, in
     words.
@@ -232,7 +232,7 @@ class Audited(Record, frozen=True, tag=True, omit_defaults=True):
     """An audit trained again, in a fresh process, from the state at ``start`` (0: from nothing) to the state at
     ``step`` of ``node``.
 
-    ``of``: a "segment" between two kept states; a whole "trial", alone and with nothing captured; or the "winner"
+    ``of``: a "segment" between two checkpoints; a whole "trial", alone and with nothing captured; or the "winner"
     before a search returned. ``outcome``: "equal" if all states ``compared`` were; "differs" (a :class:`StateDiffers`
     follows); "stopped" if it gave way to training; "failed" if it could not be trained again, for the reason in
     ``message``. ``seconds`` are those of its worker, and the work of no trial. ``waited``: seconds for which workers
@@ -276,7 +276,7 @@ class StageFailed(Record, frozen=True, tag=True):
 
 class TrainingEnded(Record, frozen=True, tag=True):
     """The user's code ended training on ``node`` in step ``step``: every trial that has this step ends with the state
-    at :attr:`last`, whatever was asked of it, now or later.
+    at :attr:`last`, whatever steps are requested of it, now or later.
 
     ``outcome``: "complete" (the step was trained, and the state after it has metrics) or "pruned" (it was not trained).
     ``diverged``: it was pruned for its loss, which is not finite. Used both as a report and in the journal.
@@ -347,7 +347,7 @@ class DriverLeft(Record, frozen=True, tag=True):
 
 
 class WorkersChanged(Record, frozen=True, tag=True, omit_defaults=True):
-    """Workers of ``pool`` have joined or left a driver: they are paid for meanwhile, whether they train or not."""
+    """Workers of ``pool`` have joined or left a driver. From join to leave they are allocated, idle or not."""
 
     driver: DriverId
     at: float
@@ -456,11 +456,11 @@ class TrialProposed(Record, frozen=True, tag=True, omit_defaults=True):
 
 
 class TrialEnded(Record, frozen=True, tag=True, omit_defaults=True):
-    """The study has finished a trial: nothing more is asked of it. This affects only which states are kept and what is
+    """The study has finished a trial: no more steps are requested. This affects only which states are kept and what is
     shown.
 
     ``values``: the last reported values, one per metric of the search, as in :data:`Metrics`; ``step``: the farthest
-    step asked of it; ``feasible``: whether it satisfies the constraints of the study's sampler, if that has any."""
+    step requested; ``feasible``: whether it satisfies the constraints of the study's sampler, if that has any."""
 
     study: str
     trial: TrialId

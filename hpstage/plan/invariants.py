@@ -22,7 +22,9 @@ def validate(plan: SearchPlan) -> None:
             assert child.parent is node and child.start > node.start
             assert plan._tree.child_of(node, child.start, child.first) is child
             own = tuple(distinct(value) for value in node.values(child.start))
-            assert tuple(distinct(v) for v in child.values(child.start)) == child.first != own, "a child parts at once"
+            assert tuple(distinct(v) for v in child.values(child.start)) == child.first != own, (
+                "a child diverges at once"
+            )
         for step, state in node.states.items():
             assert state.step == step > node.start and state.node is node
             if state.kept is not None:
@@ -32,10 +34,10 @@ def validate(plan: SearchPlan) -> None:
     assert plan.kept_bytes == sum(state.kept.bytes for state in plan.kept.values() if state.kept is not None)
     for trial in plan.trials.values():
         assert list(trial.targets) == sorted(set(trial.targets)) and trial.last.start < trial.steps
-        for node, start, stop in trial.path_to(trial.asked):
+        for node, start, stop in trial.path_to(trial.requested):
             assert node.start == start < stop
         ending = plan.ending_on(trial.id, trial.steps)
         if ending is None:
-            assert trial.asked == max(trial.targets, default=0)
+            assert trial.requested == max(trial.targets, default=0)
         else:
-            assert max(trial.targets, default=0) <= trial.asked <= ending.last
+            assert max(trial.targets, default=0) <= trial.requested <= ending.last

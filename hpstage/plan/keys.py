@@ -44,12 +44,12 @@ _pack = struct.Struct(">d").pack
 def workload_key(described: Mapping[str, str]) -> StateKey:
     """Return the key of everything besides the schedules that determines training: trainable, code, data, numerics,
     environment."""
-    told = [encode(name) + encode(described[name]) for name in sorted(described)]
-    return StateKey(_digest(VERSION + b"workload" + b"".join(told)).hexdigest())
+    parts = [encode(name) + encode(described[name]) for name in sorted(described)]
+    return StateKey(_digest(VERSION + b"workload" + b"".join(parts)).hexdigest())
 
 
 class History:
-    """The values that a line of training has seen, as a chain of digests: 16 bytes, whatever the length of the line.
+    """The values that training has seen so far, as a chain of digests: 16 bytes for any number of steps.
 
     It is sent with a stage, so that the worker can compute the keys of the states on it.
     """
@@ -61,17 +61,17 @@ class History:
 
     @classmethod
     def new(cls, workload: StateKey, names: Iterable[str], *, salt: str = "") -> History:
-        """Return an empty history. ``salt`` separates a line that must not be shared (a trial trained alone)."""
-        told = [encode(workload), encode(salt), *(b"," + encode(name) for name in names)]
-        return cls(_digest(VERSION + b"history" + b"".join(told)).digest())
+        """Return an empty history. ``salt`` separates a trial that must not share its training."""
+        parts = [encode(workload), encode(salt), *(b"," + encode(name) for name in names)]
+        return cls(_digest(VERSION + b"history" + b"".join(parts)).digest())
 
     def changed(self, step: int, changes: Iterable[tuple[str, Scalar]]) -> History:
         """Return the history with these values from ``step`` on. Steps must ascend and names must be sorted.
 
         Unchanged values must be left out, or the encoding would depend on where a history was cut.
         """
-        told = [encode(name) + encode(value) for name, value in changes]
-        return History(_digest(self.digest + b"@%d;" % step + b"".join(told)).digest())
+        parts = [encode(name) + encode(value) for name, value in changes]
+        return History(_digest(self.digest + b"@%d;" % step + b"".join(parts)).digest())
 
     def key(self, step: int) -> StateKey:
         """Return the key of the state after ``step`` steps. The history must hold all changes before ``step`` and none
@@ -79,5 +79,5 @@ class History:
         return StateKey(_digest(self.digest + b"=%d;" % step).hexdigest())
 
 
-def _digest(told: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(told, digest_size=_DIGEST_SIZE)
+def _digest(content: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=_DIGEST_SIZE)

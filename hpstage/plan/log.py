@@ -186,10 +186,10 @@ class Log:
         """Buffer a fact, to be written with the next write."""
         self._noted.append(fact)
 
-    def asks_of(self, trials: Iterable[TrialId]) -> bool:
+    def requests_any(self, trials: Iterable[TrialId]) -> bool:
         """Whether a target of any of these trials is noted but not yet written."""
-        asked = {fact.trial for fact in self._noted if isinstance(fact, TargetAsked)}
-        return not asked.isdisjoint(trials)
+        requested = {fact.trial for fact in self._noted if isinstance(fact, TargetAsked)}
+        return not requested.isdisjoint(trials)
 
     def commit(self, facts: Sequence[Fact]) -> bool:
         """Write facts and fold them if every earlier record is folded; otherwise fold those and return False.

@@ -64,10 +64,10 @@ class Boundary(msgspec.Struct, frozen=True):
 class Chain(msgspec.Struct, frozen=True):
     """Consecutive stages for one worker.
 
-    ``source`` is the kept state to fork (``None``: start fresh). ``initial`` holds the values at step 0, from
-    which the trainable is set up. ``boundaries`` are in the order in which the line passes them; a boundary at
-    the source itself (a kept state that is only to be evaluated) comes first. The ``parent`` in the manifest of each
-    kept state is the previous boundary or source on the line. The chain ends at its last boundary, or earlier at
+    ``source`` is the saved state to fork (``None``: start fresh). ``initial`` holds the values at step 0, from
+    which the trainable is set up. ``boundaries`` are in the order in which the chain reaches them; a boundary at
+    the source itself (a saved state that is only evaluated) comes first. The ``parent`` in the manifest of each
+    checkpoint is the previous boundary or the source. The chain ends at its last boundary, or earlier at
     the boundary ``end``; it holds the stages beyond ``end`` in case ``end`` is moved while it runs.
 
     A chain also keeps its state between boundaries on its own, since no message could reach it at the right step:
@@ -93,7 +93,8 @@ class Chain(msgspec.Struct, frozen=True):
     """The step backend, where the trainable leaves the choice to the search."""
     gang: tuple[WorkerId, ...] = ()
     step_times: tuple[tuple[int, float], ...] = ()
-    """How long a step takes beside others, as in :class:`hpstage.plan.step_times.StepTimes`; empty if not known."""
+    """Seconds of a step by the number of concurrent chains, as in :class:`hpstage.plan.step_times.StepTimes`; empty if
+    not known."""
 
 
 class Amendment(msgspec.Struct, frozen=True):
@@ -183,8 +184,8 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
     """The worker is gone, and any chain running on it is lost.
 
     ``died``: its process ended or stopped responding, possibly because of the chain. ``closed``: it was retired, scaled
-    down, restarted or asked to end. ``unreachable``: it was lost together with the scheduler. ``message``: how its
-    process ended, if known.
+    down, restarted or stopped on request. ``unreachable``: it was lost together with the scheduler. ``message``: how
+    its process ended, if known.
     """
 
     worker: WorkerId
@@ -204,7 +205,7 @@ class Goal(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """Training to be repeated in a fresh process: consecutive stages from the kept state ``source`` (``None``: from
+    """Training to be repeated in a fresh process: consecutive stages from the checkpoint ``source`` (``None``: from
     nothing) to the last of its ``goals``.
 
     ``whole``: a whole trial, alone, for which nothing is captured or put back. ``initial`` and ``numerics`` as in
@@ -264,7 +265,7 @@ class StopChain(msgspec.Struct, frozen=True):
 
 
 class ExpectStates(msgspec.Struct, frozen=True):
-    """A hint: chains on the worker are expected to start from these kept states next, soonest first. It replaces the
+    """A hint: chains on the worker are expected to start from these checkpoints next, soonest first. It replaces the
     worker's earlier one."""
 
     worker: WorkerId

@@ -42,21 +42,21 @@ class NodeTree:
         self.nodes: list[Node] = []
         self.defaults: dict[str, Scalar] = {}  # of hyperparameters that trials may lack
         self.lacking: dict[NodeId, tuple[str, ...]] = {}  # those that roots of before do not have in their histories
-        self.milestones: Ordered[int] = Ordered()  # steps at which trials part anywhere in the tree
-        self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
+        self.milestones: Ordered[int] = Ordered()  # steps at which trials diverge anywhere in the tree
+        self.branch_points: dict[int, int] = {}  # number of nodes that begin at each milestone
         # By the values with which they begin, as for look-ups.
         self._roots: dict[tuple[str, ...], Roots] = {}  # by names
         self._equal: dict[NodeId, list[Node]] = {}  # younger roots that a default has made equal to one
         self._siblings: dict[tuple[object, ...], Node] = {}  # nodes that have any, by (parent, step, values)
 
     def add(self, id: TrialId, schedules: Mapping[str, Schedule], steps: int) -> PlannedTrial:
-        """Return a new trial, adding nodes where its values part from all existing ones. O(segments)."""
+        """Return a new trial, adding nodes where its values diverge from all existing ones. O(segments)."""
         trial = PlannedTrial(id, steps)
         trial.last = self.walk(trial, schedules, steps)
         return trial
 
     def walk(self, trial: PlannedTrial, schedules: Mapping[str, Schedule], steps: int) -> Node:
-        """Return the last node on the path of a trial, adding nodes where its values part from all existing ones.
+        """Return the last node on the path of a trial, adding nodes where its values diverge from all existing ones.
         O(segments)."""
         schedules = self.filled(schedules)
         names = tuple(sorted(schedules))
@@ -187,10 +187,10 @@ class NodeTree:
         if parent._children:
             self._siblings[parent.id, step, first] = child
         parent.attach(child)
-        others = self.partings.get(step, 0)
+        others = self.branch_points.get(step, 0)
         if not others:
             self.milestones.add(step)
-        self.partings[step] = others + 1
+        self.branch_points[step] = others + 1
         return child
 
 

@@ -36,7 +36,7 @@ class State:
         self.bytes: int | None = None  # of its last checkpoint, even after that is gone
         self.peak_bytes: int | None = None  # device memory of the steps before it: see StateReached
         self.used = 0.0  # when it was last kept or trained on from
-        # Trials that asked for the metrics and have no answer yet, in order; also those whose driver is gone.
+        # Trials that requested the metrics and have no result yet, in order; also those whose driver is gone.
         self.unanswered: list[TrialId] | None = None
 
     @property
@@ -155,7 +155,7 @@ class Node:
 
     @property
     def children(self) -> Sequence[Node]:
-        """The nodes that part from its line, in the order of their starts."""
+        """The nodes that branch from it, in the order of their starts."""
         children = self._children
         return (children,) if isinstance(children, Node) else children
 
@@ -164,7 +164,7 @@ class Node:
         children = self.children
         return children[bisect_left(children, step, key=_start) : bisect_right(children, step, key=_start)]
 
-    def parts_at(self, step: int) -> bool:
+    def branches_at(self, step: int) -> bool:
         """Whether a child begins at a step."""
         children = self.children
         at = bisect_left(children, step, key=_start)
@@ -248,14 +248,14 @@ def constants(values: Iterable[object]) -> tuple[Form, ...]:
     return tuple([Constant(plain(value)) for value in values])
 
 
-def lines_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]:
-    """Yield the lines that continue beyond step ``step`` of a node, each with the step after which its states are
-    beyond: ``last`` on the node itself, and the start of each node below."""
+def branches_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]:
+    """Yield the node and the nodes below it that begin beyond step ``step``, each with the step after which its
+    states are beyond: ``last`` on the node itself, and the start of each node below."""
     below = [(node, step, last)]
     while below:
-        line, step, last = below.pop()
-        yield line, last
-        below += [(child, child.start, child.start) for child in line.children if child.start > step]
+        branch, step, last = below.pop()
+        yield branch, last
+        below += [(child, child.start, child.start) for child in branch.children if child.start > step]
 
 
 class PlannedTrial:
@@ -263,11 +263,11 @@ class PlannedTrial:
 
     __slots__ = (
         "answered",
-        "asked",
         "id",
         "keep_at",
         "last",
         "plateaus",
+        "requested",
         "steps",
         "study",
         "targets",
@@ -277,11 +277,11 @@ class PlannedTrial:
         self.id = id
         self.steps = steps
         self.last: Node  # set as it is added to the tree
-        self.study = ""  # empty until anything is asked of it
+        self.study = ""  # empty until a step is requested
         self.keep_at: tuple[int, ...] = ()
         self.plateaus = _NO_PLATEAUS
-        self.targets: tuple[int, ...] = ()  # steps asked for, ascending
-        self.asked = 0  # the farthest target
+        self.targets: tuple[int, ...] = ()  # steps requested, ascending
+        self.requested = 0  # the farthest target
         self.answered = 0  # the farthest target with a result
 
     @property

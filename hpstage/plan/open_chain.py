@@ -62,7 +62,7 @@ class OpenChain:
 
     @property
     def begins_again(self) -> StateRef:
-        """The node that is trained next from its last kept state, and the step of that state, if its worker dies."""
+        """The node that is trained next from its last checkpoint, and the step of that state, if its worker dies."""
         return StateRef(self.span_at(min(self.kept + 1, self.spans[-1].stop)).node, self.kept)
 
     def ahead(self) -> Iterator[Span]:

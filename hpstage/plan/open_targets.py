@@ -9,7 +9,7 @@ from hpstage.plan.nodes import State
 
 
 class OpenTargets:
-    """The targets without a result, by the driver that asked for them last, until it is gone."""
+    """The targets without a result, by the driver that requested them last, until it is gone."""
 
     def __init__(self) -> None:
         self.by_driver: dict[DriverId, dict[tuple[TrialId, int], State]] = {}
@@ -29,11 +29,11 @@ class OpenTargets:
         self.by_driver.pop(driver, None)
 
     def __contains__(self, fact: TargetAsked) -> bool:
-        """Whether the driver waits for the target that it has asked for."""
+        """Whether the driver waits for the target that it has requested."""
         return (fact.trial, fact.step) in self.by_driver.get(fact.driver, ())
 
     def waiting(self, state: State) -> dict[TrialId, DriverId]:
-        """Return the trials that wait for a state's metrics, in the order in which they first asked, and their
+        """Return the trials that wait for a state's metrics, in the order of their first requests, and their
         drivers."""
         step = state.step
         return {

@@ -1,9 +1,9 @@
 """The search plan: the persistent tree of nodes, folded from the journal. Pure.
 
-Trials are lines of training. Lines that see equal values from step 0 on are one line; where values part, a node
-begins. The tree is a compressed trie over the values at each step: a node holds one *form* per hyperparameter
-and is never split; children attach to it at any step. The children at one step of a node are distinguished by
-their values at that step, so that finding a path costs a look-up per segment and not per step.
+Each trial is a path through the tree. Trials that see equal values from step 0 on share their path; where values
+diverge, a node begins. The tree is a compressed trie over the values at each step: a node holds one *form* per
+hyperparameter and is never split; children attach to it at any step. The children at one step of a node are
+distinguished by their values at that step, so that finding a path costs a look-up per segment and not per step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from hpstage.plan.facts import (
     to_numbers,
 )
 from hpstage.plan.node_tree import NodeTree
-from hpstage.plan.nodes import Node, PlannedTrial, State, lines_beyond
+from hpstage.plan.nodes import Node, PlannedTrial, State, branches_beyond
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.open_targets import OpenTargets
 from hpstage.plan.regimes import Regimes
@@ -97,7 +97,7 @@ class SearchPlan:
         self.chains: dict[ChainId, OpenChain] = {}
         self.losses: dict[StateRef, list[ChainLost]] = {}  # consecutive worker deaths on the path from a state
         self.milestones = self._tree.milestones
-        self.partings = self._tree.partings
+        self.branch_points = self._tree.branch_points
         self.searches = Searches()
         self.step_times: StepTimes | None = None  # of several chains side by side, if a worker trains several
 
@@ -128,7 +128,8 @@ class SearchPlan:
             self.endings.fail(fact)
 
     def _end(self, fact: TrainingEnded) -> None:
-        """Take back what trials on the line asked for beyond its end: alone, they would have ended there, too."""
+        """Withdraw the targets of trials beyond the end of training: without sharing, they would have ended there,
+        too."""
         self.endings.end(fact, self.nodes[fact.node].state(fact.last))
         ended: dict[TrialId, None] = {}
         for state in self.beyond(fact):
@@ -137,7 +138,7 @@ class SearchPlan:
             state.unanswered = None
         for trial in ended:
             planned = self.trials[trial]
-            planned.asked = fact.last
+            planned.requested = fact.last
             planned.targets = tuple([step for step in planned.targets if step <= fact.last])
             if fact.outcome == "complete" and fact.last not in planned.targets:
                 planned.targets += (fact.last,)
@@ -247,7 +248,7 @@ class SearchPlan:
         if known is None:
             self.trials[fact.trial] = known = self._tree.add(fact.trial, fact.schedules, fact.steps)
         elif known.steps < fact.steps or not known.has(self._tree.filled(fact.schedules), fact.steps):
-            # Added again with more or other steps. The steps already asked for are unchanged.
+            # Added again with more or other steps. The steps already requested are unchanged.
             known.last, known.steps = self._tree.walk(known, fact.schedules, fact.steps), fact.steps
         if fact.keep_at or known.keep_at:
             known.keep(fact.keep_at)
@@ -287,7 +288,7 @@ class SearchPlan:
                 yield state
             return
         last = fact.last if isinstance(fact, TrainingEnded) else fact.step
-        for line, passed in lines_beyond(node, fact.step, last):
+        for line, passed in branches_beyond(node, fact.step, last):
             states = line.states
             yield from (states[at] for at in sorted(states) if at > passed)
 
@@ -299,7 +300,7 @@ class SearchPlan:
         """Return what ended the training of ``trial`` before ``step``, if anything did."""
         return self.endings.ending(self.trials[trial], step)
 
-    # --- asking -------------------------------------------------------------------------------------------
+    # --- targets ------------------------------------------------------------------------------------------
 
     def target(self, trial: TrialId, step: int) -> State:
         """Return the state of ``trial`` trained to ``step``, creating it if needed. O(segments)."""
@@ -308,9 +309,9 @@ class SearchPlan:
     def _planned(self, trial: TrialId, step: int) -> PlannedTrial:
         planned = self.trials.get(trial)
         if planned is None:
-            raise InternalError(f"trial {trial} was asked for but never added")
+            raise InternalError(f"trial {trial} was requested but never added")
         if not 1 <= step <= planned.steps:
-            raise InternalError(f"step {step} was asked of trial {trial}, which ends at {planned.steps}")
+            raise InternalError(f"step {step} was requested of trial {trial}, which ends at {planned.steps}")
         return planned
 
     def known(self, trial: TrialId, step: int) -> State | None:
@@ -318,17 +319,17 @@ class SearchPlan:
         return self._planned(trial, step).node_at(step).state(step)
 
     def _ask(self, fact: TargetAsked) -> None:
-        """Account for a target. The first trial to ask for a step of a node pays for it. O(segments)."""
+        """Account for a target. The first trial to request a step of a node is charged for it. O(segments)."""
         planned = self._planned(fact.trial, fact.step)
         ending = self.endings.ending(planned, fact.step)
         step = fact.step if ending is None else ending.last
-        if step > planned.asked:
-            planned.asked = step
+        if step > planned.requested:
+            planned.requested = step
             self.searches.ask(self._study_of(planned), planned.id)
         if ending is not None and ending.outcome == "pruned":
             return  # it has no value there
         state = planned.node_at(step).ensure_state(step)
-        known = step in planned.targets  # a resumed call asks again
+        known = step in planned.targets  # a resumed call requests it again
         if not known:
             planned.targets = self._steps_of(planned.targets, step)
         if state.metrics is not None:
@@ -351,7 +352,7 @@ class SearchPlan:
     def _answer(self, planned: PlannedTrial, step: int) -> None:
         self.winners.answer(planned.study, planned.node_at(step).ensure_state(step))
         planned.answered = max(planned.answered, step)
-        if planned.answered >= planned.asked:
+        if planned.answered >= planned.requested:
             self.searches.answer(planned.study, planned.id)
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -367,7 +368,7 @@ class SearchPlan:
         return proposed.study if proposed is not None else trial.rpartition("/")[0]
 
     def _study_of(self, trial: PlannedTrial) -> str:
-        """Return the trial's study. A trial is proposed before anything is asked of it."""
+        """Return the trial's study. A trial is proposed before any of its steps is requested."""
         if not trial.study:
             trial.study = self.study_of(trial.id)
         return trial.study
@@ -378,8 +379,8 @@ class SearchPlan:
 
     def is_trained(self, trial: PlannedTrial) -> bool:
         """Whether the trial has a result at its last step, or where training has ended itself."""
-        return trial.answered >= trial.asked and (
-            trial.asked >= trial.steps or self.endings.ending(trial, trial.steps) is not None
+        return trial.answered >= trial.requested and (
+            trial.requested >= trial.steps or self.endings.ending(trial, trial.steps) is not None
         )
 
     def step_seconds(self, node: Node) -> float:

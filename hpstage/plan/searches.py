@@ -18,12 +18,12 @@ class SearchRecord:
     started: SearchStarted
     proposed: list[TrialProposed] = field(default_factory=list)
     open: dict[TrialId, None] = field(default_factory=dict)  # unfinished trials, in order
-    paused: dict[TrialId, None] = field(default_factory=dict)  # of these, those that have all results asked of them
-    unbegun: Counter[NodeId] = field(default_factory=Counter)  # and how many have not begun, by their roots
+    paused: dict[TrialId, None] = field(default_factory=dict)  # of these, those that have all requested results
+    unbegun: Counter[NodeId] = field(default_factory=Counter)  # and how many are queued, by their roots
     ended: bool = False
 
     @property
-    def not_begun(self) -> int:
+    def queued(self) -> int:
         """The number of unfinished trials whose first step is not trained, not even for others."""
         return self.unbegun.total()
 
@@ -59,12 +59,12 @@ class Searches(Mapping[str, SearchRecord]):
             record.unbegun.pop(root.id, None)
 
     def ask(self, study: str, trial: TrialId) -> None:
-        """Note that more is asked of a trial than it has."""
+        """Note that more steps are requested of a trial than it has."""
         if study in self._latest:
             self._latest[study].paused.pop(trial, None)
 
     def answer(self, study: str, trial: TrialId) -> None:
-        """Note that a trial has all results that were asked of it."""
+        """Note that a trial has all requested results."""
         if study in self._latest and trial in self._latest[study].open:
             self._latest[study].paused[trial] = None
 

@@ -43,7 +43,7 @@ class StepTimes:
         return taken * max(1.0, width / last)
 
     def slowness(self, width: int) -> float:
-        """Return how many times as long a chain takes beside others, ``width`` with it, as alone."""
+        """Return how many times as long a chain takes as one of ``width`` concurrent chains as by itself."""
         return self.of(width) / self.of(1)
 
     def share(self, width: int) -> float:

@@ -19,9 +19,9 @@ class Totals:
     save_seconds: float = 0.0
     wasted_seconds: float = 0.0
     own_seconds: float = 0.0
-    """What training would have taken workers that train one chain at a time, each alone."""
+    """Training time at the pace of workers that train one chain at a time, each by itself."""
     own_evaluate_seconds: float = 0.0
-    """What evaluating would have taken one worker each time: of a gang, all workers wait."""
+    """Evaluation time of one worker per evaluation: of a gang, all workers wait."""
     evaluations: int = 0
     saves: int = 0
     loads: int = 0

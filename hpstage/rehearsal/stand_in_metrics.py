@@ -38,7 +38,7 @@ class Precedent:
         found: dict[StateKey, float] = {}
         for trial in self.plan.trials.values():
             other.apply(TrialAdded(trial.id, dict(trial.schedules), trial.steps))
-            for node, start, stop in trial.path_to(trial.asked):
+            for node, start, stop in trial.path_to(trial.requested):
                 for step, state in node.states.items():
                     value = math.nan if state.metrics is None else state.metrics.get(self.metric, math.nan)
                     if start < step <= stop and not math.isnan(value):

@@ -14,7 +14,7 @@ from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of,
 from hpstage.accounting.savings import Savings
 from hpstage.accounting.studies import study_rows
 from hpstage.driver.differences import explain
-from hpstage.errors.text import count_of, duration, paid_hours, rate, shortened
+from hpstage.errors.text import allocated_hours, count_of, duration, rate, shortened
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.report.pictures import Picture
 from hpstage.report.tree.embed import frame
@@ -64,7 +64,7 @@ def _environment() -> Environment:
         "count_of": count_of,
         "day": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "duration": duration,
-        "paid_hours": paid_hours,
+        "allocated_hours": allocated_hours,
         "rate": rate,
         "percent": "{:.1%}".format,
         "short": _short,
@@ -88,7 +88,7 @@ def best_first(book: Book) -> list[list[TrialId]]:
     sign = -1.0 if book.maximize else 1.0
     found: dict[tuple[NodeId, int], list[TrialId]] = {}
     for id in sorted(book.values, key=lambda id: sign * book.values[id][0]):
-        asked = book.trials[id].asked
+        asked = book.trials[id].requested
         found.setdefault((book.trials[id].node_at(asked).id, asked), []).append(id)
     return list(found.values())
 

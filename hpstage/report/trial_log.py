@@ -87,8 +87,8 @@ def log_keys(plan: SearchPlan, trial: PlannedTrial) -> Iterator[StateKey]:
     """Yield the keys under which logs of a trial's stages can be: of the states on its line, and of those that steps
     would have made that have failed or have ended training."""
     broken_off = broken_off_steps(plan)
-    for node, start, stop in trial.path_to(trial.asked + 1):
-        steps = {step for step in node.states if start < step <= min(stop, trial.asked)}
+    for node, start, stop in trial.path_to(trial.requested + 1):
+        steps = {step for step in node.states if start < step <= min(stop, trial.requested)}
         steps |= {step + 1 for step in broken_off.get(node.id, ()) if start <= step < stop}
         yield from (plan.key(node, step) for step in sorted(steps))
 

@@ -202,8 +202,8 @@ class ChainBuilder:
                 ahead += 1
             if marks[ahead] == step:
                 continue
-            parts_here = branch.node.parts_at(step)
-            chance = 0.5 if parts_here else self._plan.partings[step] / len(self._plan.nodes)
+            diverges = branch.node.branches_at(step)
+            chance = 0.5 if diverges else self._plan.branch_points[step] / len(self._plan.nodes)
             if (step - last) * branch.cost * chance > price:
                 found.append(step)
                 last = step

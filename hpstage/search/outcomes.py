@@ -68,9 +68,9 @@ class Outcomes:
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
             # An earlier session may have asked for more than it reported, and this one decided otherwise.
-            steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
+            steps = trial.told if state != TrialState.FAIL and trial.told else planned.requested
             ending = self._driver.plan.ending_on(trial.id, planned.steps)
-            if ending is not None and ending.last == planned.asked:
+            if ending is not None and ending.last == planned.requested:
                 steps = ending.last  # training has ended itself, after the last value reported or with it
             if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
                 state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
@@ -104,7 +104,7 @@ class Outcomes:
                 trial=trial.id,
                 state=_STATES[trial.state],
                 values=None if values is None else tuple(map(to_metric, values)),
-                step=0 if planned is None else planned.asked,
+                step=0 if planned is None else planned.requested,
                 at=time.time(),
                 feasible=is_feasible(frozen),
             )

@@ -262,7 +262,7 @@ class Roster(Trials):
 
     def reach(self, trial: SessionTrial) -> int:
         """Return the farthest step at which a trial has a value or was asked for one."""
-        return max([0, self._driver.plan.trials[trial.id].asked, *trial.reported])
+        return max([0, self._driver.plan.trials[trial.id].requested, *trial.reported])
 
     def carry_on(self, trial: SessionTrial) -> None:
         """Replace a finished trial by a new trial of the study that will get its longer result."""

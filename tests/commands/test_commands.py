@@ -348,7 +348,7 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
         indent = line.index("#")
         assert (indent == 0) == (node.parent is None) or len(node.parent.children) == 1  # type: ignore[union-attr]
         assert f"  {node.start}-{branches[node.id].reach}  " in line
-        through = sum(node in [leg[0] for leg in t.path_to(t.asked)] for t in plan.trials.values())
+        through = sum(node in [leg[0] for leg in t.path_to(t.requested)] for t in plan.trials.values())
         assert re.search(rf"  {through} trials?$", line)
         failed = any(failure.node == node.id for failure in plan.failures)
         assert ("  failed  " in line) == failed
@@ -417,7 +417,10 @@ def test_each_line_of_a_tree_is_below_its_parent_or_names_it(store: Path) -> Non
 def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Path, hpstage.Result]) -> None:
     folder, result = searched
     mine = {
-        node.id for id, t in result.plan.trials.items() if id.startswith("first/") for node, _, _ in t.path_to(t.asked)
+        node.id
+        for id, t in result.plan.trials.items()
+        if id.startswith("first/")
+        for node, _, _ in t.path_to(t.requested)
     }
     lines = told("tree", folder, "--study", "first").splitlines()
     assert {int(re.search(r"#(\d+) ", line)[1]) for line in lines} == mine  # type: ignore[index]

@@ -19,7 +19,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
 from hpstage.cluster.dashboard.headline import headline
-from hpstage.errors.text import duration, hours, paid_hours, rate, worker_hours
+from hpstage.errors.text import allocated_hours, duration, hours, rate, worker_hours
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import open_book, write_report
 from hpstage.search import call as front_door
@@ -180,7 +180,7 @@ def test_seconds_paid_agree(told: Told) -> None:
     assert paid == told.json["plan"]["seconds_paid"] == told.json["studies"][0]["seconds_paid"]
     assert paid == told.figures["paid_seconds"] == told.book.savings.paid_seconds
     assert paid == told.shown.view.presence.seconds(STUDY)
-    phrase = paid_hours(paid, savings.worker_seconds)
+    phrase = allocated_hours(paid, savings.worker_seconds)
     assert phrase in told.summary and phrase in told.status
     assert told.row("Worker time paid") == (duration(paid), phrase)
 

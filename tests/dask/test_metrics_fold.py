@@ -129,8 +129,8 @@ def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
         assert row.seconds_used == totals.worker_seconds
         reused = {node for node, state in pieces_of(view, study) if state == "reused"}
         assert reused <= {
-            id for id, branch in study.branches.items() for *_, asker in view.first_askers(branch.node, 0, 10**9)
-            if asker.study != name
+            id for id, branch in study.branches.items() for *_, requester in view.first_requests(branch.node, 0, 10**9)
+            if requester.study != name
         }  # fmt: skip
 
 

@@ -369,7 +369,7 @@ def test_a_training_that_has_ended_gives_back_the_model_that_was_measured(step_u
         store=tmp_path,
     )
     plan = result.plan
-    [state] = [state for state in plan.kept.values() if state.step == plan.trials[result.trial_id(0)].asked]
+    [state] = [state for state in plan.kept.values() if state.step == plan.trials[result.trial_id(0)].requested]
     assert state.kept is not None and "ends training" in result.study.trials[0].user_attrs["hpstage:ended"]
     kept = result.trial(0).weights()
     loaded = result.best_model().state_dict()

@@ -1,8 +1,8 @@
 """Snapshots of a plan: what was folded from a journal, in bytes, so that it need not be folded again. Pure.
 
 A snapshot only saves time. One of other code or of another workload, a damaged one, and one that contradicts itself are
-:class:`Unusable`, and the journal is folded instead. It is typed MessagePack, never pickle; where there are many
-equal things, in columns, one list per field.
+:class:`Unusable`, and the journal is folded instead. It is typed MessagePack, never pickle; many rows with
+equal fields are stored as columns, one list per field.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _decode_contents = msgspec.msgpack.Decoder(Contents).decode
 
 
 def snapshot_of(plan: SearchPlan) -> bytes:
-    """Return the snapshot of a plan, which must not change meanwhile.
+    """Return the snapshot of a plan, which must not change during the call.
 
     Raises:
         Unusable: the plan holds what no snapshot can, such as an integer of more than 64 bits.

@@ -1,4 +1,4 @@
-"""Columns: many equal things as one list per field, which MessagePack decodes in C. Pure."""
+"""Columns: rows with equal fields as one list per field, which MessagePack decodes in C. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 class Texts(dict["str | None", int]):
-    """Distinct strings, numbered from 0 in the order in which they are first asked for; ``None`` is -1."""
+    """Distinct strings, numbered from 0 in the order in which they first occur; ``None`` is -1."""
 
     def __init__(self) -> None:
         super().__init__({None: -1})
@@ -44,7 +44,7 @@ def pick(table: Sequence[T], numbers: Sequence[int], least: int = 0) -> list[T]:
 
 
 def check_numbers(numbers: Sequence[int], count: int) -> None:
-    """Raise IndexError unless all are numbers of ``count`` things."""
+    """Raise IndexError unless all numbers are below ``count``."""
     if len(numbers) and not 0 <= min(numbers) <= max(numbers) < count:
         raise IndexError(f"there are numbers from {min(numbers)} to {max(numbers)} of {count}")
 

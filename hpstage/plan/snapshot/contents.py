@@ -50,7 +50,7 @@ from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Costs, _OfStudy
 from hpstage.schedule import Scalar
 
-# Of so many kept states, evenly distributed, the keys are computed anew.
+# Number of saved states, evenly distributed, whose keys are computed again as a check.
 _KEYS = 100
 
 _PROPOSED, _ENDED = Rows(TrialProposed), Rows(TrialEnded)
@@ -227,7 +227,7 @@ def fill(plan: SearchPlan, contents: Contents) -> None:
 
 
 def _check(plan: SearchPlan) -> None:
-    """Raise ValueError if sums, or keys of some of the kept states, are not what they are made of."""
+    """Raise ValueError if sums, or the keys of some saved states, do not match their parts."""
     if plan.totals.steps_trained != sum([node.trained for node in plan.nodes]):
         raise ValueError("the nodes' steps do not add up")
     for key, state in islice(plan.kept.items(), 0, None, 1 + len(plan.kept) // _KEYS):

@@ -110,8 +110,8 @@ def fill_nodes(plan: SearchPlan, columns: NodeColumns, trials: Sequence[PlannedT
         or sum([len(node.names) for node in nodes]) != len(columns.values)
     ):
         raise ValueError("nodes and their values do not fit")
-    tree.partings |= Counter([node.start for node in nodes if node.parent is not None])
-    tree.milestones += sorted(tree.partings)
+    tree.branch_points |= Counter([node.start for node in nodes if node.parent is not None])
+    tree.milestones += sorted(tree.branch_points)
     for node, steps in some(nodes, columns.keep_at):
         node.keep_at = Ordered(steps)
 

@@ -17,7 +17,7 @@ from hpstage.schedule import Plateau
 
 
 class TrialColumns(msgspec.Struct, array_like=True):
-    """``last``: numbers of nodes. ``studies``: numbers of strings. ``targets``: steps asked for, once for all trials
+    """``last``: numbers of nodes. ``studies``: numbers of strings. ``targets``: steps requested, once for all trials
     with equal ones, and ``asked_for``: which of these each trial has. ``keep_at``, ``plateaus``: numbers of trials with
     what they have, where they have any."""
 
@@ -36,15 +36,15 @@ class TrialColumns(msgspec.Struct, array_like=True):
 def columns_of_trials(plan: SearchPlan, texts: Texts) -> TrialColumns:
     trials = plan.trials.values()
     targets: dict[tuple[int, ...], int] = {}
-    asked_for = [targets.setdefault(trial.targets, len(targets)) for trial in trials]
+    indices = [targets.setdefault(trial.targets, len(targets)) for trial in trials]
     return TrialColumns(
         ids=[*plan.trials],
         steps=[trial.steps for trial in trials],
         last=[trial.last.id for trial in trials],
         studies=[texts[trial.study] for trial in trials],
         targets=[*targets],
-        asked_for=asked_for,
-        asked=[trial.asked for trial in trials],
+        asked_for=indices,
+        asked=[trial.requested for trial in trials],
         answered=[trial.answered for trial in trials],
         keep_at=[(number, trial.keep_at) for number, trial in enumerate(trials) if trial.keep_at],
         plateaus=[(number, dict(trial.plateaus)) for number, trial in enumerate(trials) if trial.plateaus],
@@ -65,7 +65,7 @@ def new_trials(columns: TrialColumns, table: Sequence[str]) -> list[PlannedTrial
         columns.answered,
     )
     trials = [*map(PlannedTrial, columns.ids, columns.steps)]
-    for trial, study, targets, asked, answered in zip(
+    for trial, study, targets, requested, answered in zip(
         trials,
         pick(table, columns.studies),
         pick(columns.targets, columns.asked_for),
@@ -73,7 +73,7 @@ def new_trials(columns: TrialColumns, table: Sequence[str]) -> list[PlannedTrial
         columns.answered,
         strict=True,
     ):
-        trial.study, trial.targets, trial.asked, trial.answered = study, targets, asked, answered
+        trial.study, trial.targets, trial.requested, trial.answered = study, targets, requested, answered
     for trial, steps in some(trials, columns.keep_at):
         trial.keep_at = steps
     for trial, plateaus in some(trials, columns.plateaus):

@@ -63,11 +63,11 @@ def _draw_alone(axes: Axes, layout: Layout) -> None:
     style.tidy(axes)
     trials = layout.book.trials
     ranks = {id: layout.branches[leaf].rank for id, leaf in layout.leaves.items()}
-    order = sorted(ranks, key=lambda id: (trials[id].asked, ranks[id] or 0.0), reverse=True)
+    order = sorted(ranks, key=lambda id: (trials[id].requested, ranks[id] or 0.0), reverse=True)
     pitch = 72 * (_HEIGHT - _ABOVE - _BELOW) / max(1, len(order))
     axes.add_collection(
         LineCollection(
-            [((0, row), (trials[id].asked, row)) for row, id in enumerate(order)],
+            [((0, row), (trials[id].requested, row)) for row, id in enumerate(order)],
             colors=[colour_of(ranks[id]) for id in order],
             linewidths=min(2.0, 0.6 * pitch),
             capstyle="butt",

@@ -23,7 +23,7 @@ _STEEP = 8.0  # the axis is logarithmic if the merge rate ever exceeded its fina
 def draw_merge_rate(book: Book) -> Figure:
     """Draw the merge rate (steps asked / distinct steps) above the steps, against time."""
     drawn = _thinned(moments(book))
-    if not drawn or not drawn[-1].asked:
+    if not drawn or not drawn[-1].requested:
         return style.nothing("No trial was asked for: there is no merge rate.")
     last = drawn[-1]
     unit, name = style.time_unit(last.seconds)
@@ -45,11 +45,11 @@ def draw_merge_rate(book: Book) -> Figure:
         above.set_ylim(0.0, 1.08 * highest)
     above.yaxis.set_major_formatter("{x:,.10g}")
     style.label(above, y="merge rate")
-    style.title(above, f"Merge rate {rate(last.rate)}: {last.asked:,} steps asked, {last.distinct:,} distinct")
+    style.title(above, f"Merge rate {rate(last.rate)}: {last.requested:,} steps asked, {last.unique:,} distinct")
     # Lower curves are wider, to stay visible where they coincide. Training between two reports progresses continuously.
     curves: list[tuple[str, str, float, Literal["steps-post", "default"], list[int]]] = [
-        ("asked", style.ORANGE, 2.0, "steps-post", [moment.asked for moment in drawn]),
-        ("distinct", style.BLUE, 1.2, "steps-post", [moment.distinct for moment in drawn]),
+        ("asked", style.ORANGE, 2.0, "steps-post", [moment.requested for moment in drawn]),
+        ("distinct", style.BLUE, 1.2, "steps-post", [moment.unique for moment in drawn]),
         ("trained", style.INK, 0.9, "default", [moment.trained for moment in drawn]),
     ]
     for label, colour, width, kind, y in curves:

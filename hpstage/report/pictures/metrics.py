@@ -33,7 +33,7 @@ def draw_metrics(book: Book) -> Figure:
     if metric is None or not branches:
         return style.nothing("No trial was asked for: there are no curves.")
     best = None if book.best is None else book.trials[book.best]
-    way = {} if best is None else {node.id: stop for node, _, stop in best.path_to(best.asked)}
+    way = {} if best is None else {node.id: stop for node, _, stop in best.path_to(best.requested)}
     shown = foremost(branches, book.ranking, _MOST_ROWS, always=way)
     drawn = curves(shown, found)
     if not drawn:

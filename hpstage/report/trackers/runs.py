@@ -50,7 +50,7 @@ def runs_of(plan: SearchPlan, checkpoints: CheckpointStore) -> Iterator[TrialRun
         measured = {
             state.step: state.metrics
             for state in trial.states()
-            if state.metrics is not None and state.step <= trial.asked
+            if state.metrics is not None and state.step <= trial.requested
         }
         yield TrialRun(
             plan=plan.id,
@@ -58,7 +58,7 @@ def runs_of(plan: SearchPlan, checkpoints: CheckpointStore) -> Iterator[TrialRun
             study=plan.study_of(id),
             number=id.rpartition("/")[2],
             state="running" if ended is None else ended.state.lower(),
-            steps=trial.asked,
+            steps=trial.requested,
             params={} if proposed is None else proposed.params,
             rows=tuple(_rows(plan, checkpoints, trial, measured)),
             metrics={name: value for step in sorted(measured) for name, value in measured[step].items()},

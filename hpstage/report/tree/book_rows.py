@@ -49,7 +49,7 @@ def rows_of(book: Book) -> Rows:
         rows.trials[i] = trial_row(
             trial_name(book, name),
             account.trials.get(name),
-            place[trial.node_at(trial.asked).id] if trial.asked else ROOT,
+            place[trial.node_at(trial.requested).id] if trial.requested else ROOT,
             None if ended is None else ended.state,
             book.value_of(name),
             {} if proposed is None else proposed.params,

@@ -79,7 +79,7 @@ class Layout:
         if id is None:
             return set()
         trial = self.book.trials[id]
-        return {self.place[node.id] for node, _, _ in trial.path_to(trial.asked)}
+        return {self.place[node.id] for node, _, _ in trial.path_to(trial.requested)}
 
     @cached_property
     def scale(self) -> dict[float, float]:
@@ -99,7 +99,9 @@ class Layout:
         if self.book.best is None:
             return []
         trial = self.book.trials[self.book.best]
-        pieces = [(shown.rows[self.place[node.id]], start, stop) for node, start, stop in trial.path_to(trial.asked)]
+        pieces = [
+            (shown.rows[self.place[node.id]], start, stop) for node, start, stop in trial.path_to(trial.requested)
+        ]
         return [(step, row) for row, start, stop in pieces for step in (start, stop)]
 
     def joins(self, shown: Placed) -> list[tuple[int, int, int, float | None]]:
@@ -207,7 +209,7 @@ def lay_out(book: Book) -> Layout:
         LaidBranch(branches[id], parents[i], stops[i], changes(branches[id].node), progress[id], ranks.get(id))
         for i, id in enumerate(found)
     ]
-    leaves = {id: place[trial.node_at(trial.asked).id] for id, trial in book.trials.items() if trial.asked}
+    leaves = {id: place[trial.node_at(trial.requested).id] for id, trial in book.trials.items() if trial.requested}
     return Layout(book, laid, leaves)
 
 

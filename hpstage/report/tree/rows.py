@@ -151,7 +151,7 @@ def trial_row(
     shown = {plain(key, _NAME): shortened(clean(value) if isinstance(value, str) else value, _VALUE)
              for key, value in list(params.items())[:_NAMES]}  # fmt: skip
     ended = "running" if state is None else "failed" if state == "FAIL" else state.lower()
-    asked, seconds = (0, 0.0) if trial is None else (trial.asked, trial.paid_seconds)
+    asked, seconds = (0, 0.0) if trial is None else (trial.requested, trial.charged_seconds)
     return TrialRow(name, branch, asked, ended, finite(value), shown, round(seconds, 3))
 
 

@@ -144,7 +144,7 @@ class Progress:
             pruned=session.states[TrialState.PRUNED],
             failed=session.states[TrialState.FAIL],
             paused=session.paused(record.paused),
-            not_begun=record.not_begun + max(0, (session.expected or 0) - len(session.trials)),
+            not_begun=record.queued + max(0, (session.expected or 0) - len(session.trials)),
             n_trials=session.expected,
             metric=record.started.metric[0] if one else None,
             best=best,

@@ -48,7 +48,7 @@ class TrainedTrial:
     """``None`` if they were in a temporary folder, which is gone."""
 
     def __repr__(self) -> str:
-        return f"TrainedTrial({self.id!r}, steps={self.planned.asked}, kept={self.kept})"
+        return f"TrainedTrial({self.id!r}, steps={self.planned.requested}, kept={self.kept})"
 
     @property
     def id(self) -> TrialId:
@@ -111,8 +111,10 @@ class TrainedTrial:
         """
         if isinstance(step, SupportsIndex) and not isinstance(step, bool):
             step = index(step)
-            if not 1 <= step <= self.planned.asked:
-                raise UsageError(f"trial {self.id} has no state after step {step}: it has {self.planned.asked} steps")
+            if not 1 <= step <= self.planned.requested:
+                raise UsageError(
+                    f"trial {self.id} has no state after step {step}: it has {self.planned.requested} steps"
+                )
             return step
         if step is not None and step != "best":
             raise UsageError(f"step is {step!r}; give a number of steps, 'best', or None for the last")
@@ -220,7 +222,7 @@ class TrainedTrial:
 
     def _states(self) -> dict[int, State]:
         """Return the states on the trial's path, by step, as far as they were requested."""
-        return {state.step: state for state in self.planned.states() if state.step <= self.planned.asked}
+        return {state.step: state for state in self.planned.states() if state.step <= self.planned.requested}
 
     def _from(self, step: int, retrain: bool) -> tuple[int, Any]:
         """Return the state to load, and its step: with ``retrain`` the last one that can be read, or the beginning."""

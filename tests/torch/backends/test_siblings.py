@@ -300,7 +300,7 @@ def test_each_sibling_logs_what_it_would_alone(tmp_path: Path) -> None:
 def steps_of(result: hpstage.Result, number: int) -> list[int]:
     """The steps that a trial has begun: the loss that ends one is logged as well."""
     ended = result.study.trials[number].state == TrialState.PRUNED
-    return list(range(result.trial(number).planned.asked + ended))
+    return list(range(result.trial(number).planned.requested + ended))
 
 
 class Printing(Logging):

@@ -51,7 +51,13 @@ def tables(accounting: Accounting) -> dict[str, object]:
         "tallies": {study: asdict(tally) for study, tally in accounting.tallies.items()},
         "trials": accounting.trials,
         "nodes": {
-            id: (row.reach, row.front, row.trained, row.seconds, [(stop, trial.id) for stop, trial in row.askers or ()])
+            id: (
+                row.reach,
+                row.front,
+                row.trained,
+                row.seconds,
+                [(stop, trial.id) for stop, trial in row.requesters or ()],
+            )
             for id, row in accounting.nodes.items()
         },
         "requests": accounting.requests,
@@ -75,11 +81,11 @@ def check_against_the_plan(accounting: Accounting) -> None:
         assert (tally.sums.steps_asked, tally.sums.steps_unique) == (together.steps_asked, together.steps_unique)
         rows = [accounting.trials[trial.id] for trial in mine if trial.id in accounting.trials]
         assert tally.sums.steps_first == sum(row.fresh for row in rows)
-        assert tally.sums.worker_seconds == sum(row.paid_seconds for row in rows)
+        assert tally.sums.worker_seconds == sum(row.charged_seconds for row in rows)
     for id, trial in plan.trials.items():
         if id in accounting.trials:
             row = accounting.trials[id]
-            assert (row.asked, row.answered, row.targets) == (trial.asked, trial.answered, trial.targets)
+            assert (row.requested, row.answered, row.targets) == (trial.requested, trial.answered, trial.targets)
             assert plan.study_of(id) == row.study
 
 
@@ -134,4 +140,9 @@ def test_an_account_is_the_same_from_a_snapshot_of_the_plan(name: str) -> None:
     one.catch_up(plain)
     other.catch_up(store, seen.append)
     assert seen == [*read_facts(store)] and tables(one) == tables(other)
-    assert (one.charges, one.wastes, one.asks, one.chains) == (other.charges, other.wastes, other.asks, other.chains)
+    assert (one.charges, one.wastes, one.targets, one.chains) == (
+        other.charges,
+        other.wastes,
+        other.targets,
+        other.chains,
+    )

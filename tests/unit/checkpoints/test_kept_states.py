@@ -82,8 +82,8 @@ class Oracle:
         found: set[StateKey | None] = set()
         below: dict[int, Prefix] = {}  # of each node: the longest prefix known on its line
         for planned in self.plan.trials.values():
-            if planned.id in open_trials and planned.asked and planned.answered < planned.steps:
-                found.add(self.nearest(self.prefix(planned, planned.asked)))
+            if planned.id in open_trials and planned.requested and planned.answered < planned.steps:
+                found.add(self.nearest(self.prefix(planned, planned.requested)))
             for step in range(1, planned.steps + 1):
                 node = planned.node_at(step)
                 state = node.states.get(step)

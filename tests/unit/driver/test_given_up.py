@@ -77,7 +77,7 @@ def test_a_trial_that_something_was_asked_of_becomes_no_other() -> None:
     with pytest.raises(UsageError, match="was trained to step 8"):
         search.driver.add([TrialAdded(TRIAL.trial, {"a": s.constant(2)}, 4)])
     assert len(search.answers(1)) == 1
-    assert open_plan(search.journal, WORKLOAD, {}).trials[TRIAL.trial].asked == 8
+    assert open_plan(search.journal, WORKLOAD, {}).trials[TRIAL.trial].requested == 8
 
 
 def test_a_tree_of_hundreds_of_nodes_one_below_the_other() -> None:

@@ -32,7 +32,7 @@ from tests.unit.checkpoints.test_eviction import Shelf
 from tests.unit.driver.test_several_drivers import Study, searches
 from tests.unit.searches import WORKLOAD
 
-_DERIVED = {"_history", "_trail", "_tree", "milestones", "partings"}
+_DERIVED = {"_history", "_trail", "_tree", "milestones", "branch_points"}
 """What a plan makes when it is asked, or in passing: the rest tells whether two are the same."""
 
 

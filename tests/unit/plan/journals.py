@@ -75,7 +75,7 @@ class _Source:
     def facts(self) -> Iterator[Fact]:
         kinds: list[tuple[Callable[[], Fact | None], int]] = [
             (self.added, 6),
-            (self.asked, 10),
+            (self.requested, 10),
             (self.reached, 14),
             (self.lost, 2),
             (self.differs, 1),
@@ -127,8 +127,8 @@ class _Source:
     def added(self) -> Fact | None:
         if self.plan.trials and self.choose.random() < 0.2:
             known = self.plan.trials[self.choose.choice([*self.plan.trials])]
-            if known.asked < known.steps and self.choose.random() < 0.5:
-                return TrialAdded(known.id, known.schedules, known.steps, (known.asked + 1,))
+            if known.requested < known.steps and self.choose.random() < 0.5:
+                return TrialAdded(known.id, known.schedules, known.steps, (known.requested + 1,))
             longer = {name: each.until(known.steps).then(self.schedule()) for name, each in known.schedules.items()}
             steps = known.steps + 3
             return TrialAdded(known.id, {name: _up_to(each, steps) for name, each in longer.items()}, steps)

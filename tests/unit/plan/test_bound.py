@@ -160,10 +160,10 @@ def test_a_result_on_the_way_delays_only_if_all_beyond_have_asked_for_it() -> No
 
 
 def test_gangs_shorten_lines_and_siblings_as_one_are_less_work() -> None:
-    assert fleet_of(8, virtual_nodes=4) == Speeds(line=4.0)
-    assert fleet_of(3, virtual_nodes=4) == Speeds(line=3.0)
-    assert fleet_of(8, virtual_nodes=4, speedup=Widths().speedup) == Speeds(line=pytest.approx(1.8**2))
+    assert fleet_of(8, virtual_nodes=4) == Speeds(branch=4.0)
+    assert fleet_of(3, virtual_nodes=4) == Speeds(branch=3.0)
+    assert fleet_of(8, virtual_nodes=4, speedup=Widths().speedup) == Speeds(branch=pytest.approx(1.8**2))
     assert fleet_of(2, slots=4, step_times=StepTimes(((1, 1.0), (4, 2.0)))) == Speeds(worker=2.0, evaluations=4)
     [(trial, _)] = planned([(-1, 8)])
-    for fleet, trained in ((Speeds(line=4.0), (0.0, 2.0, 8.0)), (Speeds(worker=2.0), (0.0, 8.0, 4.0))):
+    for fleet, trained in ((Speeds(branch=4.0), (0.0, 2.0, 8.0)), (Speeds(worker=2.0), (0.0, 8.0, 4.0))):
         assert [*tree_work([(trial, [8])], lambda node: 1.0, 0.0, fleet)] == [trained, (trained[1], 0.0, 0.0)]

@@ -48,8 +48,8 @@ def test_a_worker_is_paid_for_from_joining_to_leaving_and_again_when_it_comes_ba
 def test_a_worker_that_is_there_is_paid_for_up_to_the_latest_report() -> None:
     presence = folded(joined(A, 10, ONE))
     assert presence.seconds() == 0
-    presence.hear(17)
-    presence.hear(12)
+    presence.advance(17)
+    presence.advance(12)
     assert presence.seconds() == 7
 
 
@@ -73,10 +73,10 @@ def test_slots_of_a_worker_are_one() -> None:
 
 def test_the_workers_of_a_driver_that_is_gone_were_there_until_anything_was_last_heard() -> None:
     presence = folded(joined(A, 0, ONE))
-    presence.hear(8)
+    presence.advance(8)
     presence.end(A)
     presence.change(joined(B, 1000, ONE))
-    presence.hear(1001)
+    presence.advance(1001)
     assert presence.seconds("study a") == 8 and presence.seconds() == 9
     presence.end(A)  # as two others may find
     presence.change(left(A, 1002, ONE))

@@ -72,7 +72,7 @@ def whole(plan: SearchPlan) -> object:
             for driver, open in plan.open_targets.by_driver.items()
         },
         [[child.id for child in node.children] for node in plan.nodes],
-        (list(tree.milestones), tree.partings),
+        (list(tree.milestones), tree.branch_points),
         sorted((node.id, key) for key, node in tree._siblings.items()),
         {names: {key: node.id for key, node in roots.items()} for names, roots in tree._roots.items() if roots},
         (tree.defaults, tree.lacking, {id: [root.id for root in equal] for id, equal in tree._equal.items()}),
@@ -158,13 +158,13 @@ KNOWN: dict[type, set[str]] = {
             "chains",
             "losses",
             "milestones",
-            "partings",
+            "branch_points",
             "searches",
         ),
         "step_times",
     },
     node_tree.NodeTree: {
-        *("workload", "sharing", "nodes", "milestones", "partings", "defaults", "lacking"),
+        *("workload", "sharing", "nodes", "milestones", "branch_points", "defaults", "lacking"),
         *("_roots", "_equal", "_siblings"),
     },
     node_tree.Roots: {"names", "nothing"},
@@ -174,7 +174,7 @@ KNOWN: dict[type, set[str]] = {
     },
     nodes.State: {"bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used"},
     nodes.PlannedTrial: {
-        *("answered", "asked", "id", "keep_at", "last", "plateaus", "steps", "study"),
+        *("answered", "id", "keep_at", "last", "plateaus", "requested", "steps", "study"),
         "targets",
     },
     open_chain.OpenChain: {"id", "driver", "worker", "spans", "since", "kept", "gang", "reached"},

@@ -45,7 +45,7 @@ def test_lanes_are_as_long_as_the_distinct_steps_and_count_each_of_their_trials_
     run.run(trials, [8, 6, 5, 8])
     planned = open_book(run.journal).trials
     branches = branches_of(planned)
-    through = [node.id for each in planned.values() for node, _, _ in each.path_to(each.asked)]
+    through = [node.id for each in planned.values() for node, _, _ in each.path_to(each.requested)]
     assert {id: branch.trials for id, branch in branches.items()} == {id: through.count(id) for id in through}
     assert sum(branch.reach - branch.node.start for branch in branches.values()) == merged(run.plan).steps_unique
 
@@ -75,12 +75,14 @@ def test_the_value_of_a_lane_is_the_best_that_was_measured_on_it_or_below_it(
     found = measured(branches, "value", maximize=True)
     for id, branch in branches.items():
         through = [
-            trial for trial in book.trials.values() if any(node.id == id for node, _, _ in trial.path_to(trial.asked))
+            trial
+            for trial in book.trials.values()
+            if any(node.id == id for node, _, _ in trial.path_to(trial.requested))
         ]
         states = {
             (node.id, step): state.metrics["value"]
             for trial in through
-            for node, start, stop in trial.path_to(trial.asked)
+            for node, start, stop in trial.path_to(trial.requested)
             for step, state in node.states.items()
             if start < step <= stop and step > branch.node.start and state.metrics is not None
         }

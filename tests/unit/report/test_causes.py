@@ -66,9 +66,9 @@ def shared_steps(journal: MemoryJournal) -> dict[TrialId, list[int]]:
             schedules = added[fact.trial].schedules
             line = tuple(tuple(schedules[name].value(at) for name in sorted(schedules)) for at in range(fact.step))
             for length in range(done.get(fact.trial, 0) + 1, fact.step + 1):
-                asker = first.setdefault(line[:length], fact.trial)
-                if asker != fact.trial:
-                    shared[fact.trial][asker.split("/")[0] != fact.trial.split("/")[0]] += 1
+                requester = first.setdefault(line[:length], fact.trial)
+                if requester != fact.trial:
+                    shared[fact.trial][requester.split("/")[0] != fact.trial.split("/")[0]] += 1
             done[fact.trial] = max(done.get(fact.trial, 0), fact.step)
     return shared
 
@@ -214,7 +214,7 @@ def test_early_stopping_is_the_steps_that_were_never_asked_of_trials_that_are_ov
     book = open_book(optimized(executor, object(), metric="value"))
     found = causes_of(book)
     check_identities(found)
-    never = sum(16 - planned.asked for planned in book.trials.values())
+    never = sum(16 - planned.requested for planned in book.trials.values())
     assert found.early_steps == never > 0
     assert found.early_stopping == 0.5 * never
     assert found.full == 0.5 * 16 * 12

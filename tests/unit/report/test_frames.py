@@ -264,7 +264,7 @@ def test_folding_piece_by_piece_as_the_journal_grows_comes_to_the_same_account()
     for record in journal.read():
         growing.append([record])
         grown.catch_up(growing)
-    assert grown.trials == whole.trials and any(row.paid_seconds for row in grown.trials.values())
+    assert grown.trials == whole.trials and any(row.charged_seconds for row in grown.trials.values())
     assert grown.whole() == whole.whole() and grown.plan.totals == whole.plan.totals
     assert whole.plan.position == sum(1 for _ in read_facts(journal))
 

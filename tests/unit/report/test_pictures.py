@@ -193,7 +193,7 @@ def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_wer
     [axes, _] = draw_stage_tree(book).axes
     [band] = axes.lines
     best = book.trials[book.best]
-    assert [*band.get_xdata()] == [at for _, start, stop in best.path_to(best.asked) for at in (start, stop)]
+    assert [*band.get_xdata()] == [at for _, start, stop in best.path_to(best.requested) for at in (start, stop)]
     [branches] = [c for c in axes.collections if isinstance(c, LineCollection) and c.zorder == 3]
     ends = {tuple(point) for segment in branches.get_segments() for point in segment}
     assert {tuple(band.get_xydata()[0]), tuple(band.get_xydata()[-1])} <= ends
@@ -364,7 +364,7 @@ def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_ha
     first, journal = search(n_trials=12)
     second, _ = search(journal, name="other", n_trials=12, seed=1)
     plan = open_book(journal)
-    assert (moments(plan)[-1].asked, moments(plan)[-1].distinct) == (
+    assert (moments(plan)[-1].requested, moments(plan)[-1].unique) == (
         merged(plan.account.plan).steps_asked,
         merged(plan.account.plan).steps_unique,
     )
@@ -376,14 +376,14 @@ def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_ha
     ):
         found = moments(book)
         savings = result.savings
-        assert (found[-1].asked, found[-1].distinct) == (savings.steps_asked, savings.steps_unique)
+        assert (found[-1].requested, found[-1].unique) == (savings.steps_asked, savings.steps_unique)
         assert found[-1].rate == savings.merge_rate
         assert found[-1].trained == sum(charge.fact.step - charge.fact.start for charge in book.charges)
         trials = [trial(0, dict(planned.schedules), planned.steps) for planned in book.trials.values()]
-        assert found[-1].distinct == len(histories(trials, [planned.asked for planned in book.trials.values()]))
+        assert found[-1].unique == len(histories(trials, [planned.requested for planned in book.trials.values()]))
         for one, next in pairwise(found):
             assert one.seconds < next.seconds
-            assert one.asked <= next.asked and one.distinct <= next.distinct and one.trained <= next.trained
+            assert one.requested <= next.requested and one.unique <= next.unique and one.trained <= next.trained
         assert any(f"Merge rate {savings.merge_rate:.2f}" in text for text in texts(draw_merge_rate(book)))
 
 
@@ -392,7 +392,7 @@ def test_requests_are_put_at_the_time_of_the_answer_that_made_them() -> None:
     one, two = (trial(i, {"a": s.piecewise({0: 1, 2: 2 + i})}, 8) for i in range(2))
     run.run([one], [4])
     run.run([two], [8])
-    found = [(m.seconds, m.asked, m.distinct, m.trained) for m in moments(open_book(run.journal))]
+    found = [(m.seconds, m.requested, m.unique, m.trained) for m in moments(open_book(run.journal))]
     assert found[0] == (0.0, 4, 4, 0)
     assert next(moment for moment in found if moment[1:3] == (12, 10))[0] == 4.0
 
@@ -411,7 +411,7 @@ def test_each_node_is_drawn_once_and_begins_where_its_line_was_measured_last(
     whole = {  # by each trial alone: all that was measured on its way
         tuple(
             (step, node.states[step].metrics["value"])  # type: ignore[index]
-            for node, start, stop in planned.path_to(planned.asked)
+            for node, start, stop in planned.path_to(planned.requested)
             for step in sorted(node.states)
             if start < step <= stop and node.states[step].metrics is not None
         )

@@ -158,7 +158,7 @@ def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(r
     rows = read(page.with_name("trials.csv"))
     prefixes = []
     for mine in result.plan.trials.values():
-        prefixes.append(histories([trial(0, dict(mine.schedules), mine.steps)], [mine.asked]))
+        prefixes.append(histories([trial(0, dict(mine.schedules), mine.steps)], [mine.requested]))
     for i, row in enumerate(rows):
         others = set().union(*prefixes[:i])
         assert int(row["steps_shared"]) == len(prefixes[i] & others)
@@ -197,7 +197,7 @@ def test_states_of_a_study_are_those_that_its_trials_pass(
     passed = {
         (node.id, step)
         for planned in book.trials.values()
-        for node, _, stop in planned.path_to(planned.asked)
+        for node, _, stop in planned.path_to(planned.requested)
         for step in node.states
         if step <= stop
     }

@@ -121,7 +121,7 @@ def test_trials_end_where_they_would_alone_and_nothing_beyond_is_trained_or_coun
         state, steps, value = alone(result.schedules(trial.number))
         ends.add((state, steps < STEPS))
         assert (trial.state.name, trial.value if state == "COMPLETE" else None) == (state, value)
-        assert trial.user_attrs["hpstage:steps"] == result.plan.trials[result.trial_id(trial.number)].asked == steps
+        assert trial.user_attrs["hpstage:steps"] == result.plan.trials[result.trial_id(trial.number)].requested == steps
         assert trial.intermediate_values == ({steps: value} if state == "COMPLETE" else {})
         assert ("hpstage:ended" in trial.user_attrs) == (steps < STEPS)
     assert ends == {("COMPLETE", True), ("COMPLETE", False), ("PRUNED", True)}
@@ -218,8 +218,8 @@ def test_the_journal_tells_a_stranger_the_same(tmp_path: Path) -> None:
     journal.close()
     assert {fact.outcome for fact in facts if isinstance(fact, TrainingEnded)} == {"complete", "pruned"}
     assert told.totals == result.plan.totals
-    assert {id: (t.asked, t.answered, t.targets) for id, t in told.trials.items()} == {
-        id: (t.asked, t.answered, t.targets) for id, t in result.plan.trials.items()
+    assert {id: (t.requested, t.answered, t.targets) for id, t in told.trials.items()} == {
+        id: (t.requested, t.answered, t.targets) for id, t in result.plan.trials.items()
     }
 
 
@@ -311,12 +311,12 @@ def test_an_end_is_one_of_the_trials_that_have_its_step(step: int, outcome: str,
     check(plan, fact)
     plan.apply(fact)
     validate(plan)
-    assert [trial.asked for trial in plan.trials.values()] == asked
+    assert [trial.requested for trial in plan.trials.values()] == asked
     for number in range(3):  # asked again, and further
         plan.apply(TargetAsked(TrialId(f"s/{number}"), 16))
     validate(plan)
     after = [16 if was in (12, 16) else was for was in asked]
-    assert [trial.asked for trial in plan.trials.values()] == after
+    assert [trial.requested for trial in plan.trials.values()] == after
     assert all(a <= b for a, b in pairwise(sorted(plan.trials[TrialId("s/0")].targets)))
 
 

@@ -87,9 +87,9 @@ def check_trials(result: hpstage.Result, space: Callable[..., Any]) -> None:
     for trial in result.study.trials:
         trained = result.trial(trial)
         end = length(trial, space)
-        assert trained.planned.steps == end >= trained.planned.asked == trial.user_attrs["hpstage:steps"]
-        assert trial.state == (TrialState.COMPLETE if trained.planned.asked == end else TrialState.PRUNED)
-        assert max(trial.intermediate_values) == trained.planned.asked
+        assert trained.planned.steps == end >= trained.planned.requested == trial.user_attrs["hpstage:steps"]
+        assert trial.state == (TrialState.COMPLETE if trained.planned.requested == end else TrialState.PRUNED)
+        assert max(trial.intermediate_values) == trained.planned.requested
         for step, value in trial.intermediate_values.items():
             assert value == alone(trained.schedules, step).score
         assert all(schedule.length == end for schedule in trained.schedules.values())
@@ -121,7 +121,7 @@ def test_a_trial_that_ends_before_a_rung_is_compared_there_by_its_last_value(sho
         algorithm=SuccessiveHalving(4, 2),
         n_trials=4,
     )
-    assert [result.trial(number).planned.asked for number in range(4)] == asked
+    assert [result.trial(number).planned.requested for number in range(4)] == asked
     assert [trial.state for trial in result.study.trials] == [
         TrialState.COMPLETE if asked[number] == lengths[number] else TrialState.PRUNED for number in range(4)
     ]
@@ -137,7 +137,7 @@ def test_trials_on_one_line_that_end_at_different_steps_are_two_candidates_beyon
         n_trials=2,
     )
     # At step 4 they are one candidate, which continues; at step 8 they are two, of which one does.
-    assert [(trial.state, result.trial(trial).planned.asked) for trial in result.study.trials] == [
+    assert [(trial.state, result.trial(trial).planned.requested) for trial in result.study.trials] == [
         (TrialState.COMPLETE, 4),
         (TrialState.COMPLETE, 12),
     ]

@@ -120,7 +120,7 @@ def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
         (b.worker, b.activity, round(b.began, 3), round(b.seconds, 3)) for b in other.bars
     ]
     rates = [
-        [(round(m.seconds, 3), m.asked, m.distinct, m.trained) for m in moments(book)] for book in (next_day, at_once)
+        [(round(m.seconds, 3), m.requested, m.unique, m.trained) for m in moments(book)] for book in (next_day, at_once)
     ]
     assert rates[0] == rates[1]
 

@@ -96,8 +96,8 @@ def check(result: hpstage.Result, *, once: bool = True) -> None:
     prefixes: set[tuple[object, ...]] = set()
     for trial in result.study.trials:
         planned = result.trial(trial).planned
-        rates, scores = by_hand(trial.params, planned.asked)
-        assert list(planned.schedules["lr"].values(planned.asked)) == rates
+        rates, scores = by_hand(trial.params, planned.requested)
+        assert list(planned.schedules["lr"].values(planned.requested)) == rates
         assert {step: scores[step - 1] for step in trial.intermediate_values} == trial.intermediate_values
         line = [trial.params["a"], *rates]
         prefixes.update(tuple(line[:stop]) for stop in range(2, len(line) + 1))
