@@ -49,7 +49,7 @@ class Page(Protocol):
     def is_watched(self) -> bool:
         """Whether somebody looks at it, for whom it is worth estimating the time left."""
 
-    def tell(self, study: str, seconds_left: float | None) -> None:
+    def show(self, study: str, seconds_left: float | None) -> None:
         """Show a new estimate of a study of the plan; ``None``: there is none any more. Returns at once."""
 
 

@@ -118,7 +118,7 @@ class Elastic(Protocol):
 
     @abstractmethod
     def shared_seconds(self) -> float:
-        """Return the estimated seconds that this process alone would have taken for the steps since the last call."""
+        """Return the estimated seconds of the steps since the last call if this process had trained them by itself."""
 
 
 METHODS = ("setup", "train", "evaluate", "state_dict", "load_state_dict")

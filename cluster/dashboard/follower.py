@@ -70,7 +70,7 @@ class Follower:
         """Whether somebody looked at the page when it was last heard of."""
         return self._watched
 
-    def tell(self, study: str, seconds_left: float | None) -> None:
+    def show(self, study: str, seconds_left: float | None) -> None:
         """Send a new estimate of a study with the next records, or within seconds if there are none; returns at
         once."""
         now = time.monotonic()

@@ -262,8 +262,7 @@ class Accounting:
             call.workers.add(team[0])
 
     def _end(self, fact: TrainingEnded) -> None:
-        """Withdraw steps requested beyond the end of training: without sharing, the trials would have ended there,
-        too."""
+        """Withdraw the steps requested beyond the end of training, as without sharing."""
         ended_on = self.plan.nodes[fact.node]
         self._endings.end(fact, ended_on.state(fact.last))
         ended: dict[TrialId, None] = {}

@@ -32,7 +32,7 @@ class Presence:
         """The latest time reported on the workers' clock."""
         self._present: dict[tuple[str, WorkerId], _Present] = {}  # by pool and name
         self._pools: dict[DriverId, dict[WorkerId, str]] = {}  # of the workers that each driver has
-        self._allocated: dict[DriverId, float] = {}
+        self._seconds: dict[DriverId, float] = {}
         self._studies: dict[DriverId, str] = {}
         self._most: dict[DriverId | None, int] = {}  # the most workers at a time of each driver, and of all together
 
@@ -74,13 +74,11 @@ class Presence:
 
     def seconds(self, study: str | None = None) -> float:
         """Return the seconds of the workers up to now, of all drivers or of those of a study."""
-        allocated = [
-            seconds for driver, seconds in self._allocated.items() if study in (None, self._studies.get(driver))
-        ]
+        known = [seconds for driver, seconds in self._seconds.items() if study in (None, self._studies.get(driver))]
         for worker in self._present.values():
             mine = sum(study in (None, self._studies.get(driver)) for driver in worker.drivers)
-            allocated.append(max(0.0, self.now - worker.since) * mine / len(worker.drivers))
-        return math.fsum(allocated)
+            known.append(max(0.0, self.now - worker.since) * mine / len(worker.drivers))
+        return math.fsum(known)
 
     def _join(self, driver: DriverId, pool: str, worker: WorkerId, at: float) -> None:
         mine = self._pools.setdefault(driver, {})
@@ -106,7 +104,5 @@ class Presence:
     def _count(self, worker: _Present, at: float) -> None:
         """Count a worker's seconds up to a time. Reports of several drivers come out of order."""
         for driver in worker.drivers:
-            self._allocated[driver] = self._allocated.get(driver, 0.0) + max(0.0, at - worker.since) / len(
-                worker.drivers
-            )
+            self._seconds[driver] = self._seconds.get(driver, 0.0) + max(0.0, at - worker.since) / len(worker.drivers)
         worker.since = max(worker.since, at)

@@ -183,7 +183,7 @@ def _on_their_way(plan: SearchPlan) -> int:
     """Return the bytes that running chains will probably publish next: each as many as its last state has."""
     total = 0
     for chain in plan.chains.values():
-        if chain.goes_on:
+        if chain.continues:
             last = chain.reached or plan.source_of(chain)
             has = None if last is None else last.kept
             total += plan.kept_bytes // max(1, len(plan.kept)) if has is None else has.bytes

@@ -59,7 +59,7 @@ def _first_kept(facts: Iterable[Fact], node: NodeId, step: int) -> StateReached:
 def explain(fact: StateDiffers | ForkVerified) -> str:
     if isinstance(fact, ForkVerified):
         return fact.difference or "the fork is exact"
-    what = f"the first thing that differs is {fact.where}" if fact.where else "what differs is unknown"
+    what = f"the first difference is in {fact.where}" if fact.where else "the difference is unknown"
     first, again = fact.ways
     return (
         f"the state after step {fact.step} was trained again, and differs: {what}. First trained {first}; now "

@@ -1,4 +1,4 @@
-"""Hyperparameters that differ without effect: lines of training that should part, and hold the same tensors."""
+"""Detects hyperparameters without effect: branches whose values differ and whose tensors are the same."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LEAST = 8
 
 
 class Effects:
-    """Compares the states that are kept. Two lines that have seen other values, and hold the same tensors bit for bit,
-    have not read those in which they differ: most likely a schedule of what is read where the model is made."""
+    """Compares the saved states. Two branches with different values and the same tensors, bit for bit, have not read
+    the values in which they differ: most likely hyperparameters that are read only where the model is made."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan

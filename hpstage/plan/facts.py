@@ -48,7 +48,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateRef(Record, frozen=True, order=True):
-    """A state: ``node``'s line trained up to, but not including, step ``step``."""
+    """A state: ``node``'s branch trained up to, but not including, step ``step``."""
 
     node: NodeId
     step: int

@@ -38,7 +38,7 @@ Auditing = Literal["idle", "winner", "off"]
 class Stage(msgspec.Struct, frozen=True):
     """Steps ``[start, stop)`` of one node; ``forms`` gives every hyperparameter's value at each step, names sorted.
 
-    ``history`` is the digest of all values that the line has seen up to and including those at ``start``
+    ``history`` is the digest of all values that the branch has seen up to and including those at ``start``
     (:class:`hpstage.plan.keys.History`), from which the worker computes the key of each state on the stage.
     """
 
@@ -52,7 +52,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """Actions once the line is trained up to ``step``: evaluate it, keep its state under ``key``."""
+    """Actions once the branch is trained up to ``step``: evaluate it, keep its state under ``key``."""
 
     node: NodeId
     step: int
@@ -93,8 +93,7 @@ class Chain(msgspec.Struct, frozen=True):
     """The step backend, where the trainable leaves the choice to the search."""
     gang: tuple[WorkerId, ...] = ()
     step_times: tuple[tuple[int, float], ...] = ()
-    """Seconds of a step by the number of concurrent chains, as in :class:`hpstage.plan.step_times.StepTimes`; empty if
-    not known."""
+    """Seconds of a step by the number of concurrent chains (:mod:`hpstage.plan.step_times`); empty if not known."""
 
 
 class Amendment(msgspec.Struct, frozen=True):

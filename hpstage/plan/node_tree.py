@@ -33,7 +33,7 @@ class Roots(dict[tuple[object, ...], Node]):
 class NodeTree:
     """A compressed trie over the values at each step: see :mod:`hpstage.plan.plan`.
 
-    ``sharing=False`` keeps every trial on a separate line.
+    ``sharing=False`` keeps every trial on a separate branch.
     """
 
     def __init__(self, workload: StateKey, *, sharing: bool) -> None:

@@ -1,4 +1,4 @@
-"""The parts of the search plan's tree: nodes, the states on their lines, and the paths of trials. Pure."""
+"""The parts of the search plan's tree: nodes, the states on their branches, and the paths of trials. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_PLATEAUS: Mapping[str, Plateau] = {}
 
 
 class State:
-    """The state of a node's line after ``step`` steps: its metrics, its checkpoint, and the trials that wait for it."""
+    """The state of a node's branch after ``step`` steps: its metrics, its checkpoint and its waiting trials."""
 
     __slots__ = ("bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used")
 
@@ -58,7 +58,7 @@ class State:
 
 
 class Node:
-    """Training from step ``start`` on with one set of forms, continuing ``parent``'s line.
+    """Training from step ``start`` on with one set of forms, continuing ``parent``'s branch.
 
     Args:
         names: of the hyperparameters, sorted.
@@ -137,14 +137,14 @@ class Node:
         return regime(self.names, self.forms, root.forms)
 
     def ancestry(self) -> list[Node]:
-        """Return the nodes of this node's line, from the root to itself."""
-        line: list[Node] = []
+        """Return the nodes of this node's branch, from the root to itself."""
+        branch: list[Node] = []
         node: Node | None = self
         while node is not None:
-            line.append(node)
+            branch.append(node)
             node = node.parent
-        line.reverse()
-        return line
+        branch.reverse()
+        return branch
 
     def step_seconds(self) -> float | None:
         """Return its measured seconds per step, or its nearest measured ancestor's, if there are any."""
@@ -178,13 +178,13 @@ class Node:
 
     @property
     def states(self) -> Mapping[int, State]:
-        """The states of its line by their steps, in the order in which they came up."""
+        """The states of its branch by their steps, in the order in which they came up."""
         states = self._states
         return {states.step: states} if isinstance(states, State) else states
 
     @property
     def extent(self) -> int:
-        """The farthest step at which its line has a state, requested or trained, or a child begins; else its start."""
+        """The farthest step of a state, requested or trained, or of a child's start; without any, its start."""
         return max([self.start, *self.states, *(child.start for child in self.children[-1:])])
 
     def state(self, step: int) -> State | None:
@@ -207,7 +207,7 @@ class Node:
         return state
 
     def begin(self, nothing: History, names: Sequence[str]) -> None:
-        """Start a root's line with an empty history and the values of the hyperparameters that count from there."""
+        """Start a root's branch with an empty history and the values of the hyperparameters that count from there."""
         values = self.hyperparameters(0)
         self._history = nothing.changed(0, [(name, values[name]) for name in names])
 
@@ -259,7 +259,7 @@ def branches_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, in
 
 
 class PlannedTrial:
-    """A trial's path through the tree: that of its last node's line, up to its last step."""
+    """A trial's path through the tree: that of its last node's branch, up to its last step."""
 
     __slots__ = (
         "answered",

@@ -74,7 +74,7 @@ class OpenChain:
             yield span if span.start >= at else Span(span.node, at, span.stop)
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether it has still to reach a state, and may keep that."""
         return next(self.ahead(), None) is not None
 

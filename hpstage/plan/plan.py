@@ -66,7 +66,7 @@ AMBIGUOUS = "?"
 class SearchPlan:
     """The fold of a journal.
 
-    ``sharing=False`` keeps every trial on a separate line, as a search without a stage tree would train it.
+    ``sharing=False`` keeps every trial on a separate branch, as a search without a stage tree would train it.
     """
 
     def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
@@ -128,8 +128,7 @@ class SearchPlan:
             self.endings.fail(fact)
 
     def _end(self, fact: TrainingEnded) -> None:
-        """Withdraw the targets of trials beyond the end of training: without sharing, they would have ended there,
-        too."""
+        """Withdraw the trials' targets beyond the end of training, as without sharing."""
         self.endings.end(fact, self.nodes[fact.node].state(fact.last))
         ended: dict[TrialId, None] = {}
         for state in self.beyond(fact):
@@ -288,8 +287,8 @@ class SearchPlan:
                 yield state
             return
         last = fact.last if isinstance(fact, TrainingEnded) else fact.step
-        for line, passed in branches_beyond(node, fact.step, last):
-            states = line.states
+        for branch, passed in branches_beyond(node, fact.step, last):
+            states = branch.states
             yield from (states[at] for at in sorted(states) if at > passed)
 
     def failure_on(self, trial: TrialId, step: int) -> UserFailure | None:

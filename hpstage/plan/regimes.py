@@ -21,7 +21,7 @@ _COMBINATIONS = 16
 
 
 def regime(names: Iterable[str], forms: Iterable[Form], first: Iterable[Form]) -> Regime:
-    """Return the regime under these forms in a line that has begun with the ``first`` ones."""
+    """Return the regime under these forms in a branch that has begun with the ``first`` ones."""
     return tuple((name, _kind(form, began)) for name, form, began in zip(names, forms, first, strict=True))
 
 

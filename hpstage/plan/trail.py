@@ -1,4 +1,4 @@
-"""Histories of a line at every step of one set of forms, from which planner and workers compute state keys. Pure."""
+"""Histories of a branch at every step of one set of forms, from which planner and workers compute state keys. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SPACING = 64
 
 
 class Trail:
-    """The history of values before each step of a line from ``start`` on.
+    """The history of values before each step of a branch from ``start`` on.
 
-    O(1) if no form varies. Otherwise the line is walked once, as far as requested, and some digests are remembered.
+    O(1) if no form varies. Otherwise the branch is walked once, as far as requested, and some digests are remembered.
 
     Args:
         seen: the history up to and including the values at ``start``.
-        forms: the line's forms from ``start`` on, by name; the names are sorted.
+        forms: the branch's forms from ``start`` on, by name; the names are sorted.
     """
 
     __slots__ = ("_last", "_remembered", "_start", "_varying")

@@ -71,7 +71,7 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
             }
             timings.append(Timing(constant, node.trained, node.seconds))
     if not timings:
-        raise UsageError("nothing was trained on this plan yet, so it tells no seconds per step")
+        raise UsageError("nothing was trained on this plan yet, so it has no measured seconds per step")
     # A chain that continues where the worker's last one ended loads nothing.
     entered = sum(number for source, number in totals.sources.items() if source != "continued")
     return Costs(

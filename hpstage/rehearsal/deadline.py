@@ -1,4 +1,4 @@
-"""The smallest fleet that makes a deadline, fixed or elastic, and what is paid for it."""
+"""The smallest fleet that makes a deadline, fixed or elastic, and its cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FleetCost:
     workers: int
     makespan: float
     paid_seconds: float
-    """Seconds of all workers: from when each is asked for until it leaves, or for the whole makespan."""
+    """Seconds of all workers: from the request for each until it leaves, or for the whole makespan."""
 
 
 def cheapest(rehearse: Callable[[int], Sequence[Rehearsal]], deadline: float, workers: int) -> FleetCost | None:

@@ -176,11 +176,11 @@ class Preflight:
                 cells[-1].append(self._price(fleet.workers * fleet.makespan.median))
         return table(cells, left=0, width=width)
 
-    def _price(self, paid_seconds: float) -> str:
-        return "" if self.gpu_price is None else f"{self.gpu_price * paid_seconds / 3600:,.2f}"
+    def _price(self, seconds: float) -> str:
+        return "" if self.gpu_price is None else f"{self.gpu_price * seconds / 3600:,.2f}"
 
     def _deadline(self) -> Iterator[str]:
-        """Say which fleets make the deadline."""
+        """Yield which fleets make the deadline."""
         if self.deadline is None:
             return
         within = duration(self.deadline)

@@ -30,7 +30,7 @@ from hpstage.search.optimize import optimize
 from hpstage.search.results.result import Result
 from hpstage.store import MemoryJournal
 
-# Maximum number of kept states inspected to find the most that were needed at the same time.
+# Maximum number of checkpoints inspected to find the most that were needed at the same time.
 _LOOKS = 200_000
 
 
@@ -42,7 +42,7 @@ class Rehearsal:
     savings: Savings
     makespan: float
     paid_seconds: float
-    """Of the workers, from when each is asked for until it leaves, or the search ends."""
+    """Of the workers, from the request for each until it leaves, or the search ends."""
     lower_bound: float
     alone_bound: float
     needed: int
@@ -155,9 +155,9 @@ class _Untrained:
 
 def most_needed(result: Result) -> int:
     """Return the largest number of checkpoints of a search needed at the same time (:mod:`hpstage.checkpoints.needed`),
-    with those that running chains write meanwhile.
+    and of those that running chains are writing then.
 
-    Checked before each kept state; in a large plan only before some of them, so that the work stays bounded.
+    Checked before each checkpoint; in a large plan only before some of them, so that the work stays bounded.
     """
     kept = [place for place, fact in enumerate(result.journal) if isinstance(fact, StateReached) and fact.kept]
     spacing = max(1, len(kept) * len(result.plan.kept) // _LOOKS)
@@ -166,6 +166,6 @@ def most_needed(result: Result) -> int:
     most = 0
     for place, fact in enumerate(result.journal):
         if place in looks:
-            most = max(most, len(needed_states(plan)) + sum(chain.goes_on for chain in plan.chains.values()))
+            most = max(most, len(needed_states(plan)) + sum(chain.continues for chain in plan.chains.values()))
         plan.apply(fact)
     return most

@@ -64,9 +64,9 @@ class StandIn:
 
     def __init__(self, seed: int, journal: Journal, precedent: Precedent | None = None) -> None:
         self.measured = 0
-        """Number of states asked for that had been measured."""
+        """Number of requested states that had been measured."""
         self.drawn = 0
-        """Number of states asked for that had not."""
+        """Number of requested states that had not."""
         self._seed = seed
         self._journal = journal
         self._precedent = precedent

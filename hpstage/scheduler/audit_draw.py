@@ -1,4 +1,4 @@
-"""What is audited next: kept states in random order, late ones and those of regimes not yet audited more often. Pure.
+"""Draws the states to audit in random order; late ones and those of unaudited regimes are more likely. Pure.
 
 States are drawn by weight and without replacement, in the order in which they would decay: each waits for a time from
 the exponential distribution, at a rate that is its weight (Efraimidis and Spirakis, Information Processing Letters
@@ -28,7 +28,7 @@ WHOLE = 8
 
 @dataclass(order=True, slots=True)
 class Drawn:
-    """A kept state, and when it is drawn.
+    """A saved state, and when it is drawn.
 
     ``seen``: the time is that of a state whose regime was audited. ``whole``: the trial that ends with it is audited
     from nothing.
@@ -124,7 +124,7 @@ class AuditDraw:
         heapq.heappush(self._trials if drawn.whole else self._segments, drawn)
 
     def audit(self, drawn: Drawn, id: AuditId) -> Audit:
-        """Return what to train again: from the nearest kept state before a drawn one, or its whole trial."""
+        """Return the audit of a drawn state: training from the nearest checkpoint before it, or its whole trial."""
         node, step = self._plan.nodes[drawn.node], drawn.step
         source = None if drawn.whole else _kept_before(node, step)
         begins = 0 if source is None else source.step
@@ -153,10 +153,10 @@ class AuditDraw:
         if state.digest is None:
             return None
         key = self._plan.key(state.node, state.step)
-        # Of the metrics, those by which is decided: what else is told may be the time, or memory that is used.
+        # Only the objectives: other reported metrics may be a time or the memory in use, which differ between runs.
         objectives = {name for record in self._plan.searches.values() for name in record.started.metric}
-        told = {name: value for name, value in (state.metrics or {}).items() if name in objectives}
-        return Goal(state.node.id, state.step, key, state.digest, to_metrics(told))
+        reported = {name: value for name, value in (state.metrics or {}).items() if name in objectives}
+        return Goal(state.node.id, state.step, key, state.digest, to_metrics(reported))
 
     def seconds(self, audit: Audit) -> float:
         """Estimate what its steps take."""
@@ -176,7 +176,7 @@ class AuditDraw:
 
 
 def _kept_before(node: Node, step: int) -> State | None:
-    """Return the nearest kept state before a step on a node's branch; ``None``: training begins from nothing."""
+    """Return the nearest checkpoint before a step on a node's branch; ``None``: training starts from scratch."""
     for branch in reversed(node.ancestry()):
         kept = [at for at, state in branch.states.items() if at < step and state.kept is not None]
         if kept:

@@ -50,7 +50,7 @@ class Audits:
         self._started = 0
         self._running: dict[AuditId, RunningAudit] = {}
         self._on: dict[WorkerId, AuditId] = {}
-        self._ending: set[AuditId] = set()  # those that were told to end; below, those of them for a chain
+        self._ending: set[AuditId] = set()  # those that were stopped; below, those of them for a chain
         self._displaced: set[AuditId] = set()
         self._idle_since: dict[WorkerId, float] = {}
         self._nothing_left = False  # until a further state is kept
@@ -68,7 +68,7 @@ class Audits:
 
     @property
     def wanted(self) -> bool:
-        """Whether there may be anything to audit that was not begun."""
+        """Whether there may be states left to audit."""
         return not self._nothing_left and self._failures < _FAILURES
 
     def look(self, idle: Iterable[Worker], now: float, seconds: float | None = None) -> list[StartAudit]:
@@ -79,7 +79,7 @@ class Audits:
             seconds: how long workers wait for audits at most. Only what can be expected to end by then is begun, and
                 only in regimes not yet audited.
         """
-        hosts = [worker.id for worker in idle if worker.id == worker.host and not worker.beside]
+        hosts = [worker.id for worker in idle if worker.id == worker.host and not worker.others]
         self._idle_since = {host: self._idle_since.get(host, now) for host in hosts}
         for host in hosts:
             if self._on.get(host) in self._displaced:

@@ -99,7 +99,7 @@ class ChainBuilder:
 
     @staticmethod
     def _wanted_on(branch: Branch, start: int, stop: int) -> list[int]:
-        """Return wanted steps on a span, up to the horizon, including the start if it is a kept state to evaluate."""
+        """Return wanted steps on a span, up to the horizon, including the start if it is a saved state to evaluate."""
         inclusive = start > branch.node.start, True
         return [wanted.step for wanted in branch.wanted.between(start, stop, inclusive, _HORIZON)]
 
@@ -188,9 +188,9 @@ class ChainBuilder:
     def _likely_forks(self, branch: Branch, start: int, marks: list[int]) -> list[int]:
         """Return steps between ``marks`` where keeping the state is worth its cost, although it is not wanted yet.
 
-        The worth is the training since the last kept state, times the probability of a fork here: one half where a
-        trial parts that was not yet asked to train that far, otherwise the share of the plan's nodes that begin at
-        this step (the milestones of the space).
+        The worth is the training since the last checkpoint, times the probability of a fork here: one half where a
+        trial diverges whose later steps are not requested yet, otherwise the share of the plan's nodes that begin
+        at this step (the milestones of the space).
         """
         totals = self._plan.totals
         price = _BOUNDARY_SECONDS + (totals.save_seconds / totals.saves if totals.saves else 0.0)

@@ -1,13 +1,13 @@
 """How many workers the stages that are ready and those to come can use. Pure.
 
-A worker is paid for from when it is asked for, and takes a while to start: that is the price of each start. Hence a
-worker stays if the search is expected to need it again within that time, and is asked for if by then more paths wait
-than the present workers can take, and it will train for longer than it takes to start.
+A worker is allocated from the request for it and takes a while to start: that is the price of each start. Hence a
+worker stays if the search is expected to need it again within that time. A new one is requested if by then more paths
+wait than the present workers can take, and it will train for longer than it takes to start.
 
-What an algorithm asks for next, such as the next rung of a synchronous search, is not known here, but may be foreseen
-(:attr:`Demands.foresee`). A worker that was needed until now, or is starting, is kept for as long as starting another
-one takes: at most twice what it would have cost to know (the ski rental problem; Karlin et al., "Competitive snoopy
-caching", 1988).
+The next requests of an algorithm, such as the next rung of a synchronous search, are not known here, but may be
+foreseen (:attr:`Demands.foresee`). A worker that was needed until now, or is starting, is kept for as long as
+starting one takes: at most twice what it would have cost to know (the ski rental problem; Karlin et al.,
+"Competitive snoopy caching", 1988).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Expected:
 
 
 class Demands:
-    """Follows how many workers a search can use; which of them leave, where there are more, matters little: a path that
-    could go on from a state that an idle worker holds live would be trained there."""
+    """Computes how many workers a search can use. Which of the surplus ones leave matters little: a path that could
+    continue from a state that an idle worker holds live would be trained there."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class Demands:
         self._running = running
         self._earlier: deque[tuple[float, int]] = deque()  # demands that no later one exceeds, with their times
         self.foresee: Callable[[float, float, float], int] | None = None
-        """From now, a time ahead and a length, all in seconds, returns how many paths will then be trained at a time
-        that are at least so long, including what is not asked for yet."""
+        """Given now, a time ahead and a length in seconds, returns how many paths of at least that length will then
+        be trained at a time, including steps that are not requested yet."""
 
     def at(self, now: float, start_seconds: float) -> int:
         """Return how many workers to have at ``now``, where starting one takes ``start_seconds``.
 
         Of several drivers that share a plan and a cluster, one counts for all. O(n log n) in the paths that wait and
-        the stages that can begin meanwhile.
+        the stages that can begin until it has started.
         """
         if self._is_counted():
             return 0

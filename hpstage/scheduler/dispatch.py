@@ -101,7 +101,7 @@ class Dispatch:
         return StateRef(branch.node.id, step) in self._plan.losses
 
     def _assign(self, idle: Iterable[Worker], ready: list[tuple[float, Branch, int]]) -> Iterable[Start]:
-        idle = [worker for worker in idle if not self._is_suspect(self._workers.chain_beside(worker.host))]
+        idle = [worker for worker in idle if not self._is_suspect(self._workers.last_chain(worker.host))]
         while idle and ready:
             chosen = 0
             seconds, branch, step = ready[0]
@@ -111,13 +111,13 @@ class Dispatch:
                 alone = idle[0]
                 ready.pop(0)
                 idle = [worker for worker in idle if worker.host != alone.host]
-                if not alone.beside:
+                if not alone.others:
                     yield seconds, alone, branch, step
                 continue
             # Not one of a worker that trains others while another trains none, even if that has to load the state.
             worker, source = idle[0], source_of(branch, step)
             if source is not None:
-                worker = next((one for one in idle if source in one.live and one.beside == worker.beside), worker)
+                worker = next((one for one in idle if source in one.live and one.others == worker.others), worker)
             if len(idle) == 1:
                 enough = seconds - self._preemption.switch_seconds()
                 for index, (other, its_branch, its_step) in enumerate(ready[:_CONSIDERED]):

@@ -1,6 +1,6 @@
-"""Which kept states the workers will need next, so that they can fetch them while they train. Pure.
+"""Predicts which checkpoints the workers will need next, so that they can fetch them while they train. Pure.
 
-A hint alone: what it says may turn out otherwise, and nothing depends on whether it is followed.
+It is only a hint: it may be wrong, and nothing depends on whether a worker follows it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import seconds_between
 from hpstage.scheduler.stage_tree import StageTree
 
-# The most workers that are told at a time, those that finish first, and how many states each of them is told.
+# The most workers that get a hint at a time, those that finish first, and the number of states in a hint.
 EXPECTING, _STATES = 4, 2
-# Stale entries of the queue before it is built anew.
+# Stale entries of the queue before it is rebuilt.
 _STALE = 1000
 
 
@@ -32,8 +32,8 @@ def source_of(branch: Branch, step: int) -> StateRef | None:
 class Expectation:
     """Follows which states the workers that finish first will start from next.
 
-    The worker that finishes first gets the longest path that waits, the next one the second longest. Each is told of
-    one more, since they may finish in another order.
+    The worker that finishes first gets the longest path that waits, the next one the second longest. Each hint has
+    one state more, since they may finish in another order.
 
     Args:
         running: the orders of the driver's chains.
@@ -43,15 +43,15 @@ class Expectation:
         self._plan = plan
         self._tree = tree
         self._running = running
-        self._told: dict[WorkerId, tuple[StateKey, ...]] = {}
+        self._sent: dict[WorkerId, tuple[StateKey, ...]] = {}
         self._soonest: list[tuple[float, ChainId]] = []  # when chains end, as estimated; entries may be stale
         self._ends: dict[ChainId, float] = {}
         self._seen: tuple[list[StateRef | None], int] | None = None
         self._changes = 0  # number of chains begun or ended
 
     def forget(self, worker: WorkerId) -> None:
-        """Forget what a worker was told, which has left."""
-        self._told.pop(worker, None)
+        """Forget the hint of a worker that has left."""
+        self._sent.pop(worker, None)
         self._seen = None
 
     def ended(self, chain: ChainId) -> None:
@@ -59,7 +59,7 @@ class Expectation:
         self._changes += self._ends.pop(chain, None) is not None
 
     def update(self, changed: Iterable[Orders], ready: Sequence[tuple[float, Branch, int]]) -> list[ExpectStates]:
-        """Return what is to be told anew: if other chains run, or other paths wait, than when it was told last.
+        """Return the hints that have changed since they were last sent: other chains run, or other paths wait.
 
         Args:
             changed: chains that have begun since, or whose ends may have changed.
@@ -73,14 +73,14 @@ class Expectation:
             return []
         self._seen = seen
         expected = self._expected([self._key(source) for source in waiting]) if waiting else {}
-        anew = [ExpectStates(worker, keys) for worker, keys in expected.items() if self._told.get(worker, ()) != keys]
-        anew += [ExpectStates(worker, ()) for worker, keys in self._told.items() if keys and worker not in expected]
-        for told in anew:
-            if told.keys:
-                self._told[told.worker] = told.keys
+        hints = [ExpectStates(worker, keys) for worker, keys in expected.items() if self._sent.get(worker, ()) != keys]
+        hints += [ExpectStates(worker, ()) for worker, keys in self._sent.items() if keys and worker not in expected]
+        for hint in hints:
+            if hint.keys:
+                self._sent[hint.worker] = hint.keys
             else:
-                self._told.pop(told.worker, None)
-        return anew
+                self._sent.pop(hint.worker, None)
+        return hints
 
     def _note(self, orders: Orders) -> None:
         chain = orders.chain

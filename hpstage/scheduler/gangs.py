@@ -25,7 +25,7 @@ from hpstage.scheduler.workers import Worker
 
 # Initial and maximum seconds for which workers that did not meet are left out of gangs; doubled each time in a row.
 _LEFT_OUT = (10.0, 600.0)
-# So many gangs in a row that did not meet are the last ones: then it is not for what one worker does meanwhile.
+# After so many gangs in a row that did not meet, no more are formed: the cause is not one busy worker.
 _VAIN = 6
 
 Start = tuple[float, Worker, Branch, int]
@@ -103,7 +103,7 @@ class Gangs:
             return []
         self._logged.add(cause)
         return [
-            f"{report.message}. They train alone for {seconds:.0f} s, with the same results, and are then asked again."
+            f"{report.message}. They train separately for {seconds:.0f} s, with the same results, and then try again."
         ]
 
     def forget(self, worker: WorkerId) -> None:
@@ -112,13 +112,13 @@ class Gangs:
         self._missed.pop(worker, None)
 
     def next_at(self, now: float) -> float | None:
-        """Return when the next worker is asked again, or ``None`` if none is left out for a while."""
+        """Return when the next worker may join a gang again, or ``None`` if none is left out for a while."""
         if self.widths.widest == 1:
             return None
         return min((until for _, until in self._missed.values() if until > now), default=None)
 
     def _is_open(self, worker: WorkerId, now: float) -> bool:
-        """Whether a worker is asked to train with others."""
+        """Whether a worker may join a gang."""
         return self._missed.get(worker, (0, 0.0))[1] <= now
 
     def none_formed(self, workers: int) -> str | None:
@@ -129,11 +129,7 @@ class Gangs:
         """
         if not self._can_form or self._any_formed:
             return None
-        why = (
-            "there was one worker"
-            if workers < 2
-            else self._unused or "no worker was idle beside a chain that it could join"
-        )
+        why = "there was one worker" if workers < 2 else self._unused or "no worker was idle while a chain could use it"
         return f"No chain was trained by several workers (virtual_nodes): {why}."
 
     # --- forming ------------------------------------------------------------------------------------------
@@ -148,7 +144,7 @@ class Gangs:
             return [()] * len(starts)
         paths = [
             0.0
-            if self._is_alone(StateRef(branch.node.id, step), branch.node) or not self._is_open(worker.id, now)
+            if self._needs_one(StateRef(branch.node.id, step), branch.node) or not self._is_open(worker.id, now)
             else left
             for left, worker, branch, step in starts
         ]
@@ -161,7 +157,7 @@ class Gangs:
             gangs.append(tuple(worker.id for worker in gang))
         return gangs
 
-    def _is_alone(self, begins: StateRef | None, ahead: Node) -> bool:
+    def _needs_one(self, begins: StateRef | None, ahead: Node) -> bool:
         """Whether one worker has to train what comes next: to verify a fork, or because one has died there."""
         return begins in self._plan.losses or not self._builder.is_verified(ahead)
 
@@ -184,7 +180,7 @@ class Gangs:
             for orders in running
             if orders.marks
             and not (orders.stopping or orders.regroup)
-            and not self._is_alone(orders.chain.begins_again, self._ahead(orders))
+            and not self._needs_one(orders.chain.begins_again, self._ahead(orders))
         ]
         chosen = self._to_narrow(going, waiting, workers, now) if waiting else self._to_widen(going, idle, now)
         chosen += [orders for orders in going if orders not in chosen and self.widths.loses(len(orders.chain.workers))]
@@ -210,10 +206,7 @@ class Gangs:
         worth = WORTH * self._preemption.switch_seconds()
         shared = self.widths.share(paths, widths, spare, worth)
         if shared == widths:
-            self._unused = (
-                f"those that were idle would not have saved enough: twice as many workers have to save {worth:.1f} s "
-                f"of what is left of a path"
-            )
+            self._unused = f"adding idle workers would save less than {worth:.1f} s"
         return [orders for orders, before, after in zip(going, widths, shared, strict=True) if after > before]
 
     def _to_narrow(self, going: Sequence[Orders], waiting: int, workers: int, now: float) -> list[Orders]:

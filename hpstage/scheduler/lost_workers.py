@@ -4,9 +4,9 @@
    its training process is. It reports ``WorkerLeft``, or ``ChainEnded`` with outcome ``lost``, after all earlier
    reports of the chain.
 2. The driver passes the report to ``Reports`` (``reports.py``), which calls :func:`facts_of_loss`: the chain is closed,
-   and training after its last kept state is lost. If several workers in a row have died on the path from one state, the
+   and training after its last checkpoint is lost. If several workers in a row have died on the path from one state, the
    stage is assumed to be the cause, and its trials fail.
-3. Folding these facts (``Scheduler.fold``, ``Covers.end``) opens the steps that the chain did not reach: its last kept
+3. Folding these facts (``Scheduler.fold``, ``Covers.end``) opens the steps that the chain did not reach: its last saved
    state is a ready stage again, which the same turn of the driver (``Dispatch.propose``) assigns to an idle worker.
 4. If no worker is left, the driver waits for another one, and ends the search after ``driver/worker_timeout.py``.
 """

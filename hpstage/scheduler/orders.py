@@ -24,7 +24,7 @@ class Orders:
     cut: int | None = None  # where it is cut so that all workers finish together
     yield_at: int | None = None  # where it may yield before its next mark
     speed: float = 1.0  # how many times as fast as one worker its workers train
-    regroup: bool = False  # it ends at its next mark, to go on with other workers
+    regroup: bool = False  # it ends at its next mark, to continue with other workers
     stopping: bool = False
     holds: tuple[float, float] | None = None  # paths that wait, longer and up to so long, for which its end stands
 

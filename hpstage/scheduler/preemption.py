@@ -26,7 +26,7 @@ from hpstage.scheduler.stage_tree import StageTree
 WORTH = 10.0
 # Up to so many chains are looked at in every turn.
 _EACH_TURN = 16
-# Stale entries of queues before they are built anew.
+# Stale entries of queues before they are rebuilt.
 _STALE = 1000
 
 
@@ -63,7 +63,7 @@ class Preemption:
             due: chains that have changed otherwise; the others are those whose ends depend on what waits.
         """
         waiting = self._waiting(1) if self._plan.sharing else []
-        # A trial trained alone never yields: after a cut it would continue from a kept state.
+        # Without sharing, a trial never yields: after a cut it would continue from a checkpoint.
         rivals = waiting[0] - self.switch_seconds() if waiting else 0.0
         if waiting and self._can_wait(waiting[0], workers):
             rivals = 0.0

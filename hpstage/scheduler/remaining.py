@@ -1,4 +1,4 @@
-"""Estimates of the work that is asked for and not yet done. Pure."""
+"""Estimates of the requested work that is not yet done. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpstage.scheduler.stage_tree import StageTree
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """Estimated seconds of the work asked for and not yet done, at the measured seconds per step.
+    """Estimated seconds of the requested work that is not yet done, at the measured seconds per step.
 
     Loading and saving are included in proportion to training, as measured so far.
     """

@@ -185,7 +185,7 @@ class Scheduler:
         if self.draining:
             return []
         if self._gangs.widths.widest > 1:
-            self._due.mark_all()  # gangs go on with others at any time, and once a fork is verified
+            self._due.mark_all()  # gangs may change at any time, and once a fork is verified
         return self._dispatch.propose(self._due.chains(), self._now)
 
     # --- reports ------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ class Scheduler:
         return [(orders.chain, orders.spent(now)) for orders in self._running.values()]
 
     def foresee(self, paths: Callable[[float, float, float], int]) -> None:
-        """Let the demand include what is not asked for yet (:attr:`hpstage.scheduler.demand.Demands.foresee`)."""
+        """Let the demand include future requests (:attr:`hpstage.scheduler.demand.Demands.foresee`)."""
         self._demands.foresee = paths
 
     def demand(self, now: float, start_seconds: float) -> int:

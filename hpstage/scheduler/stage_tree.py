@@ -1,6 +1,6 @@
 """The stage tree: steps still to train, where training can start, and the length of the path from there. Pure.
 
-The tree is transient: it is derived from the plan (kept states), the targets (wanted states) and the running
+The tree is transient: it is derived from the plan (checkpoints), the targets (wanted states) and the running
 chains. It is updated incrementally; an event costs O(depth x log), regardless of the number of trials.
 
 Vocabulary of this file. A state is a *source* if training can start from it (it is kept, or it is the beginning).
@@ -218,7 +218,7 @@ class StageTree:
             branch, step = branch.above, branch.node.start
 
     def _settle_one(self, branch: Branch, step: int) -> bool:
-        """Settle one line. Return whether its parent must be settled too."""
+        """Settle one branch. Return whether its parent must be settled too."""
         self._change(branch)
         needy = above = False
         if branch.wanted:
@@ -333,8 +333,8 @@ class StageTree:
         return None if below is None else self._to(branch, step) + below.length
 
     def _ends(self, branch: Branch, wanted: Wanted) -> Iterator[tuple[float, int]]:
-        """Yield the seconds from the branch's start to the end of each path via a wanted step, and the child that it
-        goes on with (-1: the evaluation there)."""
+        """Yield the seconds from the branch's start to the end of each path via a wanted step, and the child that
+        continues it (-1: the evaluation there)."""
         ahead = self._to(branch, wanted.step)
         if wanted.evaluate:
             yield ahead + self.evaluate_seconds, -1

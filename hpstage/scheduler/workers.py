@@ -29,7 +29,7 @@ class Worker:
     id: WorkerId
     host: WorkerId  # itself, or the worker of which it is a slot
     number: int  # in the order of joining
-    beside: int = 0  # chains that the host trains, and will in slots before this one; set by Workers.idle()
+    others: int = 0  # chains that the host trains, and will in slots before this one; set by Workers.idle()
     chain: ChainId | None = None  # running there, this driver's or another's
     live: dict[StateRef, None] = field(default_factory=dict)
     benched: int = 0  # consecutive times
@@ -58,7 +58,7 @@ class Worker:
 
 
 class Workers(dict[WorkerId, Worker]):
-    """The present workers by id. What is asked of them in every turn costs no more the more of them are busy.
+    """The present workers by id. What every turn needs of them costs the same however many are busy.
 
     Args:
         slots: the most chains that one may train side by side; ``None``: as many as it has slots.
@@ -81,9 +81,9 @@ class Workers(dict[WorkerId, Worker]):
         self._joined += 1
         worker = self[id] = self._free[id] = Worker(id, host_of(id), self._joined)
         slots = self._of_host.setdefault(worker.host, {})
-        beside = next(iter(slots.values()), None)
-        if beside is not None:
-            worker.live = beside.live  # they are one process
+        other = next(iter(slots.values()), None)
+        if other is not None:
+            worker.live = other.live  # they are one process
         slots[id] = worker
         self.most = max(self.most, self.hosts)
         return worker
@@ -118,15 +118,15 @@ class Workers(dict[WorkerId, Worker]):
         each host no more than it pays to train side by side."""
         if not self._free:
             return []
-        beside: dict[WorkerId, int] = {}
+        chains: dict[WorkerId, int] = {}
         ready = []
         for worker in sorted(self._free.values(), key=_number):
-            already = beside.get(worker.host, self._busy[worker.host])
+            already = chains.get(worker.host, self._busy[worker.host])
             if worker.is_ready(now) and already < self._widest:
-                worker.beside = already
-                beside[worker.host] = already + 1
+                worker.others = already
+                chains[worker.host] = already + 1
                 ready.append(worker)
-        return sorted(ready, key=lambda worker: worker.beside)
+        return sorted(ready, key=lambda worker: worker.others)
 
     @property
     def hosts(self) -> int:
@@ -137,7 +137,7 @@ class Workers(dict[WorkerId, Worker]):
         """Return how many chains each busy host trains."""
         return self._busy
 
-    def chain_beside(self, host: WorkerId) -> ChainId | None:
+    def last_chain(self, host: WorkerId) -> ChainId | None:
         """Return the chain of a host's last slot that has one."""
         slots = self._of_host.get(host, {}).values()
         return next((slot.chain for slot in reversed(slots) if slot.chain is not None), None)
@@ -147,7 +147,7 @@ class Workers(dict[WorkerId, Worker]):
         return self._slots if self.step_times is None else min(self._slots, self.step_times.best)
 
     def set_speeds(self, running: Iterable[Orders]) -> None:
-        """Tell chains that are trained side by side that they are slower than alone."""
+        """Set the speeds of chains that are trained side by side: each is slower than by itself."""
         if self.step_times is None:
             return
         for orders in running:

@@ -67,7 +67,7 @@ def test_a_state_that_differs_when_it_is_trained_again_is_an_error_that_names_it
         facts = [StateLost(s.node.id, s.step, "unreadable", "by mistake") for s in plan.kept.values()]
         journal.append([msgspec.json.encode(fact) for fact in facts])
     monkeypatch.setenv("HPSTAGE_TEST_SCALE", "2.0")
-    with pytest.raises(StateError, match=r"state after step 2 .* first thing that differs is model\.") as error:
+    with pytest.raises(StateError, match=r"state after step 2 .* first difference is in model\.") as error:
         search(Outside(), journal, tmp_path, 6)
     assert "from step 0 on worker inline, from the beginning of training" in str(error.value)
     (fact,) = [fact for fact in read_facts(journal) if isinstance(fact, StateDiffers)]

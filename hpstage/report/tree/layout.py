@@ -99,9 +99,8 @@ class Layout:
         if self.book.best is None:
             return []
         trial = self.book.trials[self.book.best]
-        pieces = [
-            (shown.rows[self.place[node.id]], start, stop) for node, start, stop in trial.path_to(trial.requested)
-        ]
+        path = trial.path_to(trial.requested)
+        pieces = [(shown.rows[self.place[node.id]], start, stop) for node, start, stop in path]
         return [(step, row) for row, start, stop in pieces for step in (start, stop)]
 
     def joins(self, shown: Placed) -> list[tuple[int, int, int, float | None]]:

@@ -91,7 +91,7 @@ class Progress:
         remaining = driver.remaining_work()
         left = self._seconds_left(session, driver, remaining, now)
         if self._page is not None and watched:
-            self._page.tell(session.name, left)
+            self._page.show(session.name, left)
         if self._display is None:
             return
         self._session = session

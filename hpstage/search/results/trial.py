@@ -112,9 +112,8 @@ class TrainedTrial:
         if isinstance(step, SupportsIndex) and not isinstance(step, bool):
             step = index(step)
             if not 1 <= step <= self.planned.requested:
-                raise UsageError(
-                    f"trial {self.id} has no state after step {step}: it has {self.planned.requested} steps"
-                )
+                last = self.planned.requested
+                raise UsageError(f"trial {self.id} has no state after step {step}: it has {last} steps")
             return step
         if step is not None and step != "best":
             raise UsageError(f"step is {step!r}; give a number of steps, 'best', or None for the last")

@@ -141,7 +141,7 @@ def run_apart(search: Search, caplog: pytest.LogCaptureFixture, steps: int = 200
 def test_where_no_workers_ever_meet_gangs_end_which_is_said_once(caplog):
     search = Search(Apart(busy=ALL))
     first, last = run_apart(search, caplog)
-    assert "2 of 2 did not meet. They train alone for 10 s, with the same results, and are then asked again." in first
+    assert "2 of 2 did not meet. They train separately for 10 s, with the same results, and then try again." in first
     assert "No workers have met in 6 attempts: from now on each chain is trained by one worker" in last
     assert widths_of(search).count(2) in (6, 7)  # two may be asked at the same time
     assert search.executor.clock() <= 1.05 * 2000
@@ -188,8 +188,8 @@ def test_the_first_step_of_a_gang_is_not_what_its_speed_is_judged_by():
 
 NONE_FORMED = {
     "there was one worker": (1, [100, 100]),
-    "no worker was idle beside a chain that it could join": (2, [100, 100]),
-    "those that were idle would not have saved enough: twice as many workers have to save 100.1 s": (2, [10, 12]),
+    "no worker was idle while a chain could use it": (2, [100, 100]),
+    "adding idle workers would save less than 100.1 s": (2, [10, 12]),
 }
 
 
