@@ -156,7 +156,7 @@ class Algorithm(ABC):
     """
 
     kinds: ClassVar[Mapping[str, Kind]] = MappingProxyType({})
-    """What its parameters may be, by which :meth:`check` refuses them."""
+    """The valid values of its parameters, which :meth:`check` enforces."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -47,7 +47,7 @@ class Page(Protocol):
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks at it, for whom it is worth estimating the time left."""
+        """Whether any browser shows it: only then is the time left estimated."""
 
     def show(self, study: str, seconds_left: float | None) -> None:
         """Show a new estimate of a study of the plan; ``None``: there is none any more. Returns at once."""
@@ -73,7 +73,7 @@ class Executor(ABC):
     """After ``open``: the most workers that can train a chain together (``Chain.gang``)."""
 
     can_audit: bool = False
-    """After ``open``: whether idle workers can train again what was trained before (:meth:`audit`)."""
+    """After ``open``: whether idle workers can repeat earlier training (:meth:`audit`)."""
 
     @abstractmethod
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
@@ -139,7 +139,7 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        """Begin a chain on a worker that has a free slot; :meth:`wait` reports what becomes of it."""
+        """Begin a chain on a worker that has a free slot; :meth:`wait` reports its progress."""
 
     @abstractmethod
     def amend(self, amendment: Amendment) -> None:

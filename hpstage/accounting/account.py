@@ -1,4 +1,4 @@
-"""The account of a plan: its tables with every record kept, for those who show them one by one."""
+"""The account of a plan: the tables with every single record, for reports and exports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Account(Accounting):
-    """The tables of a plan that keep all records."""
+    """The tables of a plan with all records."""
 
     def __init__(self, plan: SearchPlan) -> None:
         super().__init__(plan)

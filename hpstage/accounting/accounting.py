@@ -56,11 +56,11 @@ class TrialRow:
     targets: tuple[int, ...] = ()
     """Steps requested, in ascending order."""
     requested: int = 0
-    """The farthest of them, or where its training has ended before."""
+    """The farthest of them, or the earlier step at which its training ended."""
     answered: int = 0
     """The farthest target with a result."""
     fresh: int = 0
-    """Number of steps that it was the first trial to request."""
+    """Number of steps that no trial had requested before."""
     charged_seconds: float = 0.0
     """Worker seconds charged to it, rounded."""
 

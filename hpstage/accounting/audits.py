@@ -1,4 +1,4 @@
-"""What audits have trained again, for those who show it: folded next to a plan, which does not hold it. Pure."""
+"""Figures of audits, folded from the journal; the plan itself does not hold them. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AuditFigures:
     _spans: dict[NodeId, list[tuple[int, int]]] = field(default_factory=dict, repr=False)
 
     def add(self, fact: Audited, plan: SearchPlan) -> None:
-        """Add an audit to those before; its states are in the plan."""
+        """Add an audit, whose states are in the plan."""
         self.seconds += fact.seconds
         self.waited += fact.waited
         if fact.outcome == "stopped":
@@ -57,16 +57,16 @@ class AuditFigures:
         return sum(fact.outcome == "differs" for fact in self.found)
 
     def outcomes(self) -> dict[AuditOutcome, int]:
-        """Return how many there were, by outcome."""
+        """Return the number of audits by outcome."""
         equal = len(self.found) - self.differences
         return {"equal": equal, "differs": self.differences, "stopped": self.stopped, "failed": len(self.failed)}
 
     def __bool__(self) -> bool:
-        """Whether any audit was begun."""
+        """Whether any audit was started."""
         return bool(self.found or self.stopped or self.failed)
 
     def line(self, plan: SearchPlan) -> str:
-        """Return one line on them; empty if there was none."""
+        """Return a line that summarizes the audits; empty without any."""
         if not self:
             return ""
         of = {"segment": 0, "trial": 0, "winner": 0}
@@ -90,7 +90,7 @@ def audited(share: float, differences: int, seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What the audits of a plan have compared.
+    """The outcomes of a plan's audits.
 
     Attributes:
         figures: numbers, and the audits themselves.
@@ -100,14 +100,14 @@ class AuditReport:
     figures: AuditFigures
     differences: tuple[StateDiffers, ...]
     line: str
-    """One line on all of it; empty if nothing was audited."""
+    """A one-line summary; empty if nothing was audited."""
 
     def __str__(self) -> str:
         return f"audited {self.line}" if self.line else "nothing was audited; `hpstage audit` does it at any time"
 
 
 def audits_of(plan: SearchPlan, facts: Iterable[Fact]) -> AuditReport:
-    """Return what the audits in a plan's journal have compared."""
+    """Return the outcomes of the audits in a plan's journal."""
     figures = AuditFigures()
     differences: list[StateDiffers] = []
     last: Audited | None = None
@@ -121,7 +121,7 @@ def audits_of(plan: SearchPlan, facts: Iterable[Fact]) -> AuditReport:
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans in order, those that meet as one."""
+    """Return the spans in order, with adjacent ones merged."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:

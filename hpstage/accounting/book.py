@@ -48,7 +48,7 @@ _NAMED = 20
 
 @dataclass(slots=True)
 class Worked:
-    """When a worker started its first work and finished its last, on its clock, and its rounded seconds of work."""
+    """A worker's first start and last end of work, on its clock, and its rounded seconds of work."""
 
     first: float
     last: float
@@ -112,12 +112,12 @@ class Book:
 
     @cached_property
     def pauses(self) -> Pauses:
-        """The periods in which no call was at work."""
+        """The periods between calls."""
         return Pauses((call.first, call.last) for call in self.calls)
 
     @cached_property
     def presence(self) -> dict[WorkerId, list[Period]]:
-        """When each worker was present, as far as the journal shows: during the calls in which it did some work."""
+        """When each worker was present, as far as the journal shows: during the calls in which it worked."""
         found: dict[WorkerId, list[Period]] = {worker: [] for worker in self.workers}
         for call in self.calls:
             for worker in call.workers & found.keys():
@@ -126,7 +126,7 @@ class Book:
 
     @cached_property
     def workers(self) -> dict[WorkerId, Worked]:
-        """The workers that did some work for the book."""
+        """The workers that worked for the book's trials."""
         works: list[tuple[StateReached | ChainLost, float, float]] = [
             (charge.fact, start, charge.seconds) for start, charge in zip(self.began, self.charges, strict=True)
         ]
@@ -191,7 +191,7 @@ class Book:
 
     @cached_property
     def savings(self) -> Savings:
-        """What its trials have cost, and what they would have cost without sharing."""
+        """The cost of its trials, with and without sharing."""
         return savings_of(self.account, self.study)
 
     @property

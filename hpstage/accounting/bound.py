@@ -114,7 +114,7 @@ class _Branch:
         self.depth = 0.0  # of the node's start
 
     def depth_at(self, start: int, step: int, evaluate_seconds: float) -> float:
-        """Return the depth of what follows the state at ``step``."""
+        """Return the depth of the work after the state at ``step``."""
         return self.depth + (step - start) * self.cost + bisect_right(self.waits, step) * evaluate_seconds
 
 

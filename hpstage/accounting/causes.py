@@ -1,4 +1,4 @@
-"""What made a search cheaper than training every trial alone, and what sharing cost, in seconds by cause. Pure.
+"""The seconds that a search saved compared with training every trial without sharing, by cause. Pure.
 
 All seconds are worker seconds, rounded to 2**-20 s (:func:`hpstage.accounting.payments.rounded`), so sums are exact.
 
@@ -48,11 +48,11 @@ class Causes:
     """
 
     full: float
-    """Every trial alone, to its end."""
+    """Every trial without sharing, to its end."""
     early_stopping: float
     """Steps after the last result of trials that have ended."""
     alone: float
-    """Every trial alone, up to its last result."""
+    """Every trial without sharing, up to its last result."""
     shared_prefix: float
     """Steps and evaluations that another trial of the same study had requested first."""
     other_study: float
@@ -60,7 +60,7 @@ class Causes:
     fused: float
     """Training that workers saved by training chains side by side."""
     exchange: float
-    """Training that took more because several workers trained a chain together."""
+    """Further training time because several workers trained a chain together."""
     from_disk: float
     """Loading, if every chain that continued from a state had loaded it from disk."""
     live: float

@@ -1,6 +1,6 @@
 """Charging of workers' time to trials. Pure.
 
-Every second of a worker is paid for by one trial: the first that requested the last of the steps trained or, where
+Every second of a worker is charged to one trial: the first that requested the last of the steps trained or, where
 nothing was trained, the first that waits for the evaluation. Seconds are rounded (:func:`rounded`), so that they
 add up exactly however they are grouped.
 """
@@ -22,7 +22,7 @@ def rounded(seconds: float) -> float:
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """A state that a worker reached, the trial that paid for it, and the cost in rounded seconds."""
+    """A state that a worker reached, the trial charged for it, and the cost in rounded seconds."""
 
     fact: StateReached
     trial: TrialId
@@ -30,7 +30,7 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 class Waste(msgspec.Struct, frozen=True):
-    """Training that a worker discarded, the trial that paid for it, and its rounded seconds."""
+    """Training that a worker discarded, the trial charged for it, and its rounded seconds."""
 
     fact: ChainLost
     trial: TrialId

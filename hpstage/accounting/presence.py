@@ -55,7 +55,7 @@ class Presence:
             self._join(driver, pool, host_of(worker), at)
 
     def end(self, driver: DriverId) -> None:
-        """Note that a driver is gone: its workers were present until anything was last reported."""
+        """Note that a driver is gone: its workers were present until the last report."""
         for worker in list(self._pools.get(driver, ())):
             self._leave(driver, worker, self.now)
         self._pools.pop(driver, None)
@@ -65,11 +65,11 @@ class Presence:
         self._studies[driver] = study
 
     def drivers_of(self, study: str | None) -> set[DriverId]:
-        """Return the drivers that work for a study, or did last; those of all studies for ``None``."""
+        """Return the drivers whose current or last study this is; ``None``: of all studies."""
         return {driver for driver, served in self._studies.items() if study in (None, served)}
 
     def most(self, drivers: Iterable[DriverId] | None = None) -> int:
-        """Return the largest number of workers that any of some drivers had at a time, or that all had together."""
+        """Return the largest number of workers present at a time, of any one of these drivers or of all together."""
         return max((self._most.get(driver, 0) for driver in ((None,) if drivers is None else drivers)), default=0)
 
     def seconds(self, study: str | None = None) -> float:

@@ -57,9 +57,9 @@ class Savings:
     save_seconds: float
     wasted_seconds: float
     fused_seconds: float
-    """Saved by training siblings side by side on a worker (``numerics = "stacked"``); part of what is saved."""
+    """Saved by training siblings side by side on a worker (``numerics = "stacked"``); part of the time saved."""
     exchange_seconds: float
-    """What training took more because several workers trained a trial together; part of what is used."""
+    """Further training time because several workers trained a trial together; part of the time used."""
     critical_path_seconds: float
     """Training and evaluation time of the longest trial, which more workers cannot shorten."""
     lower_bound_seconds: float | None
@@ -125,7 +125,7 @@ class Savings:
         return {name: getattr(self, name) for name in [*names, "saved_seconds"]}
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what is shown of it: names and values."""
+        """Return names and values as they are shown."""
         rows = [
             ("trials", f"{self.trials}"),
             ("steps requested", f"{self.steps_asked:,}"),
@@ -201,7 +201,7 @@ def shortest_makespan(
     *,
     sharing: bool = True,
 ) -> float:
-    """Return a lower bound on the makespan of what these trials have results of, at the plan's measured seconds.
+    """Return a lower bound on the makespan of these trials up to their last results, at the plan's measured seconds.
 
     ``sharing=False``: of each trial by itself.
     """

@@ -40,7 +40,7 @@ class Sums:
     fused_seconds: float = 0.0
     """Further training time if no worker had trained several chains side by side."""
     exchange_seconds: float = 0.0
-    """What it took beyond that of single workers where several have trained a chain."""
+    """Further training time where several workers trained a chain, compared with one."""
     answers: int = 0
     """Targets that have a result."""
     alone_train_seconds: float = 0.0
@@ -96,7 +96,7 @@ class Sums:
 
 
 def summed(studies: Iterable[Sums]) -> Sums:
-    """Return the sums of a plan from those of all its studies, whose unique steps may be the same ones."""
+    """Return the sums of a plan from those of its studies, which may have unique steps in common."""
     found, names = Sums(), [each.name for each in fields(Sums)]
     for one in studies:
         for name in names:

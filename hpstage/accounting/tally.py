@@ -35,7 +35,7 @@ class Tally:
     ends: dict[TrialId, End | None] = field(default_factory=dict)
     """How each of its trials has ended, ``None`` if it has not."""
     by_end: Counter[End | None] = field(default_factory=Counter)
-    """How many have ended so."""
+    """Number of trials by end."""
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
     def end(self, trial: TrialId, end: End | None) -> None:
@@ -57,7 +57,7 @@ class Tally:
                 maker.reach.setdefault(id, row.reach)  # from now on, they differ
 
     def retract(self, row: NodeRow, last: int) -> None:
-        """Take back the steps of a node beyond ``last``, where its training has ended, before its reach is."""
+        """Subtract the steps of a node beyond ``last``, where its training has ended, before its reach is reduced."""
         id = row.node.id
         beyond = self.reach.get(id, row.reach if row.maker is self else last) - last
         if beyond > 0:
@@ -82,7 +82,7 @@ class Tally:
 
 
 class NodeRow:
-    """Of a node: how far and by whom it was requested, how far and how long it was trained."""
+    """A node's requests, by trial, and the steps and seconds that it was trained."""
 
     __slots__ = ("answered", "front", "maker", "node", "reach", "requesters", "seconds", "trained")
 

@@ -139,7 +139,7 @@ def _trained_by(trainable: object, numerics: str) -> Iterator[None]:
 
 
 def libraries_of(trainable: object) -> list[str]:
-    """Return what a process that trains it will import in any case."""
+    """Return the modules that every process imports that trains it."""
     return ["numpy", *(name for name in ("torch",) if name in packages(trainable))]
 
 

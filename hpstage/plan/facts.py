@@ -120,7 +120,7 @@ class TrialAdded(Record, frozen=True, tag=True, omit_defaults=True):
 
 
 class TargetAsked(Record, frozen=True, tag=True):
-    """``driver`` wants ``trial`` trained to ``step`` and evaluated, regardless of by whom."""
+    """``driver`` requests ``trial`` to be trained to ``step`` and evaluated, by any driver."""
 
     trial: TrialId
     step: int
@@ -172,12 +172,12 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
 
     @property
     def exchange_seconds(self) -> float:
-        """Seconds of training that it took more because several workers trained it together."""
+        """Further seconds of training because several workers trained it together."""
         return self.train_seconds - self.own_seconds if self.workers > 1 else 0.0
 
     @property
     def began(self) -> float:
-        """When the chain set out for this state."""
+        """When the chain started to train towards this state."""
         if self.workers == 1.0:
             return self.at - self.save_seconds - self.evaluate_seconds - self.train_seconds - self.load_seconds
         share = max(1.0, self.workers)  # in a bundle, others wait while it loads, evaluates or saves
@@ -314,7 +314,7 @@ class ChainLost(Record, frozen=True, tag=True):
 
     @property
     def began(self) -> float:
-        """When the training began that was discarded."""
+        """When the discarded training began."""
         return self.at - self.seconds / self.workers
 
     @property

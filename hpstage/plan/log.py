@@ -120,7 +120,7 @@ _decode_joined = msgspec.json.Decoder(_Joined).decode
 
 @contextmanager
 def _newer_named(journal: Journal) -> Iterator[None]:
-    """Say so where a newer hpstage has worked on a journal whose records this one does not understand."""
+    """Name the cause if a newer hpstage has written records that this one does not understand."""
     try:
         yield
     except StoreError as error:

@@ -49,7 +49,7 @@ class State:
         return self.metrics is not None or self.digest is not None
 
     def reach(self, fact: StateReached) -> None:
-        """Take over what stays known of it whatever becomes of its checkpoint."""
+        """Store the facts about it that hold even after its checkpoint is gone."""
         if fact.peak_bytes is not None:
             self.peak_bytes = max(self.peak_bytes or 0, fact.peak_bytes)
         if fact.kept is not None:
@@ -178,7 +178,7 @@ class Node:
 
     @property
     def states(self) -> Mapping[int, State]:
-        """The states of its branch by their steps, in the order in which they came up."""
+        """The states of its branch by their steps, in the order of their creation."""
         states = self._states
         return {states.step: states} if isinstance(states, State) else states
 
@@ -188,14 +188,14 @@ class Node:
         return max([self.start, *self.states, *(child.start for child in self.children[-1:])])
 
     def state(self, step: int) -> State | None:
-        """Return the state at a step, if it has come up."""
+        """Return the state at a step, if the plan has it."""
         states = self._states
         if isinstance(states, State):
             return states if states.step == step else None
         return states.get(step)
 
     def ensure_state(self, step: int) -> State:
-        """Return the state at a step, which comes up now if it has not yet."""
+        """Return the state at a step, creating it if needed."""
         state = self.state(step)
         if state is None:
             state = State(self, step)
@@ -244,7 +244,7 @@ _start = attrgetter("start")
 
 
 def constants(values: Iterable[object]) -> tuple[Form, ...]:
-    """Return the forms of values as for look-ups that stay as they are."""
+    """Return constant forms of values that are stored for look-ups."""
     return tuple([Constant(plain(value)) for value in values])
 
 

@@ -1,4 +1,4 @@
-"""What steps, evaluations, loads and saves have cost, on which estimates are based. Pure."""
+"""Measured costs of steps, evaluations, loads and saves, the basis of estimates. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpstage.plan.facts import ChainLost, StateReached
 
 @dataclass(slots=True)
 class Totals:
-    """Steps and worker seconds of all that was measured on a plan."""
+    """All steps and worker seconds measured on a plan."""
 
     steps_trained: int = 0
     steps_wasted: int = 0

@@ -1,4 +1,4 @@
-"""The states of studies that users would want back, which are therefore never evicted. Pure."""
+"""The best states of each study, which are never evicted. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the targets that a driver waits for. Pure."""
+"""The outcomes of the targets that a driver waits for. Pure."""
 
 from __future__ import annotations
 

@@ -159,12 +159,12 @@ class AuditDraw:
         return Goal(state.node.id, state.step, key, state.digest, to_metrics(reported))
 
     def seconds(self, audit: Audit) -> float:
-        """Estimate what its steps take."""
+        """Estimate the seconds of an audit's steps."""
         nodes = self._plan.nodes
         return sum((stage.stop - stage.start) * self._plan.step_seconds(nodes[stage.node]) for stage in audit.stages)
 
     def _is_comparable(self, drawn: Drawn) -> bool:
-        """Whether it is known what the state was, and every step before it was trained to its end."""
+        """Whether the state's content is known and training did not end before it."""
         state, ended = self._plan.nodes[drawn.node].state(drawn.step), self._plan.endings.ended.get(drawn.node)
         return state is not None and state.digest is not None and (ended is None or ended.step > drawn.step)
 

@@ -1,4 +1,4 @@
-"""Which idle workers audit, and what becomes of it: an audit gives way to training at once. Pure."""
+"""Runs audits on idle workers; training preempts them at once. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Audits:
         self._rest_since: float | None = None  # when the search had nothing left to train
 
     def changed(self) -> None:
-        """Note that there may be more to audit than before."""
+        """Note that there may be further states to audit."""
         self._nothing_left = False
 
     @property

@@ -1,4 +1,4 @@
-"""Laying chains through the stage tree: their path, their boundaries, and where states are kept. Pure."""
+"""Builds chains: their path through the stage tree, their boundaries, and where states are saved. Pure."""
 
 from __future__ import annotations
 
@@ -177,11 +177,11 @@ class ChainBuilder:
         return verify
 
     def validate(self, running: Iterable[Orders]) -> None:
-        """Assert that what the running chains verify is counted, for tests."""
+        """Assert that the forks to verify by running chains are counted, for tests."""
         assert self._verifying == Regimes(regime for orders in running for regime in orders.verifying)
 
     def ended(self, orders: Orders) -> None:
-        """Forget what a chain was to verify, which has ended."""
+        """Remove the forks that an ended chain was to verify."""
         for regime in orders.verifying:
             self._verifying.remove(regime)
 

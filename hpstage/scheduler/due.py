@@ -1,4 +1,4 @@
-"""Which running chains are to be looked at again in a turn. Pure."""
+"""The running chains whose orders have to be updated in a turn. Pure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class ListSchedule(Generic[Ready, Event]):
 
     @property
     def waiting(self) -> int:
-        """How much is ready and has no worker."""
+        """The number of ready items without a worker."""
         return len(self._ready)
 
     def wait(self, length: float, ready: Ready) -> None:

@@ -121,7 +121,7 @@ class Preemption:
         return [seconds for seconds, _, _ in self._tree.ready_stages(most)]
 
     def _moved(self, running: Mapping[ChainId, Orders], rivals: float) -> Iterator[Orders]:
-        """Yield the chains whose ends do not stand against the paths that wait now."""
+        """Yield the chains whose ends are out of date, given the paths that wait now."""
         while self._up_to and self._up_to[0][0] < rivals:
             up_to, id = heapq.heappop(self._up_to)
             if id in running and (holds := running[id].holds) is not None and holds[1] == up_to:

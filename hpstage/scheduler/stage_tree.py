@@ -60,7 +60,7 @@ class StageTree:
 
     @property
     def left(self) -> WorkLeft:
-        """What is left to do. Amortised O(changes)."""
+        """The remaining work. Amortised O(changes)."""
         for branch in self._unweighed.values():
             self._left.weigh(branch)
         self._unweighed.clear()
@@ -92,7 +92,7 @@ class StageTree:
             self._settle(branch, step)
 
     def keep(self, trial: PlannedTrial) -> None:
-        """Let the scheduler know of the steps at which a new trial is to be kept, for chains that run."""
+        """Note the steps at which a new trial's states are to be saved, for running chains."""
         for step in trial.keep_at:
             if step <= trial.steps:
                 branch = self.branch(trial.node_at(step))

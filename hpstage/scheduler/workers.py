@@ -186,7 +186,7 @@ class Workers(dict[WorkerId, Worker]):
         return sum(int(min(count, self._widest)) for count in slots.values())
 
     def strength(self) -> float:
-        """Return how many workers that train one chain at a time would train as much as these can."""
+        """Return the number of workers with one chain at a time that would train as fast as these."""
         used = [int(min(len(slots), self._widest)) for slots in self._of_host.values()]
         return sum(used) if self.step_times is None else sum(1.0 / self.step_times.share(count) for count in used)
 

@@ -1,4 +1,4 @@
-"""Snapshots of a plan: what was folded from a journal, in bytes, so that it need not be folded again. Pure.
+"""Snapshots of a plan: the result of folding a journal, in bytes, so that it need not be folded again. Pure.
 
 A snapshot only saves time. One of other code or of another workload, a damaged one, and one that contradicts itself are
 :class:`Unusable`, and the journal is folded instead. It is typed MessagePack, never pickle; many rows with
@@ -24,7 +24,7 @@ class Unusable(StoreError):
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
-    """What a snapshot is of: the records before a cursor of a journal."""
+    """The origin of a snapshot: the records before a cursor of a journal."""
 
     workload: str
     sharing: bool

@@ -214,7 +214,9 @@ def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(w
             super().add(key)
             plan = search.driver.plan
             needed = {state.key for state in kept_states(plan) if state.needed}
-            assert len(self) <= max(budget, len(needed | {key}) + sum(chain.continues for chain in plan.chains.values()))
+            assert len(self) <= max(
+                budget, len(needed | {key}) + sum(chain.continues for chain in plan.chains.values())
+            )
 
     class Watching(Eviction):
         def keep(self, log):

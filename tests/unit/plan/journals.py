@@ -143,7 +143,7 @@ class _Source:
         id = TrialId(f"{self.study()}/{self.number()}")
         return TrialAdded(id, schedules, STEPS, keep_at, plateaus)
 
-    def asked(self) -> Fact | None:
+    def requested(self) -> Fact | None:
         trial = self.trial()
         if trial is None:
             return None
