@@ -125,7 +125,7 @@ class Companions:
             steps: number of steps of a full trial. If known, a pruned trial gains at most the steps it was trained.
         """
         with self._lock:
-            # Copies: another thread may read more of an open trial meanwhile.
+            # Copies: another thread may read more of an unfinished trial at the same time.
             trials = self._trials.copy()
             rows = len(trials)
             trained, numbers = self._trained[:rows], self._numbers[:rows]

@@ -30,7 +30,7 @@ def _known(storage: BaseStorage, study: int) -> str | None:
 
 
 def _propose(storage: BaseStorage, study: int, identity: str) -> None:
-    """Propose an identity. Optuna's way to set an attribute would overwrite what another process has set meanwhile."""
+    """Propose an identity. Setting an attribute through Optuna would overwrite another process's."""
     if isinstance(storage, PatientStorage):
         storage.again(lambda inner: _propose(inner, study, identity))
     elif (database := private.behind(storage)) is not None:

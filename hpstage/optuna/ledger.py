@@ -110,7 +110,7 @@ class Ledger:
         return private.is_stopped(self.study)
 
     def take_stop(self) -> bool:
-        """Return whether ``study.stop()`` was called since this was last asked."""
+        """Return whether ``study.stop()`` was called since the last call of this method."""
         stopped = private.is_stopped(self.study)
         private.set_stopped(self.study, False)
         return stopped
@@ -193,8 +193,8 @@ class Ledger:
         return attrs.items() <= trial.user_attrs.items() or trial.system_attrs.get(_mark(attrs)) == trial.number
 
     def _withdrawn_first(self) -> list[FrozenTrial]:
-        """Return the first trial, if any, that waited when this call began. Optuna's storage in memory, asked by state,
-        may miss those withdrawn by an earlier call."""
+        """Return the first trial, if any, that was waiting when this call began. Listed by state, Optuna's in-memory
+        storage may miss those withdrawn by an earlier call."""
         if self._withdrawn is None:
             self._withdrawn = deque(self._waiting(self.trials()))
         while self._withdrawn and not self._waiting([self.trial(private.id_of(self._withdrawn[0]))]):
@@ -361,10 +361,10 @@ class Ledger:
 
     def stand_in(self, trial: FrozenTrial, number: int) -> FrozenTrial:
         """Return a trial with which to call the space again: it repeats its suggestions, under its original number."""
-        asked = copy.deepcopy(trial)
-        asked.number = number
-        asked.study = self.study  # type: ignore[attr-defined]
-        return asked
+        copied = copy.deepcopy(trial)
+        copied.number = number
+        copied.study = self.study  # type: ignore[attr-defined]
+        return copied
 
     # --- updating trials ----------------------------------------------------------------------------------
 
@@ -417,7 +417,7 @@ class Ledger:
         return self.study.tell(number, values, state=state, skip_if_finished=True)
 
     def withdraw(self, trial: FrozenTrial, attrs: Mapping[str, Any] = _NO_ATTRS) -> TrialState:
-        """Withdraw a trial that was proposed but never told a value, so that it or its grid point is proposed again.
+        """Withdraw a trial that was proposed but has no value, so that it or its grid point is proposed again.
         Return its state. The user attributes are those of a trial that ends with it."""
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
         grown = trial.user_attrs.keys() & _GROWN  # recreated by the algorithm or extension
@@ -428,7 +428,7 @@ class Ledger:
             return trial.state
         if trial.state != TrialState.WAITING:
             # Queued by the user, or the only trial of a point in a finite space, which a failure would mark as done:
-            # the same trial waits to be asked for again.
+            # the same trial waits to be proposed again.
             self._storage.set_trial_state_values(private.id_of(trial), TrialState.WAITING)
         return TrialState.WAITING
 

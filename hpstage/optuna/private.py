@@ -1,7 +1,7 @@
-"""Names of Optuna's that are private, each behind a function: no other file of ours uses any.
+"""Optuna's private names, each behind a function: no other file of hpstage uses any.
 
-They were looked at, and tested, in Optuna 4.4.0 and 5.0.0. Nothing public does the same: an identity of a trial that
-storages take, a storage put before a study's own, a trial whose values are drawn when they are asked for.
+They were reviewed and tested in Optuna 4.4.0 and 5.0.0. No public name does the same: the storage id of a trial, a
+storage that wraps a study's own, a trial whose values are drawn on suggestion.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, Trial
 
-__all__ = ["FrozenStudy"]  # a type: what storages tell of a study
+__all__ = ["FrozenStudy"]  # a type: what storages return for a study
 
 _METRIC_NAMES = "study:metric_names"
 _OF_KERNEL = ("inverse_squared_lengthscales", "kernel_scale", "noise_var")
@@ -100,7 +100,7 @@ def set_running(study: optuna.Study, running: bool) -> None:
 
 
 def forget_trials(study: optuna.Study) -> None:
-    """Have the sampler read the trials anew, as ``study.ask`` does."""
+    """Have the sampler read the trials again, as ``study.ask`` does."""
     study._thread_local.cached_all_trials = None
 
 
@@ -122,7 +122,7 @@ class Forked(Trial):
 
 
 class Drawn(optuna.trial.FixedTrial):
-    """A trial of no study whose parameters have the values that ``draw`` gives them when they are first asked for."""
+    """A trial of no study. ``draw`` returns the value of each parameter when it is first suggested."""
 
     def __init__(self, draw: Callable[[str, BaseDistribution], Any], number: int) -> None:
         super().__init__({}, number)

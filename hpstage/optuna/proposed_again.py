@@ -24,7 +24,7 @@ class ProposedAgain:
     """A storage wrapper that hides what the proposal of a trial has written, until it is written again.
 
     Samplers learn from what they have written: Optuna's GPSampler would take the trial for another that is running,
-    BruteForceSampler would avoid its point, and QMCSampler would go on to the next one.
+    BruteForceSampler would avoid its point, and QMCSampler would proceed to the next one.
 
     Args:
         notes: what samplers had kept in the study's attributes before the proposal; ``None`` if that is unknown.
@@ -88,7 +88,7 @@ class ProposedAgain:
             return
         self._notes[key] = value
         now = self._storage.get_study_system_attrs(study_id).get(key)
-        if now is None or (isinstance(now, int) and now < value):  # else other processes were there meanwhile
+        if now is None or (isinstance(now, int) and now < value):  # else another process has set it
             self._storage.set_study_system_attr(study_id, key, value)
 
 

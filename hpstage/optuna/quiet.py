@@ -1,4 +1,4 @@
-"""Silencing Optuna's announcements of studies that nobody has asked for."""
+"""Silence Optuna's log messages about studies that only hpstage creates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import optuna
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Suppress announcements of studies that are only rehearsed."""
+    """Suppress log messages below warnings, such as that a study was created."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
     try:

@@ -27,7 +27,7 @@ from hpstage.plan.facts import RandomState
 logger = logging.getLogger("hpstage")
 
 _NUMBERS = (bool, int, float)
-# Maximum number of things of a sampler that are looked at with each proposal, and how deep they may be nested.
+# Maximum number of a sampler's attributes that are inspected at each proposal, and of levels of nesting.
 _MOST, _DEEPEST = 256, 8
 _SMALL = 1 << 16
 

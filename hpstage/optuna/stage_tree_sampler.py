@@ -207,20 +207,20 @@ class StageTreeSampler(BaseSampler):
         drawn: Mapping[str, Any],
         distributions: Mapping[str, BaseDistribution],
     ) -> Mapping[str, Any]:
-        """Return the drawn parameters to take from an earlier trial, in the order in which it was asked for them."""
+        """Return the drawn parameters to take from an earlier trial, in the order in which they are suggested."""
         companions = self._companions(study)
         latest = companions.latest(drawn.keys())
         if latest is None:
             return {}
         radius, last = self._radius_at(trial), _last_number(latest)
         wishes, worth = [], [0.0]
-        for asked, name in enumerate(latest.params):
+        for position, name in enumerate(latest.params):
             if name == last:
                 break
             if name in drawn:
                 number = isinstance(distributions[name], _Numerical)
                 wishes.append(Wish(name, distributions[name], drawn[name], radius if number else 0.0))
-                worth.append((asked + 1) / len(latest.params))
+                worth.append((position + 1) / len(latest.params))
         found = companions.find(trial.number, wishes, worth, steps=None)
         return {} if found is None else {wish.name: found.trial.params[wish.name] for wish in wishes[: found.depth]}
 

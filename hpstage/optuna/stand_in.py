@@ -1,4 +1,4 @@
-"""Trials that are proposed to a study in memory, to look at a space without the user's own study."""
+"""Trials proposed in an in-memory study, to inspect a space without the user's own study."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.schedule.space import Described, Rejected, Space, describe, points_of
 
-# How many trials a space may reject for each one that is asked for.
+# How many trials a space may reject for each one that is requested.
 _PATIENCE = 100
 # A space that raises for each of so many trials, and describes or prunes none, is wrong.
 _WRONG = 8
