@@ -132,15 +132,15 @@ class Call:
                 name,
                 like,
             )
-        asked = {*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())} - {*COSTS}
+        requested = {*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())} - {*COSTS}
         # What was evaluated before need not be again: that may take as long as many steps. On a GPU there must be room.
-        if not self.on_gpu and asked <= evaluated(plan):
+        if not self.on_gpu and requested <= evaluated(plan):
             return evaluated(plan)
         found = self.executor.try_out(initial)
-        for name in sorted(asked):
+        for name in sorted(requested):
             if found is not None and name not in found:
                 raise UsageError(missing_metric(name, found))
-        return asked if found is None else found.keys()
+        return requested if found is None else found.keys()
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def open_call(
     check_places(store, checkpoints)
     with ExitStack() as closing:
         if display is not None and not isinstance(executor, InlineExecutor):
-            display.tell("Setting up the workers")  # takes seconds
+            display.write("Setting up the workers")  # takes seconds
         workers = as_executor(executor)
         closing.callback(workers.close)
         environment = workers.open(request.trainable, None)

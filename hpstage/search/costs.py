@@ -1,7 +1,7 @@
-"""Objectives that hpstage measures itself: what a trial costs, beside what it is worth.
+"""Objectives that hpstage measures itself: the cost of a trial.
 
-They are no metrics of a state and never part of a key. Those in :data:`NOISY` are measured: another run of the same
-search gives other values.
+They are not metrics of a state and never part of a key. Those in :data:`NOISY` differ between two runs of the same
+search.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hpstage.plan.plan import SearchPlan
 def seconds(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
     """Return the worker seconds of training a trial to ``step``, as if it shared nothing, without evaluation.
 
-    Each step counts what the steps of its node took on average, whoever had them trained: a trial is not cheaper for
-    being the second to ask.
+    Each step counts the average time of the steps of its node, whichever trial they were trained for: a trial is not
+    cheaper because another requested them first.
     """
     return float(sum((stop - start) * plan.step_seconds(node) for node, start, stop in trial.path_to(step)))
 
@@ -41,7 +41,7 @@ def peak_bytes(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
 def checkpoint_bytes(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
     """Return the bytes of a trial's checkpoint at ``step``, a function of its state."""
     size = plan.target(trial.id, step).bytes
-    assert size is not None, "a state that is asked for is kept"
+    assert size is not None, "a requested state is kept"
     return float(size)
 
 

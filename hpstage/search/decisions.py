@@ -72,9 +72,9 @@ class _Open:
 
 
 class Decisions:
-    """Asks the driver for targets, but for none beyond a step after which a schedule is still to be decided.
+    """Requests targets from the driver, but none beyond a step after which a schedule is still to be decided.
 
-    What is decided is a function of the metrics in the plan: an interrupted search decides the same again.
+    Decisions are a function of the metrics in the plan: an interrupted search decides the same again.
 
     Args:
         add: adds a trial again, with schedules that have changed.
@@ -102,23 +102,23 @@ class Decisions:
             self._open[trial] = open
         for step in steps:
             insort(open.waiting, step)
-        self._go_on(trial, open)
+        self._request(trial, open)
 
     def take(self, answer: Answer) -> list[Answer]:
-        """Decide what is known now, and ask for what waited for it. Return the answers to what will not be asked for,
-        since the trial has failed."""
+        """Decide what is known now, and request the targets that waited for it. Return the answers to targets that will
+        not be requested, since the trial has failed."""
         open = self._open.get(answer.trial)
         if open is None:
             return []
         if answer.failure is not None:
-            unasked, open.waiting = open.waiting, []
-            return [dataclasses.replace(answer, step=step) for step in unasked]
+            cancelled, open.waiting = open.waiting, []
+            return [dataclasses.replace(answer, step=step) for step in cancelled]
         if answer.ending is not None:
             open.looks.clear()
-        self._go_on(answer.trial, open)
+        self._request(answer.trial, open)
         return []
 
-    def _go_on(self, trial: TrialId, open: _Open) -> None:
+    def _request(self, trial: TrialId, open: _Open) -> None:
         self._decide(trial, open)
         while open.waiting and (not open.looks or open.waiting[0] <= open.looks[0]):
             self._driver.ask(trial, open.waiting.pop(0))

@@ -65,7 +65,7 @@ def try_out_space(request: Request) -> bool:
                 except AttributeError as error:
                     if error.obj is trial and (error.name in vars(Run) or error.name in ("hp", "step", "wants_report")):
                         raise UsageError(
-                            f"space was given a trial and asked it for .{error.name}, which a run has: are the "
+                            f"space was given a trial and used .{error.name}, which only a run has: are the "
                             f"arguments swapped? It is optimize(study, trainable, space, ...)"
                         ) from error
                 except Exception:  # see above

@@ -73,8 +73,8 @@ def lengthened(
                 continue
             except ValueError as error:  # raised by Optuna about the parameters
                 raise UsageError(
-                    f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
-                    f"proposed with ({error}); extend a search with its own space"
+                    f"trial {frozen.number} cannot be taken over: the space suggests other parameters than those "
+                    f"it was proposed with ({error}); extend a search with its own space"
                 ) from error
             schedules, length, keep_at = dict(described.schedules), described.steps, described.keep_at
             plateaus = dict(described.plateaus)
@@ -188,7 +188,7 @@ def warn_of_what_is_left(
     """Warn about earlier trials that a new search does not continue or reuse.
 
     Args:
-        listed: the space lists its trials, so that longer ones are trials of their own and start from kept states.
+        listed: the space lists its trials, so that longer ones are trials of their own and start from saved states.
     """
     name = now.study
     if record is not None and not record.ended and record.open:

@@ -1,4 +1,4 @@
-"""How many chains of a search will be ready at a time, as far as its space tells before anything is trained."""
+"""Estimates how many chains of a search will be ready at a time, from its space, before anything is trained."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST = 256
 """Trials that are drawn; with more, chains are ready for more workers."""
 
 
-def lines_at_a_time(request: Request) -> list[tuple[int, int]] | None:
-    """Return pairs of a number of steps and of the lines that are trained over them, from the first step to the last.
+def branches_at_a_time(request: Request) -> list[tuple[int, int]] | None:
+    """Return pairs of a number of steps and the number of branches trained over them, from the first step to the last.
 
-    They are those of trials that a copy of the study's sampler proposes, as many as the algorithm has open at a time,
-    which are stopped as early as it stops trials of random values. ``None``: how many trials there will be is not
-    known.
+    The branches are those of trials that a copy of the study's sampler proposes, as many as the algorithm has open at a
+    time. They are stopped as early as the algorithm stops trials with random values. ``None``: the number of trials is
+    not known.
     """
     if request.n_trials is None:
         return None
@@ -40,7 +40,7 @@ def lines_at_a_time(request: Request) -> list[tuple[int, int]] | None:
         changes[reach[node.id]] -= 1
     places = sorted(changes)
     alive = accumulate(changes[place] for place in places)
-    return [(stop - start, lines) for (start, stop), lines in zip(pairwise(places), alive, strict=False)]
+    return [(stop - start, branches) for (start, stop), branches in zip(pairwise(places), alive, strict=False)]
 
 
 def _drawn(request: Request, n_trials: int) -> int:
@@ -48,38 +48,38 @@ def _drawn(request: Request, n_trials: int) -> int:
 
 
 def _reached(request: Request, count: int) -> list[int]:
-    """Return how far the algorithm trains each of so many trials if their values are random; forks are left out."""
+    """Return the last step to which the algorithm trains each of ``count`` trials with random values, without forks."""
     search = request.algorithm.start(request.setting, Trials())
-    reached, random, asked = [0] * count, Random(0), deque[Ask]()
+    reached, random, requested = [0] * count, Random(0), deque[Ask]()
     for index in range(count):
-        while search.room() < 1 and asked:
-            asked.extend(_told(search, asked.popleft(), reached, random))
+        while search.room() < 1 and requested:
+            requested.extend(_report(search, requested.popleft(), reached, random))
         if search.room() < 1:
             break  # it waits for a fork
-        asked.extend(action for action in search.added(index) if isinstance(action, Ask))
-    while asked:
-        asked.extend(_told(search, asked.popleft(), reached, random))
+        requested.extend(action for action in search.added(index) if isinstance(action, Ask))
+    while requested:
+        requested.extend(_report(search, requested.popleft(), reached, random))
     return reached
 
 
-def _told(search: Search, ask: Ask, reached: list[int], random: Random) -> list[Ask]:
-    """Tell a random value of a target; return the targets that the algorithm asks for then."""
+def _report(search: Search, ask: Ask, reached: list[int], random: Random) -> list[Ask]:
+    """Report a random value for a target; return the targets that the algorithm requests in response."""
     reached[ask.index] = max(reached[ask.index], ask.step)
     return [action for action in search.reported(ask.index, ask.step, random.random()) if isinstance(action, Ask)]
 
 
-def steps_in_all(request: Request, lines: list[tuple[int, int]]) -> float:
-    """Return the number of steps of these lines, and of as many for each further trial."""
-    assert request.n_trials is not None, "else there are no lines"
-    in_these = sum(length * alive for length, alive in lines)
+def steps_in_all(request: Request, branches: list[tuple[int, int]]) -> float:
+    """Return the number of steps of these branches, scaled up to all trials."""
+    assert request.n_trials is not None, "else there are no branches"
+    in_these = sum(length * alive for length, alive in branches)
     return in_these * request.n_trials / max(1, _drawn(request, request.n_trials))
 
 
-def expected_share(times: StepTimes, lines: list[tuple[int, int]], workers: int) -> float:
-    """Return the mean of a chain's share of a worker's seconds, relative to those it takes alone, if the lines of each
-    step are shared out to all workers, which train as many side by side as pays."""
+def expected_share(times: StepTimes, branches: list[tuple[int, int]], workers: int) -> float:
+    """Return a chain's mean share of a worker's seconds, relative to a chain that has a worker to itself. The branches
+    of each step are spread over all workers, each of which trains as many side by side as pays."""
     steps = seconds = 0.0
-    for length, alive in lines:
+    for length, alive in branches:
         width = max(1, min(times.best, alive // workers))
         steps += length * alive
         seconds += length * alive * times.share(width)

@@ -1,8 +1,8 @@
-"""A search played to its end: its algorithm as it stands, trials like those before, and made-up values.
+"""Simulates the rest of a search: its algorithm as it stands, trials like those before, and made-up values.
 
-Nobody knows which trials an algorithm will promote. How many it promotes, and to which step, hardly depends on which:
-so the values that are still to come are drawn from those told at the same step, or from the trial's last one. Workers
-take what has the longest way to go first, and each step is trained once, as in the stage tree.
+Which trials an algorithm will promote is unknown. How many it promotes, and to which step, hardly depends on which: so
+future values are drawn from those reported at the same step, or from the trial's last one. Workers take the longest
+remaining path first, and each step is trained once, as in the stage tree.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _MOST = 20_000
 
 
 class Stretch(NamedTuple):
-    """Steps ``(start, stop]`` of a line, at so many seconds per step. Lines below 0 are those of made-up trials."""
+    """Steps ``(start, stop]`` of a branch, at so many seconds per step. Those of made-up trials are below 0."""
 
-    line: int
+    branch: int
     start: int
     stop: int
     pace: float
 
 
 class _Cast(Trials):
-    """The trials of a search, and further ones in their likeness.
+    """The trials of a search, and made-up ones that resemble them.
 
-    A further trial is like one of the later half: it leaves the tree where that one did, and is then alone. Where later
-    trials found more of their training in the tree than earlier ones, some of the further trials find all of it, more
-    and more of them, as later pages of a text contain fewer new words (Heaps' law).
+    A further trial is like one of the later half: it leaves the tree where that one did, and shares nothing after that.
+    Where later trials found more of their training in the tree than earlier ones, more and more of the further trials
+    find all of it, as later pages of a text contain fewer new words (Heaps' law).
     """
 
     def __init__(self, history: History, trials: Sequence[SessionTrial], plan: SearchPlan, random: Random) -> None:
@@ -61,7 +61,7 @@ class _Cast(Trials):
         self._besides = 1.0 + (totals.load_seconds + totals.save_seconds) / (totals.train_seconds or math.inf)
 
     def path(self, index: int) -> list[Stretch]:
-        """Return the way of a trial; nothing if it cannot be trained."""
+        """Return the stretches that a trial is trained on; none if it cannot be trained."""
         known = self._paths.get(index)
         if known is not None:
             return known
@@ -73,14 +73,14 @@ class _Cast(Trials):
                 for node, start, stop in ways
             ]
         else:
-            model, parting = self._model(index)
+            model, until = self._model(index)
             theirs = self.path(model)
             found = [
-                Stretch(way.line, way.start, min(way.stop, parting), way.pace) for way in theirs if way.start < parting
+                Stretch(way.branch, way.start, min(way.stop, until), way.pace) for way in theirs if way.start < until
             ]
             end = theirs[-1].stop if theirs else 0
-            if parting < end:
-                found.append(Stretch(-1 - index, parting, end, self._plan.totals.average_step_seconds * self._besides))
+            if until < end:
+                found.append(Stretch(-1 - index, until, end, self._plan.totals.average_step_seconds * self._besides))
         self._paths[index] = found
         return found
 
@@ -92,16 +92,16 @@ class _Cast(Trials):
         model = self._models.get(index)
         if model is None:
             if self._later is None:
-                self._later, self._growth = self._partings()
-            template, parting = self._random.choice(self._later)
+                self._later, self._growth = self._branch_points()
+            template, until = self._random.choice(self._later)
             # The middle of the later half stands for 3/4 of the trials.
             fresh = ((index + 1) / (0.75 * len(self._trials))) ** (self._growth - 1.0)
             if self._random.random() > fresh:
-                parting = self.path(template)[-1].stop if self.path(template) else 0
-            model = self._models[index] = template, parting
+                until = self.path(template)[-1].stop if self.path(template) else 0
+            model = self._models[index] = template, until
         return model
 
-    def _partings(self) -> tuple[list[tuple[int, int]], float]:
+    def _branch_points(self) -> tuple[list[tuple[int, int]], float]:
         """Return the trials of the later half, each with the step at which it left the tree of those before it, and the
         exponent with which the steps of the tree grow with the number of trials."""
         reach: dict[int, int] = {}
@@ -109,15 +109,15 @@ class _Cast(Trials):
         early = late = 0
         for index in range(len(self._trials)):
             path = self.path(index)
-            parting = path[-1].stop if path else 0
-            for line, start, stop, _ in path:
-                known = reach.get(line, start)
+            until = path[-1].stop if path else 0
+            for branch, start, stop, _ in path:
+                known = reach.get(branch, start)
                 if stop > known:
-                    parting = min(parting, known)
-                    reach[line] = stop
-            new = (path[-1].stop if path else 0) - parting
+                    until = min(until, known)
+                    reach[branch] = stop
+            new = (path[-1].stop if path else 0) - until
             if 2 * index >= len(self._trials) - 1:
-                found.append((index, parting))
+                found.append((index, until))
                 late += new
             else:
                 early += new
@@ -126,10 +126,10 @@ class _Cast(Trials):
     def prefix(self, index: int, step: int) -> Hashable:
         if index < len(self._trials):
             return self._known.prefix(index, step)
-        model, parting = self._model(index)
+        model, until = self._model(index)
         path = self.path(index)
         at = min(step, path[-1].stop if path else 0)
-        return self.prefix(model, step) if at <= parting else (index, at)
+        return self.prefix(model, step) if at <= until else (index, at)
 
     def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
         return self._known.params(index) if index < len(self._trials) else self.params(self._model(index)[0])
@@ -142,8 +142,8 @@ class _Cast(Trials):
         return bool(decided) and self._random.choice(decided)
 
 
-class _Lines:
-    """What is trained of each line, and when: from the start, or by whom it is played."""
+class _Branches:
+    """The steps trained on each branch, and when: before the simulation or during it."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
@@ -151,18 +151,18 @@ class _Lines:
         self._played: dict[int, list[tuple[int, int, float, float]]] = {}  # start, stop, when it began, pace
 
     def reach(self, way: Stretch) -> int:
-        """Return the step up to which a line is trained, or will be by what is played already."""
-        known = self._reach.get(way.line)
+        """Return the step up to which a branch is trained, or will be by what is simulated so far."""
+        known = self._reach.get(way.branch)
         if known is None:
             known = way.start
-            if way.line >= 0:
-                node = self._plan.nodes[way.line]
+            if way.branch >= 0:
+                node = self._plan.nodes[way.branch]
                 known = min(node.start + node.trained, node.extent)
-            self._reach[way.line] = known
+            self._reach[way.branch] = known
         return known
 
     def advance(self, chain: OpenChain, seconds: float) -> None:
-        """Count what a running chain has trained since its last report."""
+        """Count the steps that a running chain has trained since its last report."""
         at = chain.at
         for span in chain.spans[chain.index_at(at) :]:
             pace = self._plan.step_seconds(self._plan.nodes[span.node])
@@ -183,25 +183,25 @@ class _Lines:
             stop = min(way.stop, step)
             reach = max(way.start, self.reach(way))
             if reach > way.start:
-                ready = self._trained_at(way.line, min(reach, stop))
+                ready = self._trained_at(way.branch, min(reach, stop))
             if reach < stop:
                 return place, reach, ready
         return len(path), step, ready
 
-    def _trained_at(self, line: int, step: int) -> float:
-        for start, stop, began, pace in reversed(self._played.get(line, ())):
+    def _trained_at(self, branch: int, step: int) -> float:
+        for start, stop, began, pace in reversed(self._played.get(branch, ())):
             if start < step <= stop:
                 return began + (step - start) * pace
         return 0.0
 
     def train(self, path: Sequence[Stretch], place: int, start: int, step: int, now: float) -> float:
-        """Train a path from a place on it to ``step``, and return when that is done."""
+        """Train a path from its stretch ``place`` on to ``step``, and return when that is done."""
         for way in path[place:]:
             stop = min(way.stop, step)
             if stop <= start:
                 break
-            self._played.setdefault(way.line, []).append((start, stop, now, way.pace))
-            self._reach[way.line] = max(stop, self.reach(way))
+            self._played.setdefault(way.branch, []).append((start, stop, now, way.pace))
+            self._reach[way.branch] = max(stop, self.reach(way))
             now += (stop - start) * way.pace
             start = stop
         return now
@@ -211,10 +211,10 @@ _Target = tuple[int, int]
 
 
 class Forecast:
-    """Plays a search to its end.
+    """Simulates a search to its end.
 
     Args:
-        history: what its algorithm was told so far.
+        history: the results that its algorithm has received so far.
         trials: its trials so far.
         more: how many further trials the sampler will propose.
         running: running chains, each with the seconds since its last report.
@@ -236,13 +236,13 @@ class Forecast:
         self._random = Random(seed)
         self._cast = _Cast(history, trials, plan, self._random)
         self._replay = history.again(self._cast)
-        self._told_at = {step: tuple(values) for step, values in self._replay.values.items()}  # not made up
+        self._reported_at = {step: tuple(values) for step, values in self._replay.values.items()}  # not made up
         self._synchronous = history.synchronous and not history.by_length  # about as they arrive
         self._more = more
         self._next = len(trials)
-        self._lines = _Lines(plan)
+        self._branches = _Branches(plan)
         for chain, seconds in running:
-            self._lines.advance(chain, seconds)
+            self._branches.advance(chain, seconds)
         self._evaluate_seconds = plan.totals.average_evaluate_seconds
         # Of targets; each event is one that is ready, or done, and whether a worker did it.
         self._schedule: ListSchedule[_Target, tuple[_Target, bool, bool]] = ListSchedule(max(1, round(workers)))
@@ -277,22 +277,22 @@ class Forecast:
                 self._place(target)
                 continue
             self._done.add(target)
-            self._tell(target)
+            self._complete(target)
             if self.results > _MOST:
                 left = self._more + self._next - len(self._replay.over)
                 return self._schedule.now * (1.0 + left / max(1, self.results))
 
-    def _tell(self, target: _Target) -> None:
+    def _complete(self, target: _Target) -> None:
         if not self._synchronous:
             self._done.discard(target)
-            self._told(target)
+            self._report(target)
             return
         while self._order and self._order[0] in self._done:
             first = self._order.popleft()
             self._done.discard(first)
-            self._told(first)
+            self._report(first)
 
-    def _told(self, target: _Target) -> None:
+    def _report(self, target: _Target) -> None:
         index, step = target
         self.results += 1
         self._perform(self._replay.call("reported", index, step, self._value(index, step)))
@@ -327,11 +327,11 @@ class Forecast:
         self._place(target)
 
     def _place(self, target: _Target) -> None:
-        """Let a target wait for a worker, or first for the state that its training starts from."""
+        """Queue a target for a worker, or first for the state that its training starts from."""
         index, step = target
         path = self._cast.path(index)
-        place, start, ready = self._lines.todo(path, step)
-        if place == len(path):  # trained, or soon; evaluated beside
+        place, start, ready = self._branches.todo(path, step)
+        if place == len(path):  # trained, or soon will be; evaluated concurrently
             known = (self._cast.prefix(index, step), step) in self._values
             at = max(self._schedule.now, ready) + (0.0 if known else self._evaluate_seconds)
             self._schedule.at(at, (target, True, False))
@@ -347,23 +347,23 @@ class Forecast:
         schedule = self._schedule
         for target in schedule.take():
             path, step = self._cast.path(target[0]), target[1]
-            place, start, ready = self._lines.todo(path, step)
+            place, start, ready = self._branches.todo(path, step)
             if place == len(path) or ready > schedule.now:
                 self._place(target)  # another has begun with it
                 continue
-            at = self._lines.train(path, place, start, step, schedule.now) + self._evaluate_seconds
+            at = self._branches.train(path, place, start, step, schedule.now) + self._evaluate_seconds
             schedule.free -= 1
             self._trained.append((schedule.now, at))
             schedule.at(at, (target, True, True))
 
     def _value(self, index: int, step: int) -> float:
-        """Make up a value: one for all trials that are the same until there."""
+        """Make up a value: the same for all trials that are equal up to ``step``."""
         state = self._cast.prefix(index, step), step
         value = self._values.get(state)
         if value is None:
-            told = self._told_at.get(step)
-            if told:
-                one, other = self._random.choice(told), self._random.choice(told)
+            known = self._reported_at.get(step)
+            if known:
+                one, other = self._random.choice(known), self._random.choice(known)
                 value = one + self._random.random() * (other - one) if math.isfinite(one + other) else one
             else:
                 value = self._replay.last.get(index, self._random.random())

@@ -1,4 +1,4 @@
-"""The history of a search: what its algorithm was told, from which an equal search can be started again."""
+"""The history of a search: the calls of its algorithm, from which an equal search can be started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class History(Search):
-    """An algorithm's search that remembers what it was told.
+    """An algorithm's search that records its calls.
 
     Args:
         trials: its look-ups.
@@ -57,7 +57,7 @@ class History(Search):
         return actions
 
     def again(self, trials: Trials) -> Replay:
-        """Start an equal search with other look-ups, which must answer as those of this one did, and tell it the same.
+        """Start an equal search by the same calls. Its look-ups must answer as those of this one did.
 
         O(calls).
         """
@@ -68,18 +68,18 @@ class History(Search):
 
 
 class Replay:
-    """A search apart from study and plan, with its open targets in the order in which they were asked for."""
+    """A search without study and plan, with its open targets in the order in which they were requested."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
         self.open: dict[tuple[int, int], None] = {}
-        self.values: dict[int, list[float]] = {}  # told at each step
+        self.values: dict[int, list[float]] = {}  # reported at each step
         self.last: dict[int, float] = {}  # the latest value of each trial
         self.over: set[int] = set()
         self.closed = False
 
     def call(self, method: str, *given: Any) -> list[Action]:
-        """Call a method of the search, and return what it asks for."""
+        """Call a method of the search, and return the actions that it requests."""
         if method == "reported":
             index, step, value = given
             self.open.pop((index, step), None)
@@ -103,7 +103,7 @@ class Replay:
 
 
 class _LookUps(Trials):
-    """The look-ups of a search, which remember what the study's pruner has decided: asked again, it may know more."""
+    """The look-ups of a search. They record the decisions of the study's pruner, which may decide otherwise later."""
 
     def __init__(self, trials: Trials) -> None:
         self.pruned: dict[tuple[int, int], bool] = {}

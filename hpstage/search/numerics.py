@@ -18,7 +18,7 @@ from hpstage.plan.keys import workload_key
 from hpstage.plan.log import NUMERICS
 from hpstage.plan.step_times import StepTimes, among
 from hpstage.schedule import Scalar
-from hpstage.search.expected import expected_share, lines_at_a_time, steps_in_all
+from hpstage.search.expected import branches_at_a_time, expected_share, steps_in_all
 from hpstage.search.request import Request
 from hpstage.store import Journal
 from hpstage.training.identity.described import candidates as candidates_of
@@ -62,15 +62,15 @@ def choose(
         logger.warning(
             "numerics = 'auto': a worker tries out every step backend, once for a plan; this may take minutes"
         )
-        lines = lines_at_a_time(request)
-        steps = _steps_of_a_worker(lines, executor, request)
+        branches = branches_at_a_time(request)
+        steps = _steps_of_a_worker(branches, executor, request)
         found = dict(executor.measure(_initial(request), steps) or {})
         times = among(found)
         for backend in sorted(times.keys() & candidates.keys()):
-            found |= _beside_others(backend, times[backend].up_to(executor.slots), lines, executor)
+            found |= _among_others(backend, times[backend].up_to(executor.slots), branches, executor)
         chosen = fastest(found, steps)
-        _say(chosen, found, steps)
-        # Another process may have measured meanwhile.
+        _log_choice(chosen, found, steps)
+        # Another process may have measured at the same time.
         chosen = made_with(store, name, workloads) or chosen
     return chosen, candidates[chosen], times.get(chosen)
 
@@ -107,23 +107,23 @@ def _of_another(
     return next((name for name, text in candidates.items() if text.get(NUMERICS) == numerics), next(iter(candidates)))
 
 
-def _steps_of_a_worker(lines: list[tuple[int, int]] | None, executor: Executor, request: Request) -> float:
-    """Return how many steps one worker is taken to train, and so to spread the beginning over."""
+def _steps_of_a_worker(branches: list[tuple[int, int]] | None, executor: Executor, request: Request) -> float:
+    """Return how many steps one worker is assumed to train, over which its start-up time is spread."""
     roughly = request.steps * max(1.0, _SHARE * (request.n_trials or 1))
-    if lines is None or executor.present is None:
+    if branches is None or executor.present is None:
         return roughly
-    return min(roughly, steps_in_all(request, lines) / max(1, executor.present))
+    return min(roughly, steps_in_all(request, branches) / max(1, executor.present))
 
 
-def _beside_others(
-    backend: str, times: StepTimes, lines: list[tuple[int, int]] | None, executor: Executor
+def _among_others(
+    backend: str, times: StepTimes, branches: list[tuple[int, int]] | None, executor: Executor
 ) -> dict[str, float]:
-    """Return the seconds of a worker for a chain's step if it is trained beside as many others as are expected to be
-    ready; nothing if that is not known."""
-    if lines is None or executor.present is None:
+    """Return a worker's seconds for a step of a chain that is trained together with as many others as are expected to
+    be ready; nothing if that is not known."""
+    if branches is None or executor.present is None:
         logger.warning("numerics = %r is not considered: how many trials are trained at a time is not known", backend)
         return {}
-    share = expected_share(times, lines, max(1, executor.present))
+    share = expected_share(times, branches, max(1, executor.present))
     return {backend: times.of(1) * share}
 
 
@@ -132,8 +132,8 @@ def step_times(executor: Executor, request: Request) -> StepTimes | None:
     found = executor.measure(_initial(request), float("inf")) or {}
     times = next(iter(among(found).values()), None)
     if times is not None:
-        told = ", ".join(f"{width}: {1000 * seconds:.3g} ms" for width, seconds in times.seconds)
-        logger.info("a step of so many siblings as one takes: %s; at most %d are trained as one", told, times.best)
+        measured = ", ".join(f"{width}: {1000 * seconds:.3g} ms" for width, seconds in times.seconds)
+        logger.info("a step of so many siblings as one takes: %s; at most %d are trained as one", measured, times.best)
     return times
 
 
@@ -156,18 +156,18 @@ def fastest(found: Mapping[str, float], steps: float) -> str:
     return best if taken.get(best, 0.0) <= _GAIN * taken.get("eager", float("inf")) else "eager"
 
 
-def _say(chosen: str, found: Mapping[str, float], steps: float) -> None:
-    told = [
+def _log_choice(chosen: str, found: Mapping[str, float], steps: float) -> None:
+    measured = [
         f"{name} {1000 * found[name]:.3g} ms a step, and {found[f'{name} begins']:.1f} s to begin"
         for name in sorted(found)
         if f"{name} begins" in found
     ]
-    told += [
+    measured += [
         f"{name.removesuffix(_UNTRIED)} not tried, since those steps take no longer than {found[name]:.1f} s eagerly"
         for name in sorted(found)
         if name.endswith(_UNTRIED)
     ]
     why = "since no worker could measure"
-    if told:
-        why = f"measured: {'; '.join(told)}; each worker is taken to train {steps:,.0f} steps"
+    if measured:
+        why = f"measured: {'; '.join(measured)}; each worker is taken to train {steps:,.0f} steps"
     logger.warning("numerics = 'auto': this plan is trained by %r (%s)", chosen, why)

@@ -176,8 +176,8 @@ def optimize(
             bytes.
         checkpoint_every: keep every state whose step, counted from the start of training, is a multiple of this:
             10 keeps the states at steps 10, 20, 30 and so on of every trial, wherever its schedules change. By default
-            a state is kept at least after each minute of training. States from which trials are known or likely to
-            part are kept in addition.
+            a state is kept after each minute of training or more often. States at which trials are known or likely to
+            branch are kept in addition.
         checkpoint_budget: bytes that the checkpoints of the whole plan may take (``"20 GB"``); beyond that, checkpoints
             whose retraining costs the fewest seconds per byte are evicted, but never one that is still needed. By
             default none is evicted until the disk is full.

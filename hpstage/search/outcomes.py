@@ -1,4 +1,4 @@
-"""What becomes of a trial, as the study shows it: its end, the metrics and figures of it, and what is logged of it."""
+"""The outcome of a trial: its end, metrics and figures in the study, and the warnings logged about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
 
 
 class Outcomes:
-    """Writes the ends of trials to the study and the plan, and logs those that nobody asked for.
+    """Writes the ends of trials to the study and the plan, and logs those that the user did not request.
 
     Args:
         noisy: metrics that measure the machine as well.
@@ -67,12 +67,12 @@ class Outcomes:
         self._ledger.note(trial.storage_id, trial.attrs)
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
-            # An earlier session may have asked for more than it reported, and this one decided otherwise.
-            steps = trial.told if state != TrialState.FAIL and trial.told else planned.requested
+            # An earlier session may have requested more than it reported, and this one decided otherwise.
+            steps = trial.last_reported if state != TrialState.FAIL and trial.last_reported else planned.requested
             ending = self._driver.plan.ending_on(trial.id, planned.steps)
             if ending is not None and ending.last == planned.requested:
                 steps = ending.last  # training has ended itself, after the last value reported or with it
-            if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
+            if state == TrialState.PRUNED and trial.values is not None and trial.last_reported == planned.steps:
                 state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
             shared = list(self._driver.accounting.shared_until(planned, steps))
             saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
@@ -133,16 +133,16 @@ class Outcomes:
         """Log one failure of each exception from each line of code: one fault may fail a thousand trials. Return
         whether it is not the first of its kind."""
         text, cause = clean_lines(f"{failure.summary}\n{failure.traceback}"), origin(failure)
-        self._say_once(cause, trial, f"failed: {text}", "failed as trial {} did; no more of these failures are")
+        self._warn_once(cause, trial, f"failed: {text}", "failed as trial {} did; no more of these failures are")
         return cause in self._repeated
 
-    def say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
-        """Log an end of training that the user did not ask for."""
+    def warn_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
+        """Warn that a trial was pruned because its training diverged."""
         if ending.diverged:
             text = f"is pruned: {clean_lines(ending.message)}"
-            self._say_once("diverged", trial, text, "is pruned, too, as trial {} was; no more that diverge are")
+            self._warn_once("diverged", trial, text, "is pruned, too, as trial {} was; no more that diverge are")
 
-    def _say_once(self, cause: object, trial: SessionTrial, text: str, again: str) -> None:
+    def _warn_once(self, cause: object, trial: SessionTrial, text: str, again: str) -> None:
         """Log the first trial of each cause; at the second, log that further ones are not."""
         first = self._warned.get(cause)
         if first is None:

@@ -61,7 +61,7 @@ def run(call: Call) -> Result:
 
 
 def _warn_of_nothing(session: Session, ledger: Ledger, n_trials: int | None) -> None:
-    """Warn once at the end, beside the failures themselves, that a search has nothing to show."""
+    """Warn once at the end, after the failures themselves, if no trial of the search has a value."""
     if not session.trials and session.expected == 0 and n_trials != 0:
         states = [trial.state for trial in ledger.trials()]
         logger.warning(

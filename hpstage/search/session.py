@@ -36,7 +36,7 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 # Seconds to wait for reports before checking the clock, the progress display and Ctrl-C again.
 _HEARTBEAT = 0.5
 
-# The share of the workers with which the search goes on as before.
+# The share of the workers with which the search continues as before.
 _MISSED = 0.75
 
 # Workers of a fleet that is to grow as needed.
@@ -69,14 +69,14 @@ class Session:
     ) -> None:
         self.states: Counter[TrialState] = Counter()  # of finished trials
         self.best: float | None = None  # best value of a trial completed in this call, if there is one objective
-        self.leading: tuple[float, int] | None = None  # the best value told at any step, and the step
+        self.leading: tuple[float, int] | None = None  # the best value reported at any step, and the step
         self._better = max if setting.maximize else min
         self._ledger = ledger
         self._driver = driver
         self._roster = roster
         self.history = History(algorithm, setting, roster)
         self._search: Search = self.history
-        self._workers = setting.workers  # for which the algorithm has as many trials open as keep them busy
+        self._workers = setting.workers  # the algorithm keeps enough trials open for so many
         self._wants_more = not algorithm.synchronous  # where workers have nothing to do, as far as is known
         self._foreseen_at = 0, 0, 0.0  # number of calls, steps trained, and time
         self._foreseen: list[tuple[float, float]] = []  # when workers will begin, and be done
@@ -120,7 +120,7 @@ class Session:
         return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
 
     def _foresee(self, now: float, after: float, least: float) -> int:
-        """See :attr:`hpstage.scheduler.demand.Demands.foresee`. Played anew once something has changed."""
+        """See :attr:`hpstage.scheduler.demand.Demands.foresee`. Forecast again once something has changed."""
         calls, trained, made = self._foreseen_at
         at = len(self.history.calls), self._driver.plan.totals.steps_trained
         if (at != (calls, trained) or now > made + after) and self.expected is not None and not self._stopping:
@@ -139,7 +139,7 @@ class Session:
         return sum(began <= then and done >= then + least for began, done in self._foreseen)
 
     def paused(self, known: Iterable[TrialId]) -> int:
-        """Return how many of the trials that the plan knows as paused still are: it is told of their ends later."""
+        """Return how many of the trials that are paused in the plan have not ended: the plan gets their ends later."""
         return sum(not self._roster.by_id[trial].finished for trial in known)
 
     @property
@@ -152,7 +152,7 @@ class Session:
     def run(self, present: int) -> None:
         """Run until the algorithm is done, the time is up, or an uncaught failure stops the study.
 
-        An interruption ends it early. No further results are told then: the next call tells them in the right order.
+        An interruption ends it early. No further results are reported then: the next call reports them in order.
 
         Args:
             present: the number of workers, before reports of them are taken.
@@ -174,12 +174,12 @@ class Session:
                 self._perform(self._search.added(trial.index))
         while True:
             self._propose()
-            if self._interruption.asked:
+            if self._interruption.requested:
                 self._driver.finish()
                 return
             if self._stopped:
                 self._stop()
-                if self._interruption.asked:
+                if self._interruption.requested:
                     return
                 break
             if not self._targets and (self._stopping or not self._more()):
@@ -191,7 +191,7 @@ class Session:
             self._fill()
             self._take(self._driver.wait(self._patience()))
             self._follow_workers()
-            self._tell()
+            self._report_known()
             self._on_change(self)
             if self._raised is not None:
                 self._drain()
@@ -217,10 +217,10 @@ class Session:
 
     def _waits_for_audits(self) -> bool:
         self._on_change(self)
-        return not self._interruption.asked
+        return not self._interruption.requested
 
     def _raise_uncaught(self) -> None:
-        """Raise :class:`TrainingError` if a trial has failed and the search is not to go on regardless."""
+        """Raise :class:`TrainingError` if a trial has failed and the search is not to continue regardless."""
         if self._raised is not None:
             raise training_error(self._raised)
 
@@ -240,22 +240,22 @@ class Session:
                 self._targets.answer(index, known)
 
     def _drain(self) -> None:
-        """Complete running chains and start no more. Open trials stay open: the next call continues them."""
+        """Complete running chains and start no more. Unfinished trials stay so: the next call continues them."""
         self._stopping = True
         self._driver.drain()
         while self._driver.scheduler.running:
-            if self._interruption.asked:
+            if self._interruption.requested:
                 self._driver.finish()
                 return
             self._take(self._driver.wait(_HEARTBEAT))
-            self._tell()
+            self._report_known()
             self._on_change(self)
 
     def _stop(self) -> None:
         """End the search after ``study.stop()``: what is being trained is completed, and nothing else."""
         self._drain()
         for trial in self._roster.trials:
-            if trial.finished or self._interruption.asked:
+            if trial.finished or self._interruption.requested:
                 continue
             trial.attrs["hpstage:ended"] = "study.stop()"
             for answer in self._targets.known(trial.index):
@@ -268,11 +268,11 @@ class Session:
                 self._outcomes.note(trial)
                 self._count(trial, 1)
 
-    # --- asking -------------------------------------------------------------------------------------------
+    # --- proposing and requesting -------------------------------------------------------------------------
 
     def _propose(self) -> None:
         while not self._stopping and self._more() and self._search.room() > 0:
-            if self._interruption.asked:
+            if self._interruption.requested:
                 return
             self._exhausted = self._roster.exhausted()
             if self._exhausted:
@@ -280,7 +280,7 @@ class Session:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 return
             trial = self._roster.propose()
-            self._stopping |= self._ledger.take_stop()  # by the space or the sampler: what was proposed goes on
+            self._stopping |= self._ledger.take_stop()  # by the space or the sampler: proposed trials continue
             if trial.rejected is None:
                 self._perform(self._search.added(trial.index))
             else:
@@ -304,7 +304,7 @@ class Session:
 
     def _fill(self) -> None:
         """Let an asynchronous algorithm ask for more while workers have nothing to do."""
-        while self._wants_more and not self._stopping and not self._interruption.asked and self._more():
+        while self._wants_more and not self._stopping and not self._interruption.requested and self._more():
             idle, calls = self._driver.idle(), len(self.history.calls)
             if not idle:
                 return
@@ -327,7 +327,7 @@ class Session:
         """Return the trial of the first parameters that the space does not reject, else of the last."""
         for params in (fork.params, *fork.alternatives):
             trial = self._roster.fork(fork, params)
-            self._stopped |= self._ledger.take_stop()  # a population cannot go on without forks
+            self._stopped |= self._ledger.take_stop()  # a population cannot continue without forks
             self._stopping |= self._stopped
             if trial.rejected is None:
                 break
@@ -348,12 +348,12 @@ class Session:
             self._targets.ask(trial.index, step, end=end)
             self._targets.answer(trial.index, Answer(trial.id, end, None, trial.barred))
         else:
-            asked = self._targets.ask(trial.index, step, self._on_the_way(trial, end), end=end)
-            self._decisions.ask(trial.id, asked)
+            steps = self._targets.ask(trial.index, step, self._on_the_way(trial, end), end=end)
+            self._decisions.ask(trial.id, steps)
 
     def _on_the_way(self, trial: SessionTrial, step: int) -> list[int]:
-        """Return the steps before a target at which to evaluate: where a metric decides a schedule, and, without
-        retraining, as ``evaluate_every`` asks for."""
+        """Return the steps before a target at which to evaluate: where a metric decides a schedule, and, if that takes
+        no retraining, those of ``evaluate_every``."""
         every, plan = self._evaluate_every, self._driver.plan
         if trial.id not in plan.trials:
             return []
@@ -371,22 +371,22 @@ class Session:
         steps = range(begun - begun % every + every, step, every)
         return sorted(looks.union(other for other in steps if other > trained or other in found))
 
-    # --- telling ------------------------------------------------------------------------------------------
+    # --- reporting ----------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
-        """Tell the algorithm the known results: in the order of asking if it is synchronous, else as they arrive."""
-        while not self._interruption.asked and (next := self._targets.next()) is not None:
+    def _report_known(self) -> None:
+        """Report known results to the algorithm: in the order requested if it is synchronous, else as they arrive."""
+        while not self._interruption.requested and (next := self._targets.next()) is not None:
             step, answers = next
             trial = self._roster.by_id[answers[-1].trial]
             for answer in answers[:-1]:
                 self._pass(trial, answer)
-            self._tell_one(trial, step, answers[-1])
+            self._report_answer(trial, step, answers[-1])
             if self.history.synchronous:
-                # Before the next result is told: proposals must not depend on which results arrived together.
+                # Before the next result is reported: proposals must not depend on which results arrived together.
                 self._propose()
 
     def _pass(self, trial: SessionTrial, answer: Answer) -> None:
-        """Report values of which the algorithm is not told. A failure is that of the target, too."""
+        """Report values to the study but not to the algorithm. A failure is that of the target, too."""
         if answer.metrics is not None:
             metrics = self._measured(trial, answer)
             values = self._values(metrics)
@@ -404,13 +404,13 @@ class Session:
         """Return the values of the objectives: NaN for one that is missing."""
         return tuple(metrics.get(name, math.nan) for name in self._started.metric)
 
-    def _tell_one(self, trial: SessionTrial, asked: int, answer: Answer) -> None:
-        """Tell the answer to the target at step ``asked``, which is beyond ``answer.step`` if the trial ends there."""
+    def _report_answer(self, trial: SessionTrial, requested: int, answer: Answer) -> None:
+        """Report the answer to the target at step ``requested``; ``answer.step`` is earlier if the trial ends there."""
         index, failure = trial.index, answer.failure
         if answer.ending is not None and not trial.finished:
             trial.attrs["hpstage:ended"] = answer.ending.message[:1000]
             if answer.ending.outcome == "pruned":
-                self._outcomes.say_pruned(trial, answer.ending)
+                self._outcomes.warn_pruned(trial, answer.ending)
                 self._finish(trial, TrialState.PRUNED)
         if answer.ending is not None and answer.ending.outcome == "pruned":
             self._perform(self._search.failed(index))
@@ -422,17 +422,17 @@ class Session:
             if not unknown:
                 trial.values, trial.metrics = values, metrics
             if not unknown or self.history.takes_nan:
-                trial.told = max(trial.told, _reached(answer))
+                trial.last_reported = max(trial.last_reported, _reached(answer))
                 self._report(trial, _reached(answer), values)
             midway = answer.ending is None and answer.step < self._driver.plan.trials[trial.id].steps
             if not unknown or (self.history.takes_nan and midway):
-                self._perform(self._search.reported(index, asked, values[0]))
+                self._perform(self._search.reported(index, requested, values[0]))
                 return
             name, step = unknown[0], _reached(answer)
             if name in metrics:
                 # As in Optuna: the trial fails, and the study continues regardless of `catch`.
-                told = f"{name} is NaN at step {step}; raise optuna.TrialPruned where training diverges"
-                failure = UserFailure(summary=told, traceback="")
+                summary = f"{name} is NaN at step {step}; raise optuna.TrialPruned where training diverges"
+                failure = UserFailure(summary=summary, traceback="")
             else:
                 failure = failure_of(UsageError(f"at step {step}, {missing_metric(name, metrics)}"), "", {})
         assert failure is not None
@@ -466,11 +466,11 @@ class Session:
 
     def _finish(self, trial: SessionTrial, state: TrialState) -> None:
         if trial.finished:
-            return  # told in an earlier session
+            return  # in an earlier session
         frozen = self._outcomes.end(trial, state, self._roster.metrics)
         if frozen is None:
             return
-        self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others go on
+        self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others continue
         self._count(trial, 1)
         if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
             self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
@@ -491,7 +491,7 @@ def _reached(answer: Answer) -> int:
 
 def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:
     return (
-        f"the trainable gives {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was asked for"
+        f"the trainable gives {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was requested"
     )
 
 

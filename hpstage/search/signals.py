@@ -21,9 +21,9 @@ _KEPT = "interrupted; all progress is kept: the same call continues a study in s
 class Interruption:
     """Context manager that handles SIGINT and SIGTERM in the main thread where Python's default handlers are set.
 
-    User-defined handlers stay, and so does an ignored SIGINT. The first signal only sets ``asked``, which the search
-    checks between operations; a later one raises ``KeyboardInterrupt`` wherever it is: the second, or the third while
-    a cluster is being started or closed, since aborting that would leave resources behind.
+    User-defined handlers stay, and so does an ignored SIGINT. The first signal only sets ``requested``, which the
+    search checks between operations; a later one raises ``KeyboardInterrupt`` wherever it is: the second, or the third
+    while a cluster is being started or closed, since aborting that would leave resources behind.
 
     If the context is left normally after a signal, ``KeyboardInterrupt`` is raised there, unless the search had
     completed: its result must not be lost then. A process that received SIGTERM is then ended by it, under the default
@@ -31,7 +31,7 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.asked = False  # whether a stop was requested
+        self.requested = False  # whether a stop was requested
         self._wake: Callable[[], None] | None = None
         self._left = _WHILE_FRAGILE  # signals left until it aborts
         self._terminated = False
@@ -53,16 +53,16 @@ class Interruption:
             signal.signal(number, default)  # type: ignore[arg-type]  # one of the two above
         if self._terminated:
             signal.raise_signal(signal.SIGTERM)
-        if self.asked and isinstance(error, KeyboardInterrupt):
+        if self.requested and isinstance(error, KeyboardInterrupt):
             error.with_traceback(_from_users(error.__traceback__))
-        elif self.asked and error is None and not self._completed:
+        elif self.requested and error is None and not self._completed:
             raise KeyboardInterrupt(_KEPT)
 
     def started(self, wake: Callable[[], None]) -> None:
         """Mark the start-up as complete: from now on the second signal stops at once.
 
         Args:
-            wake: makes a search that is training check ``asked``; called from the signal handler.
+            wake: makes a search that is training check ``requested``; called from the signal handler.
         """
         self.check()
         self._wake, self._left = wake, self._left - 1
@@ -73,12 +73,12 @@ class Interruption:
 
     def check(self) -> None:
         """Raise ``KeyboardInterrupt`` if a stop was requested; the context managers then close everything."""
-        if self.asked and not self._completed:
+        if self.requested and not self._completed:
             self._raise()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._terminated |= number == signal.SIGTERM
-        first, self.asked = not self.asked, True
+        first, self.requested = not self.requested, True
         self._left -= 1
         if self._left == 0:
             self._raise()

@@ -1,4 +1,4 @@
-"""The targets that an algorithm has asked for, until it is told of them. Pure."""
+"""The targets that an algorithm has requested and whose results it has not received yet. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Targets:
     """Open targets and the answers to them.
 
     Args:
-        synchronous: give targets back in the order in which they were asked for; otherwise, as their answers arrive.
+        synchronous: return targets in the order in which they were requested; otherwise, as their answers arrive.
         by_length: if synchronous, in the order in which answers would arrive if all steps took equally long and there
             were a worker for each target, so that a long one holds up none that is shorter.
     """
@@ -32,17 +32,17 @@ class Targets:
         self._steps: dict[Target, Sequence[int]] = {}  # steps to be answered for each open target, its own the last
         self._of_trial: dict[int, list[int]] = defaultdict(list)  # the steps of its open targets
         self._answers: dict[int, dict[int, Answer]] = defaultdict(dict)
-        self._reach: dict[int, int] = {}  # the farthest step asked for
+        self._reach: dict[int, int] = {}  # the farthest step requested
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def reach(self, index: int) -> int:
-        """Return the farthest step that was asked of a trial."""
+        """Return the farthest step requested of a trial."""
         return self._reach.get(index, 0)
 
     def ask(self, index: int, step: int, on_the_way: Sequence[int] = (), *, end: int | None = None) -> list[int]:
-        """Add a target; return the steps for which the driver must be asked.
+        """Add a target; return the steps to request from the driver.
 
         Args:
             on_the_way: earlier steps, in order, that are evaluated as well. The target is answered once they are, so
@@ -51,13 +51,13 @@ class Targets:
         """
         at = step if end is None else min(step, end)
         due = self._now + step - self.reach(index) if self._by_length else 0
-        asked = {other for open in self._of_trial[index] for other in self._steps[index, open]}  # and not yet told
+        pending = {other for open in self._of_trial[index] for other in self._steps[index, open]}
         self._steps[index, step] = steps = [*on_the_way, at]
         self._of_trial[index].append(step)
         self._reach[index] = max(self.reach(index), at)
         if self._synchronous or self._is_complete((index, step)):
             self._put(due, (index, step))
-        return [other for other in steps if other not in asked]
+        return [other for other in steps if other not in pending]
 
     def answer(self, index: int, answer: Answer) -> None:
         if index not in self._of_trial or answer.step in self._answers[index]:

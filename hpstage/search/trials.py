@@ -50,7 +50,7 @@ class SessionTrial:
     metrics: Mapping[str, float] | None = None  # of the last values
     reported: set[int] = field(default_factory=set)
     attrs: dict[str, str] = field(default_factory=dict)  # user attributes that it gets with its end
-    told: int = 0  # the farthest step whose values the study and the algorithm know
+    last_reported: int = 0  # the farthest step whose values the study and the algorithm know
     noted: frozenset[str] = frozenset()  # attributes that the space has set on it
     rejected: UserFailure | None = None  # by the space: it is no trial of the algorithm
     barred: UserFailure | None = None  # why it cannot be trained further
@@ -106,8 +106,8 @@ class Roster(Trials):
         self._space_works = space_works  # else what it raises is its fault, and no rejection of a trial
         self._sampler = SamplerState(ledger.study.sampler)
         self._notes: dict[str, Any] | None = None  # of samplers, in the study, as far as they are recorded
-        # The plan with sharing, where trials have training in common: the plan itself if it shares.
-        self._lines = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
+        # A plan with sharing, which shows the steps that trials have in common: the plan itself if it shares.
+        self._shared = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
 
     # --- beginning ----------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Roster(Trials):
             # Not what a queued trial has brought along, which a journal cannot remove.
             reported = {step for step in frozen.intermediate_values if self._driver.knows(trial.id, step)}
             trial.state, trial.reported = frozen.state, reported
-            trial.told = max(trial.reported, default=0)
+            trial.last_reported = max(trial.reported, default=0)
             self.by_id[trial.id] = trial
             trial.noted, trial.rejected = frozenset(proposed.noted), proposed.rejected
             self._space_works |= trial.id in self._driver.plan.trials or trial.rejected is not None
@@ -261,7 +261,7 @@ class Roster(Trials):
         return step if planned is None else min(step, planned.steps)
 
     def reach(self, trial: SessionTrial) -> int:
-        """Return the farthest step at which a trial has a value or was asked for one."""
+        """Return the farthest step of a trial that has a value or was requested."""
         return max([0, self._driver.plan.trials[trial.id].requested, *trial.reported])
 
     def carry_on(self, trial: SessionTrial) -> None:
@@ -270,20 +270,20 @@ class Roster(Trials):
         origin = {name: before.user_attrs[name] for name in _ORIGIN if name in before.user_attrs}
         attrs = self._attrs({**origin, "hpstage:extends": trial.number})
         planned = self._driver.plan.trials[trial.id]
-        told = self._driver.plan.known(trial.id, planned.answered) if planned.answered else None
-        metrics = (told.metrics if told is not None else None) or {}
+        state = self._driver.plan.known(trial.id, planned.answered) if planned.answered else None
+        metrics = (state.metrics if state is not None else None) or {}
         frozen = self._cut_off_with(attrs)
         if frozen is None:
             frozen = self._ledger.carry_on(before, attrs, metrics.keys() - trial.noted, trial.noted)
         else:
             self._cut_off.remove(frozen)
         id = self._id(frozen.number)
-        state = self._sampled()
+        sampled = self._sampled()
         proposed = TrialProposed(
             self._started.study,
             frozen.number,
             id,
-            state,
+            sampled,
             trial.fork,
             extends=trial.id,
             params=_written(frozen.params),
@@ -295,7 +295,7 @@ class Roster(Trials):
         self.by_id[id] = trial
 
     def _attrs(self, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-        """Return the user attributes that identify a trial whose creation was cut off."""
+        """Return the user attributes that identify a trial whose creation was interrupted."""
         return {"hpstage:search": self._started.study, PLAN: self._driver.plan.id, **more}
 
     def _cut_off_with(self, attrs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> FrozenTrial | None:
@@ -371,13 +371,13 @@ class Roster(Trials):
         return self._enter(entered)
 
     def change(self, added: TrialAdded) -> None:
-        """Change a trial's schedules beyond the steps that were asked of it."""
+        """Change a trial's schedules beyond the steps requested of it."""
         self._plan(added, [])
 
     def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:
         self._driver.add([added], along)
-        if self._lines is not self._driver.plan:
-            self._lines.apply(added)
+        if self._shared is not self._driver.plan:
+            self._shared.apply(added)
 
     def _enter(self, trial: SessionTrial) -> SessionTrial:
         self.trials.append(trial)
@@ -390,7 +390,7 @@ class Roster(Trials):
 
     def prefix(self, index: int, step: int) -> Hashable:
         trial = self.trials[index]
-        planned = self._lines.trials.get(trial.id)
+        planned = self._shared.trials.get(trial.id)
         if planned is None:
             return trial.id
         at = min(step, planned.steps)

@@ -1,4 +1,4 @@
-"""``audit="winner"``: the best trial is trained again alone before ``optimize`` returns, and compared."""
+"""``audit="winner"``: retrains the best trial without sharing before ``optimize`` returns, and compares it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _HERE = WorkerId("driver")
 
 
 def audit_winner(call: Call, driver: Driver, session: Session) -> None:
-    """Train the best trial again alone, in a fresh process of this host; the result is in study and store already.
+    """Retrain the best trial without sharing, in a fresh process of this host, after its result is stored.
 
-    That it cannot be trained alone (its data are gone, this host is not like the workers) is a warning.
+    If it cannot be retrained (its data are gone, this host is not like the workers), that is a warning.
 
     Raises:
         StateError: it differs.
@@ -48,9 +48,9 @@ def audit_winner(call: Call, driver: Driver, session: Session) -> None:
         header.described,
         header.loaded,
         script={} if isinstance(executor, InlineExecutor) else this_script(),
-        waiting=lambda: not call.interruption.asked,
+        waiting=lambda: not call.interruption.requested,
     )
-    if found.problem is not None and call.interruption.asked:
+    if found.problem is not None and call.interruption.requested:
         logger.warning(
             "audit='winner' was interrupted: the result is safe, and `hpstage audit STORE --trial %s` compares it",
             planned.id,

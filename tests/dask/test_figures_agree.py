@@ -41,7 +41,7 @@ class Views(Display):
     def begin(self, view: ProgressView) -> None:
         self.all.append(view)
 
-    def tell(self, text: str) -> None: ...
+    def write(self, text: str) -> None: ...
 
     show = end = begin
 

@@ -212,7 +212,7 @@ def test_the_first_signal_asks_and_the_second_raises() -> None:
         with Interruption() as interruption:
             interruption.started(lambda: deeds.append("woken"))
             signal.raise_signal(signal.SIGINT)
-            deeds.append(f"asked: {interruption.asked}")
+            deeds.append(f"asked: {interruption.requested}")
             signal.raise_signal(signal.SIGINT)
             deeds.append("never comes here")
 
@@ -316,7 +316,7 @@ def test_handlers_of_the_users_own_stay(number: signal.Signals, own: Callable[..
         with Interruption() as interruption:
             interruption.started(nobody)
             signal.raise_signal(number)
-            assert not interruption.asked
+            assert not interruption.requested
         assert signal.getsignal(number) is own
     finally:
         signal.signal(number, before)

@@ -76,7 +76,6 @@ LEFT = {
     "hpstage/execution": 121,
     "hpstage/plan": 1,
     "hpstage/report": 200,
-    "hpstage/search": 161,
     "hpstage/testing": 36,
     "hpstage/torch": 3,
     "scripts": 175,

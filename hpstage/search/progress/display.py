@@ -15,7 +15,7 @@ class Display(ABC):
         """Show the first view."""
 
     @abstractmethod
-    def tell(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Show a permanent line of text; not allowed after the last view."""
 
     @abstractmethod

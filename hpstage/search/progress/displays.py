@@ -42,7 +42,7 @@ class LineDisplay(Display):
         self._stream.write(_encodable(line(view), self._stream) + "\n")
         self._stream.flush()
 
-    def tell(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self._stream.write(_encodable(text, self._stream) + "\n")
         self._stream.flush()
 
@@ -66,7 +66,7 @@ class TerminalDisplay(Display):
         self._lock = RLock()
         self._console = Console(file=stream, force_terminal=True)
         self._drawn = ""
-        self._lent: list[tuple[str, TextIO, _Above]] = []
+        self._replaced: list[tuple[str, TextIO, _Above]] = []
 
     def begin(self, view: ProgressView) -> None:
         for name in ("stdout", "stderr"):
@@ -74,12 +74,12 @@ class TerminalDisplay(Display):
             # A standard output that is redirected to a file stays redirected.
             if stream is not None and stream.isatty():
                 above = _Above(stream, self._write_above)
-                self._lent.append((name, stream, above))
+                self._replaced.append((name, stream, above))
                 setattr(sys, name, above)
-        self._redirect_loggers({id(stream): cast(TextIO, above) for _, stream, above in self._lent})
+        self._redirect_loggers({id(stream): cast(TextIO, above) for _, stream, above in self._replaced})
         self.show(view)
 
-    def tell(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self._write_above(text + "\n")
 
     def show(self, view: ProgressView) -> None:
@@ -87,12 +87,12 @@ class TerminalDisplay(Display):
             self._put("", self._text(view))
 
     def end(self, view: ProgressView) -> None:
-        for name, stream, above in self._lent:
+        for name, stream, above in self._replaced:
             if getattr(sys, name) is above:  # otherwise it has been replaced since, by code that will restore it
                 setattr(sys, name, stream)
-        self._redirect_loggers({id(above): stream for _, stream, above in self._lent})
+        self._redirect_loggers({id(above): stream for _, stream, above in self._replaced})
         with self._lock:
-            self._put("".join(above.rest() for _, _, above in self._lent), self._text(view))
+            self._put("".join(above.rest() for _, _, above in self._replaced), self._text(view))
             self._drawn = ""
 
     def _text(self, view: ProgressView) -> str:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from hpstage.scheduler.remaining import RemainingWork
     from hpstage.search.session import Session
 
-# By how much the calls of the algorithm grow, or the seconds per step change, until a forecast is made anew, and after
-# what part of the time foretold; but not before so much of the time so far has passed again.
+# The growth of the algorithm's calls, the change of the seconds per step, and the part of the predicted time after
+# which a new forecast is made; but not before this part of the time so far has passed again.
 _GROWN, _DRIFTED, _PASSED, _AGAIN = 0.05, 0.1, 0.25, 0.01
 # A forecast is the mean of so many plays at most, as long as they have fewer results together: the geometric one, which
 # is as likely to be off by some factor in either direction. Plays of less than a second are taken for one.
@@ -21,8 +21,8 @@ _PLAYS, _RESULTS = 13, 4_000
 
 
 class TimeLeft:
-    """Estimates the seconds left from forecasts, which are made anew as the search goes on: the more often, the less
-    is known. Of n results, O(log n) forecasts are made, each of which plays the whole search a few times."""
+    """Estimates the seconds left from forecasts, which are repeated during the search: the more often, the less is
+    known. Over n results, O(log n) forecasts are made, each of which simulates the whole search a few times."""
 
     def __init__(self) -> None:
         self._made = 0.0
@@ -51,7 +51,7 @@ class TimeLeft:
             seconds, results = _forecast(session, driver, expected - len(session.trials), workers)
             self._workers, self._pace, self._made, self._end = workers, pace, elapsed, elapsed + seconds
             self._next = calls + max(_GROWN * calls, _GROWN * results if results > _RESULTS else 0.0)
-        # What is asked for already is known better.
+        # The work requested so far is known better.
         return max(self._end - elapsed, remaining.path_seconds, remaining.work_seconds / workers)
 
 

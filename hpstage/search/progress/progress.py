@@ -48,9 +48,9 @@ class Progress:
     Args:
         display: ``None`` if nothing is shown.
         study: the study being searched.
-        page: is told the time left while somebody looks at it.
+        page: receives the time left while somebody looks at it.
         address: URL of the page, shown first.
-        kept: where what is trained is kept, if the user did not say.
+        kept: the folder of the store, if the user did not choose one.
         deadline: when the search stops because of its time limit, on ``clock``.
         clock: returns the time in seconds.
     """
@@ -99,9 +99,9 @@ class Progress:
         if self._last is None:
             self._display.begin(view)
             if self._address is not None:
-                self._display.tell(f"Watch it at {self._address}")
+                self._display.write(f"Watch it at {self._address}")
             if self._kept is not None:
-                self._display.tell(f"What is trained is kept: hpstage status {shlex.quote(str(self._kept))}")
+                self._display.write(f"What is trained is kept: hpstage status {shlex.quote(str(self._kept))}")
         else:
             self._display.show(view)
         self._last = view
@@ -144,7 +144,7 @@ class Progress:
             pruned=session.states[TrialState.PRUNED],
             failed=session.states[TrialState.FAIL],
             paused=session.paused(record.paused),
-            not_begun=record.queued + max(0, (session.expected or 0) - len(session.trials)),
+            queued=record.queued + max(0, (session.expected or 0) - len(session.trials)),
             n_trials=session.expected,
             metric=record.started.metric[0] if one else None,
             best=best,

@@ -40,7 +40,7 @@ class Rendered:
     def _lines(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         width = options.max_width
         between = " - " if options.ascii_only else _BETWEEN
-        yield self._head(console, options)
+        yield self._header(console, options)
         for line in _packed(
             [_encodable(text, options) for text in (*items(self.view), times(self.view))], width, between
         ):
@@ -49,7 +49,7 @@ class Rendered:
             text.highlight_regex(r"\b[\d,]+ failed", "bold red")
             yield text
 
-    def _head(self, console: Console, options: ConsoleOptions) -> Text:
+    def _header(self, console: Console, options: ConsoleOptions) -> Text:
         """Return the name, the bar and the number of trials, as far as there is room."""
         view, width = self.view, options.max_width
         count = trials(view)
@@ -57,10 +57,10 @@ class Rendered:
         known = _encodable(name(view), options)
         if cell_len(known) > max(8, left // 2):
             known = set_cell_size(known, max(8, left // 2) - 1).rstrip() + ("~" if options.ascii_only else "…")
-        head = Text(known, "bold", end="")
+        header = Text(known, "bold", end="")
         columns = min(_BAR[1], left - cell_len(known) - 2)
         if view.n_trials and columns >= _BAR[0]:
-            head.append("  ")
+            header.append("  ")
             bar = ProgressBar(
                 view.n_trials,
                 min(view.finished, view.n_trials),
@@ -69,11 +69,11 @@ class Rendered:
                 finished_style="green",
             )
             for segment in console.render(bar, options.update(width=columns)):
-                head.append(segment.text.rstrip("\n"), segment.style)
-            head.append(" " * (cell_len(known) + 2 + columns - cell_len(head.plain)))
-        head.append(f"  {count}", "bold")
-        head.end = "\n"
-        return head
+                header.append(segment.text.rstrip("\n"), segment.style)
+            header.append(" " * (cell_len(known) + 2 + columns - cell_len(header.plain)))
+        header.append(f"  {count}", "bold")
+        header.end = "\n"
+        return header
 
 
 def _encodable(text: str, options: ConsoleOptions) -> str:

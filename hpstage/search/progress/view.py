@@ -16,9 +16,9 @@ class ProgressView:
     pruned: int
     failed: int
     paused: int = 0
-    """Trials that have a result, and of which nothing more is asked for now."""
-    not_begun: int = 0
-    """Trials that are still to be proposed, as far as their number is known, or whose first step is not trained yet."""
+    """Trials that have a result, and of which nothing more is requested now."""
+    queued: int = 0
+    """Trials whose first step is not trained yet, or that are still to be proposed, as far as their number is known."""
     n_trials: int | None
     """Total number of trials that will end, as far as known; ``None`` if no number was given."""
     metric: str | None
@@ -31,11 +31,11 @@ class ProgressView:
     stages_done: int
     """Nodes of the stage tree that were trained in this call and have no steps left to train."""
     stages_left: int
-    """Nodes with steps left to train, of those asked for now."""
+    """Nodes with steps left to train, of those requested now."""
     running: int
     workers: int
     merge_rate: float
-    """Steps asked for / distinct steps among them."""
+    """Requested steps / unique steps."""
     used_seconds: float
     """Worker seconds."""
     saved_seconds: float
@@ -54,8 +54,8 @@ class ProgressView:
 
     @property
     def active(self) -> int:
-        """Trials that are neither finished, paused nor still to begin, as far as their number is known."""
-        return max(0, (self.n_trials or 0) - self.finished - self.paused - self.not_begun)
+        """Trials that are neither finished, paused nor queued, as far as their number is known."""
+        return max(0, (self.n_trials or 0) - self.finished - self.paused - self.queued)
 
 
 def name(view: ProgressView) -> str:
@@ -75,7 +75,7 @@ def items(view: ProgressView) -> list[str]:
     if view.over:
         states.append(("open", view.open))
     else:
-        states += [("running", view.active), ("paused", view.paused), ("not begun", view.not_begun)]
+        states += [("running", view.active), ("paused", view.paused), ("queued", view.queued)]
     found = [", ".join(f"{count:,} {state}" for state, count in states if count) or "0 complete"]
     if view.metric is not None:
         at = "" if view.best_step is None else f" at step {view.best_step:,}"

@@ -191,7 +191,7 @@ def test_a_space_that_asks_its_trial_for_what_runs_have_is_told_of_swapped_argum
         return {"a": trial.suggest_float("a", 0.0, 1.0)}
 
     study = optuna.create_study()
-    with pytest.raises(UsageError, match=r"asked it for .attach, which a run has: are the arguments swapped\?"):
+    with pytest.raises(UsageError, match=r"used .attach, which only a run has: are the arguments swapped\?"):
         hpstage.optimize(study, space, train, metric="value", steps=2, n_trials=1, executor=hpstage.InlineExecutor())
     assert not study.trials
 

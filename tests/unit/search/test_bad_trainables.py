@@ -180,7 +180,7 @@ def test_a_metric_that_comes_to_be_missing_is_named_and_nothing_is_lost():
             return {"other": 1.0} if self.score else {"other": 0.0, "score": 0.0}
 
     journal = MemoryJournal()
-    with pytest.raises(UsageError, match="gives 'other', but metric='score' was asked for"):
+    with pytest.raises(UsageError, match="gives 'other', but metric='score' was requested"):
         search(Forgetful(), store=journal)
     assert search(Forgetful(), store=journal, metric="other").study.best_value == 1.0
 

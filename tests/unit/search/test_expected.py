@@ -9,7 +9,7 @@ import pytest
 
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
-from hpstage.search.expected import lines_at_a_time, steps_in_all
+from hpstage.search.expected import branches_at_a_time, steps_in_all
 from hpstage.search.request import Request
 
 STEPS, N_TRIALS = 81, 27
@@ -42,9 +42,9 @@ def expected(algorithm: Algorithm, **values: Any) -> float:
         audit="off",
         audit_budget=0.0,
     )
-    lines = lines_at_a_time(request)
-    assert lines is not None
-    return steps_in_all(request, lines)
+    branches = branches_at_a_time(request)
+    assert branches is not None
+    return steps_in_all(request, branches)
 
 
 def test_trials_that_an_algorithm_stops_are_expected_to_be_stopped() -> None:

@@ -367,7 +367,7 @@ def test_a_study_and_its_metrics_must_fit_each_other():
         run(two)
     with pytest.raises(UsageError, match=r"1 objective, but metric names 2"):
         run(create(), metric=["score", "hash"])
-    with pytest.raises(UsageError, match=r"'nothing' was asked for"):
+    with pytest.raises(UsageError, match=r"'nothing' was requested"):
         run(two, metric=["score", "nothing"])
 
 

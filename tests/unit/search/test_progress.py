@@ -76,8 +76,8 @@ class Views(Display):
     def begin(self, view: ProgressView) -> None:
         self.all.append(view)
 
-    def tell(self, text: str) -> None:
-        raise AssertionError("there is nothing to tell")
+    def write(self, text: str) -> None:
+        raise AssertionError("there is nothing to write")
 
     show = end = begin
 
@@ -334,9 +334,9 @@ def test_a_search_that_is_broken_off_names_its_open_trials():
     assert ", 0.0000 saved;" in line(broken)
 
 
-def test_trials_are_running_paused_or_not_begun_until_they_are_over():
-    begun = replace(VIEW, complete=0, pruned=0, failed=0, not_begun=8, paused=3)
-    assert line(begun).startswith("digits: 0/48 trials; 37 running, 3 paused, 8 not begun; best")
+def test_trials_are_running_paused_or_queued_until_they_are_over():
+    begun = replace(VIEW, complete=0, pruned=0, failed=0, queued=8, paused=3)
+    assert line(begun).startswith("digits: 0/48 trials; 37 running, 3 paused, 8 queued; best")
     assert line(replace(begun, over=True)).startswith("digits: 0/48 trials; 0 complete; best")
 
 
@@ -345,7 +345,7 @@ def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at
     stream = io.StringIO()
     display = LineDisplay(stream, clock=lambda: now)
     display.begin(VIEW)
-    display.tell("Watch it at http://näher")
+    display.write("Watch it at http://näher")
     for tick in range(1, 5 * 35):
         now = tick / 5
         display.show(VIEW)

@@ -42,8 +42,8 @@ class Views(Display):
     def begin(self, view: ProgressView) -> None:
         self.all.append(view)
 
-    def tell(self, text: str) -> None:
-        raise AssertionError("there is nothing to tell")
+    def write(self, text: str) -> None:
+        raise AssertionError("there is nothing to write")
 
     show = end = begin
 
@@ -195,26 +195,26 @@ def test_a_search_told_the_same_again_asks_for_the_same() -> None:
 # --- trials by what they wait for ---------------------------------------------------------------------------
 
 
-def test_paused_trials_and_those_that_have_not_begun_are_told_apart(monkeypatch):
+def test_paused_trials_and_queued_ones_are_reported_separately(monkeypatch):
     views = watched(monkeypatch, SuccessiveHalving(10), apart, 2, 0)
     first = views[0]
-    assert (first.paused, first.not_begun, first.running) == (0, 62, 2)
-    assert all(view.paused + view.not_begun + view.finished <= 64 for view in views)
+    assert (first.paused, first.queued, first.running) == (0, 62, 2)
+    assert all(view.paused + view.queued + view.finished <= 64 for view in views)
     early = [view for view in views if not view.finished]
-    assert [view.not_begun for view in early] == sorted((view.not_begun for view in early), reverse=True)
+    assert [view.queued for view in early] == sorted((view.queued for view in early), reverse=True)
     waiting = early[-1]  # nearly all have their first result, and wait for the others'
-    assert waiting.paused > 56 and waiting.not_begun == 0
+    assert waiting.paused > 56 and waiting.queued == 0
     assert f"{waiting.paused} paused" in hpstage.search.progress.line(waiting)
-    assert (views[-1].paused, views[-1].not_begun, views[-1].finished) == (0, 0, 64)
+    assert (views[-1].paused, views[-1].queued, views[-1].finished) == (0, 0, 64)
 
 
-def test_trials_still_to_be_proposed_have_not_begun(monkeypatch):
+def test_trials_still_to_be_proposed_are_queued(monkeypatch):
     views = watched(monkeypatch, ASHA(10, 3, window=4), apart, 2, 0)
-    assert views[0].not_begun >= 60
-    assert any(view.paused and view.not_begun for view in views)
-    assert "not begun" not in hpstage.search.progress.line(views[-1])
+    assert views[0].queued >= 60
+    assert any(view.paused and view.queued for view in views)
+    assert "queued" not in hpstage.search.progress.line(views[-1])
 
 
 def test_trials_whose_beginning_another_has_trained_have_begun(monkeypatch):
     views = watched(monkeypatch, FullTraining(), grid, 2, 0)
-    assert {view.not_begun for view in views if view.used_seconds > 40} == {0}
+    assert {view.queued for view in views if view.used_seconds > 40} == {0}
