@@ -77,7 +77,6 @@ LEFT = {
     "hpstage/plan": 1,
     "hpstage/report": 200,
     "hpstage/testing": 36,
-    "hpstage/torch": 3,
     "scripts": 175,
     "tests": 1906,
 }

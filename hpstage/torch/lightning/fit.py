@@ -15,7 +15,7 @@ from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
 from hpstage.torch.horizon import Horizon, limits
 from hpstage.torch.lightning.carried import checked_callbacks
 from hpstage.torch.lightning.data import Data, TrainingBatches
-from hpstage.torch.lightning.horizon import TRAINER, Asked, horizon_of, stated_by
+from hpstage.torch.lightning.horizon import TRAINER, WatchedTrainer, horizon_of, stated_by
 from hpstage.torch.lightning.progress import Progress
 from hpstage.torch.lightning.steering import Steering
 from hpstage.torch.lightning.trainable import OWN, LightningTrainable
@@ -49,7 +49,7 @@ class Session:
         self._progress: Progress | None = None
         self._steering: Steering | None = None
         self.ended = False
-        self.trainer: Any = Asked(
+        self.trainer: Any = WatchedTrainer(
             **({} if stated_by(subject.arguments) else {"max_epochs": -1}),
             **subject.arguments,
             callbacks=[_End(self), *subject.callbacks],

@@ -20,7 +20,7 @@ def stated_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in ("max_epochs", "max_steps") if name in arguments}
 
 
-class Asked(Trainer):  # type: ignore[misc]  # its base has no types
+class WatchedTrainer(Trainer):  # type: ignore[misc]  # its base has no types
     """A Trainer that notices code that reads its end, and refuses to answer if it has none: that would be infinity, or
     -1."""
 
