@@ -33,7 +33,7 @@ def takes(distribution: BaseDistribution, value: Any) -> bool:
 
 
 def within(distribution: BaseDistribution, value: Any) -> Any:
-    """Return the value that the distribution can take which is nearest to a number; of others, ``None``."""
+    """Return ``value`` if the distribution can take it, else the nearest of its numbers; ``None`` if it has none."""
     if takes(distribution, value):
         return value
     if isinstance(distribution, CategoricalDistribution) or isinstance(value, bool | str | None):
@@ -44,25 +44,25 @@ def within(distribution: BaseDistribution, value: Any) -> Any:
     return min(max(value, low), high) if step is None else min(low + steps * step, high)
 
 
-def parting(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: int) -> int:
+def branch_point(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: int) -> int:
     """Return the first step below ``steps`` at which any value differs, else ``steps``."""
     if a.keys() != b.keys():
         return 0
     for name, schedule in a.items():
-        steps = _parting(schedule, b[name], steps)
+        steps = _branch_point(schedule, b[name], steps)
     return steps
 
 
-def _parting_of(a: Described, b: Described, steps: int) -> int:
-    """Return the same of two trials; where a metric decides their schedules, the first step at which it can."""
+def _branch_point_of(a: Described, b: Described, steps: int) -> int:
+    """Return the branch point of two trials; where a metric decides their schedules, the first step at which it can."""
     for name, plateau in a.plateaus.items():
         other = b.plateaus.get(name, plateau)
         if other != plateau:
             steps = min(steps, plateau.first_drop, other.first_drop)
-    return parting(a.schedules, b.schedules, steps)
+    return branch_point(a.schedules, b.schedules, steps)
 
 
-def _parting(a: Schedule, b: Schedule, steps: int) -> int:
+def _branch_point(a: Schedule, b: Schedule, steps: int) -> int:
     ours, theirs = a.pieces(), b.pieces()
     step = i = j = 0
     while step < steps and i < len(ours) and j < len(theirs):
@@ -103,7 +103,7 @@ def begins(
             except Exception:
                 # The space may end or raise next to the proposal; then there is no neighbour to share with.
                 continue
-            first = min(first, _parting_of(known, moved, first))
+            first = min(first, _branch_point_of(known, moved, first))
         found[name] = first
     return found
 

@@ -275,7 +275,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _full(error: BaseException | None) -> str | None:
-    """Return what a database says of a full disk, in an error or its causes."""
+    """Return a database's message about a full disk, from an error or its causes."""
     while error is not None:
         if found := _FULL.search(str(error)):
             return found[0]

@@ -35,12 +35,12 @@ def storage_of(study: optuna.Study) -> BaseStorage:
 
 
 def use_storage(study: optuna.Study, storage: BaseStorage) -> None:
-    """Have the study, and all that is given it, go through this storage."""
+    """Replace the storage that the study uses."""
     study._storage = storage
 
 
 def id_of_study(study: optuna.Study) -> int:
-    """The study's in its storage."""
+    """Return the study's id in its storage."""
     return study._study_id
 
 
@@ -49,7 +49,7 @@ def has_study(storage: BaseStorage, study_id: int) -> bool:
 
 
 def id_of(trial: FrozenTrial | Trial) -> int:
-    """The trial's in its storage, which is not its number."""
+    """Return the trial's id in its storage, which is not its number."""
     return trial._trial_id
 
 
@@ -70,19 +70,19 @@ def set_constraints(storage: BaseStorage, trial_id: int, values: Mapping[str, fl
 
 
 def startup_trials(sampler: BaseSampler) -> int:
-    """How many trials the sampler proposes at random before it learns."""
+    """Return the number of trials that the sampler proposes at random before it learns."""
     return getattr(sampler, "_n_startup_trials", 0)
 
 
 def name_objectives(study: optuna.Study, names: Sequence[str]) -> None:
-    """As ``study.set_metric_names``, which warns that it is experimental; not if the user has named them."""
+    """Set the names of the objectives without a warning, unless the user has set them."""
     storage, id = study._storage, study._study_id
     if storage.get_study_system_attrs(id).get(_METRIC_NAMES) is None:
         storage.set_study_system_attr(id, _METRIC_NAMES, list(names))
 
 
 def is_stopped(study: optuna.Study) -> bool:
-    """Was ``study.stop()`` called since the study began to run?"""
+    """Whether ``study.stop()`` was called since the study began to run."""
     return study._stop_flag
 
 
@@ -91,7 +91,7 @@ def set_stopped(study: optuna.Study, stopped: bool) -> None:
 
 
 def is_running(study: optuna.Study) -> bool:
-    """Is this thread within ``study.optimize``, where ``study.stop()`` may be called?"""
+    """Whether this thread is within ``study.optimize``, where ``study.stop()`` may be called."""
     return study._thread_local.in_optimize_loop
 
 
@@ -135,7 +135,7 @@ class Drawn(optuna.trial.FixedTrial):
 
 
 def contains(distribution: BaseDistribution, internal: float) -> bool:
-    """Is this one of the distribution's values, as storages write them?"""
+    """Whether a value, as storages write it, is one of the distribution's."""
     return distribution._contains(internal)
 
 
@@ -143,17 +143,17 @@ def contains(distribution: BaseDistribution, internal: float) -> bool:
 
 
 def size_of(grid: GridSampler) -> int:
-    """How many points the grid has."""
+    """Return the number of points of the grid."""
     return len(grid._all_grids)
 
 
 def is_space_of(grid: GridSampler, search_space: Mapping[str, Any]) -> bool:
-    """Is it the grid's, as a trial notes it?"""
+    """Whether a search space, as stored with a trial, is the grid's."""
     return grid._same_search_space(search_space)
 
 
 def kernels_of(sampler: BaseSampler) -> dict[str, list[list[Any]]]:
-    """The kernel parameters with which a ``GPSampler`` begins to fit those of its next proposal."""
+    """Return the kernel parameters from which a ``GPSampler`` starts the fit for its next proposal."""
     kept = {name: value for name, value in vars(sampler).items() if "_cache" in name and value is not None}
     return {
         name: [
@@ -164,7 +164,7 @@ def kernels_of(sampler: BaseSampler) -> dict[str, list[list[Any]]]:
 
 
 def set_kernels(sampler: BaseSampler, kernels: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-    """Restore what :func:`kernels_of` has returned. Of a kernel, the sampler reads these three alone."""
+    """Restore what :func:`kernels_of` has returned. The sampler reads no other attributes of a kernel."""
     import torch
 
     for name, of_objectives in kernels.items():
@@ -176,12 +176,12 @@ def set_kernels(sampler: BaseSampler, kernels: Mapping[str, Sequence[Sequence[An
 
 
 def behind(storage: BaseStorage) -> BaseStorage | None:
-    """The database that a storage keeps a copy of what was read from, if it does."""
+    """Return the database behind a storage that caches one; else ``None``."""
     return storage._backend if isinstance(storage, _CachedStorage) else None
 
 
 def url_of_journal(storage: BaseStorage) -> object:
-    """Of a journal on Redis."""
+    """Return the URL of a journal on Redis; ``None`` for other storages."""
     return getattr(getattr(storage, "_backend", None), "_url", None)
 
 
@@ -214,8 +214,8 @@ def _is_torn(file: BinaryIO) -> bool:
 
 
 def drop_from_memory(storage: InMemoryStorage, trial_id: int, names: Sequence[str], steps: Sequence[int]) -> None:
-    """Remove user attributes and intermediate values of a trial. Whoever has the trial from before keeps it as it
-    was."""
+    """Remove user attributes and intermediate values of a trial. Copies of it that were read before stay as they
+    were."""
     with storage._lock:
         trial = copy.copy(storage._get_trial(trial_id))
         trial.user_attrs = {name: value for name, value in trial.user_attrs.items() if name not in names}
@@ -224,14 +224,14 @@ def drop_from_memory(storage: InMemoryStorage, trial_id: int, names: Sequence[st
 
 
 def tables_of_trials() -> tuple[Any, Any]:
-    """The tables of a database that hold the user attributes and the intermediate values of trials."""
+    """Return the database tables of the user attributes and the intermediate values of trials."""
     from optuna.storages._rdb.models import TrialIntermediateValueModel, TrialUserAttributeModel
 
     return TrialUserAttributeModel, TrialIntermediateValueModel
 
 
 def table_of_attributes() -> Any:
-    """The table of a database that holds what studies note for themselves."""
+    """Return the database table of the system attributes of studies."""
     from optuna.storages._rdb.models import StudySystemAttributeModel
 
     return StudySystemAttributeModel

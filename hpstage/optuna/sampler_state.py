@@ -83,7 +83,7 @@ class _Parts:
 
 
 def _glance(value: object) -> object:
-    """Return what is another if the value was replaced or has grown, or a small array changes."""
+    """Return a fingerprint that changes if the value is replaced or grows, or if a small array changes."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Iterator):

@@ -58,7 +58,7 @@ class _Cast(Trials):
         for (_, step), pruned in history.look_ups.pruned.items():
             self._decided.setdefault(step, []).append(pruned)
         totals = plan.totals
-        self._besides = 1.0 + (totals.load_seconds + totals.save_seconds) / (totals.train_seconds or math.inf)
+        self._overhead = 1.0 + (totals.load_seconds + totals.save_seconds) / (totals.train_seconds or math.inf)
 
     def path(self, index: int) -> list[Stretch]:
         """Return the stretches that a trial is trained on; none if it cannot be trained."""
@@ -69,7 +69,7 @@ class _Cast(Trials):
             planned = self._plan.trials.get(self._trials[index].id)
             ways = [] if planned is None else planned.path_to(planned.steps)
             found = [
-                Stretch(node.id, start, stop, self._plan.step_seconds(node) * self._besides)
+                Stretch(node.id, start, stop, self._plan.step_seconds(node) * self._overhead)
                 for node, start, stop in ways
             ]
         else:
@@ -80,7 +80,7 @@ class _Cast(Trials):
             ]
             end = theirs[-1].stop if theirs else 0
             if until < end:
-                found.append(Stretch(-1 - index, until, end, self._plan.totals.average_step_seconds * self._besides))
+                found.append(Stretch(-1 - index, until, end, self._plan.totals.average_step_seconds * self._overhead))
         self._paths[index] = found
         return found
 

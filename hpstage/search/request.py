@@ -106,7 +106,7 @@ class Request:
         )
 
     def remarks(self) -> Iterator[str]:
-        """Yield what the user probably did not mean."""
+        """Yield warnings about arguments that the user probably did not intend."""
         if getattr(self.trainable, "defaults", None) and not self.observed.defaults:
             yield (
                 "`defaults` of the trainable is no dict, or its own code reads it: it counts as code, and gives no "

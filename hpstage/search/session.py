@@ -303,7 +303,7 @@ class Session:
         self._perform(self._search.resized(workers))
 
     def _fill(self) -> None:
-        """Let an asynchronous algorithm ask for more while workers have nothing to do."""
+        """Let an asynchronous algorithm request more while workers are idle."""
         while self._wants_more and not self._stopping and not self._interruption.requested and self._more():
             idle, calls = self._driver.idle(), len(self.history.calls)
             if not idle:

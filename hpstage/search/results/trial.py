@@ -1,4 +1,4 @@
-"""TrainedTrial: a trial on a plan, and the states that are kept of it."""
+"""TrainedTrial: a trial on a plan, and its saved states."""
 
 from __future__ import annotations
 

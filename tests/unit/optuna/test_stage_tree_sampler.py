@@ -26,7 +26,7 @@ from hpstage import schedule as s
 from hpstage.errors import UsageError
 from hpstage.optuna import StageTreeSampler
 from hpstage.optuna.companions import Companions, Wish
-from hpstage.optuna.influence import begins, parting
+from hpstage.optuna.influence import begins, branch_point
 from hpstage.optuna.sampler_state import SamplerState
 from hpstage.testing.toys import Tape
 from tests.unit.searches import schedules
@@ -522,7 +522,7 @@ def test_schedules_part_at_the_first_step_at_which_a_value_differs(a: Any, b: An
     ours, theirs = dict(zip("xy", a, strict=True)), dict(zip("xy", b, strict=True))
     lines = [list(zip(*(schedule.values(steps) for schedule in each), strict=True)) for each in (a, b)]
     differing = [step for step, (x, y) in enumerate(zip(*lines, strict=True)) if x != y]
-    assert parting(ours, theirs, steps) == min(differing, default=steps)
+    assert branch_point(ours, theirs, steps) == min(differing, default=steps)
 
 
 DISTRIBUTIONS: list[BaseDistribution] = [
