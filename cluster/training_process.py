@@ -340,7 +340,7 @@ class _Training:
                 store,
                 live,
                 worker=self._worker,
-                tell=self._report_late,
+                on_report=self._report_late,
                 host=host,
                 untrained=untrained,
             )

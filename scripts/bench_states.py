@@ -121,7 +121,7 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     store = Store(folder)
     trained = Trained(megabytes, store)
     told: list[ChainReport] = []
-    bundle = Bundle(trained, store, LiveCache(), worker=WORKER, tell=told.append)
+    bundle = Bundle(trained, store, LiveCache(), worker=WORKER, on_report=told.append)
     stalls: list[float] = []
     saves: list[float] = []
     save_cpu: list[float] = []
@@ -189,7 +189,7 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     room = {name: torch.zeros_like(tensor) for name, tensor in trained.state.items()}
     for number in range(2 * (rounds + 1)):
         told = number % 2 == 0
-        bundle = Bundle(trained, store, LiveCache(), worker=WORKER, tell=lambda report: None)
+        bundle = Bundle(trained, store, LiveCache(), worker=WORKER, on_report=lambda report: None)
         nothing = replace(chain("a", KEPT_AT + 2), boundaries=tuple(without(chain("a", KEPT_AT + 2))))
         bundle.start(WORKER, nothing, Control())
         if told:

@@ -171,7 +171,7 @@ def stepped(subject: Images, sizes: Sizes) -> dict[str, Any]:
         train(0, 3)
         trainable.synchronize()
         begun = time.perf_counter() - begin
-        device_memory.count_anew()
+        device_memory.reset_peak()
         taken = []
         for number in range(sizes.rounds):
             begin = time.perf_counter()
@@ -196,7 +196,7 @@ def fused(device: torch.device, sizes: Sizes) -> dict[str, Any]:
         alone: list[list[torch.Tensor]] = []
         for width in sizes.widths:
             try:
-                device_memory.count_anew()
+                device_memory.reset_peak()
                 side = Side(subject, builder, width, sizes.batch, device)
                 side.train(3)
                 weights = side.weights()

@@ -34,8 +34,8 @@ class Bundle:
         trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single slot.
         worker: its name in reports.
         host: how other workers reach this one's host.
-        tell: gives reports that had to wait until a state was written, from a thread. With it states are written while
-            training goes on, if the store allows that; without it at once.
+        on_report: receives reports that had to wait until a state was written, in a thread. With it, states are
+            written while training continues, if the store allows that; without it, training waits for each.
         untrained: a fork of this process from before training, of use where there is a single slot.
     """
 
@@ -48,11 +48,11 @@ class Bundle:
         worker: WorkerId,
         clock: Callable[[], float] = time.time,
         host: str = "127.0.0.1",
-        tell: Callable[[ChainReport], object] | None = None,
+        on_report: Callable[[ChainReport], object] | None = None,
         untrained: UntrainedFork | None = None,
     ) -> None:
         self._fetcher = Fetcher(checkpoints, live)
-        writer = None if tell is None or not checkpoints.beside_training else Writer(tell)
+        writer = None if on_report is None or not checkpoints.beside_training else Writer(on_report)
         self._together = trainable.train_together if isinstance(trainable, Bundling) else None
         self._inputs = inputs_of(trainable)
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
@@ -75,7 +75,7 @@ class Bundle:
         self._slots = list(self._runners)
         self._running: dict[WorkerId, tuple[Chain, Running, Control]] = {}
         self._due: dict[WorkerId, Due] = {}
-        self._took: dict[WorkerId, Took] = {}  # by the last step, not yet told to its chains
+        self._took: dict[WorkerId, Took] = {}  # by the last step, not passed to its chains yet
 
     def __bool__(self) -> bool:
         """Whether any chain is running."""
@@ -101,8 +101,7 @@ class Bundle:
             control.pause()
 
     def go_on(self) -> ChainReport | Gathering | None:
-        """Train to the next report of any chain that was not told yet, or to where one waits for its gang, and return
-        it; ``None`` if told to pause."""
+        """Train until a chain reports, or waits for its gang, and return the report; ``None`` at a pause."""
         while True:
             for worker in [worker for worker in self._running if worker not in self._due]:
                 report = self._running[worker][1].send(self._took.pop(worker, None))

@@ -2,7 +2,7 @@
 
 Everything that this process has allocated there counts: the model and what a step needs, and data or models that
 happen to be there besides. On a CPU there is no such figure: the peak of the process's resident memory cannot be
-counted anew, so that it would be that of whatever the process had trained before.
+reset, so that it would be that of whatever the process had trained before.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 
 
-def count_anew() -> None:
-    """Let the peak be that of what is allocated now, and from now on."""
+def reset_peak() -> None:
+    """Reset the peak to what is allocated now."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
@@ -19,7 +19,7 @@ def count_anew() -> None:
 
 
 def peak_bytes() -> int | None:
-    """Return the most bytes that were allocated at one time since :func:`count_anew`, added up over devices; ``None``
+    """Return the most bytes that were allocated at one time since :func:`reset_peak`, added up over devices; ``None``
     if this process uses none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -30,11 +30,11 @@ def peak_bytes() -> int | None:
 class DeviceMemory:
     """The memory of the CUDA device that this process trains on."""
 
-    def count_anew(self) -> None:
+    def reset_peak(self) -> None:
         import torch
 
         torch.cuda.empty_cache()
-        count_anew()
+        reset_peak()
 
     def free_bytes(self) -> int:
         """Return what no process has taken, and what this one has."""
@@ -43,7 +43,7 @@ class DeviceMemory:
         return int(torch.cuda.mem_get_info()[0]) + int(torch.cuda.memory_reserved())
 
     def taken_bytes(self) -> int:
-        """Return the most that this process has taken from the device since :meth:`count_anew`, used or not."""
+        """Return the most that this process has taken from the device since :meth:`reset_peak`, used or not."""
         import torch
 
         return int(torch.cuda.max_memory_reserved())

@@ -1,4 +1,4 @@
-"""Fetching beside training: the states from which the next chains are expected to start are loaded meanwhile."""
+"""Prefetching: while a chain trains, the states from which the next ones are expected to start are loaded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Fetcher:
         """Return a state of the cache, after the wait for it if it is being loaded."""
         with self._changed:
             if key in self._missing:
-                self._missing.remove(key)  # who asks loads it at once
+                self._missing.remove(key)  # the caller loads it at once
             self._changed.wait_for(lambda: self._loading != key)
         return self._live.get(key)
 

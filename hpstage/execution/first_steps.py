@@ -55,7 +55,7 @@ class FirstSteps:
         self._optimizers: Callable[[], list[Any]] | None = None if bundled else getattr(trainable, "optimizers", None)
         self._left = _CHAINS
         self._noticed: list[Noticed] = []
-        self._told: set[object] = set()
+        self._known: set[object] = set()
         self._flight: Flight | None = None
         self._rates_are_zero = False
         self._weights: _Weights | None = None
@@ -79,13 +79,13 @@ class FirstSteps:
         if is_still_by_intent(hp):
             self._flight = None
         elif self._flight is flight and self._rates_are_zero and self._see_rates():
-            self._tell(RATES)  # none of them will ever be a number again, and training may end in the next step
+            self._notice(RATES)  # none of them will ever be a number again, and training may end in the next step
 
     def take(self, flight: Flight) -> tuple[Noticed, ...]:
         """Judge the steps before a boundary. Return what has been noticed since."""
         horizon = getattr(self._trainable, "horizon", None)
-        if horizon is not None and horizon not in self._told:
-            self._told.add(horizon)
+        if horizon is not None and horizon not in self._known:
+            self._known.add(horizon)
             self._noticed.append(Noticed(str(horizon), horizon.steps, horizon.sizes))
         if self._flight is flight and flight.step >= _LEAST:
             with self._looking():
@@ -129,11 +129,11 @@ class FirstSteps:
                     return
                 text = UNSTEPPED if now.versions == self._weights.versions else STEPPED
         self._flight = None
-        self._tell(text)
+        self._notice(text)
 
-    def _tell(self, text: str) -> None:
-        if text and text not in self._told:
-            self._told.add(text)
+    def _notice(self, text: str) -> None:
+        if text and text not in self._known:
+            self._known.add(text)
             self._noticed.append(Noticed(text))
 
 

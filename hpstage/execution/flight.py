@@ -47,8 +47,8 @@ class Gathering(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What a step took that was trained beside others: its share of the seconds, all of them, and those that it would
-    have taken alone."""
+    """Seconds of a step that was trained in turns with other chains' steps: its share, the sum of all shares, and what
+    a worker without other chains would take."""
 
     share: float
     whole: float
@@ -105,10 +105,10 @@ class Flight:
         self.recorder = Recorder(self.step)
         self.kept = self.step  # where a state was last kept, or training started
         self.announced = False  # whether the state at ``step`` was announced to be kept
-        self.parent = chain.source  # the last kept state on the path
+        self.parent = chain.source  # the last saved state on the path
         self.source: Literal["fresh", "continued", "live", "disk"] | None = None
         self.load_seconds = 0.0
-        self.train_seconds = 0.0  # and below, seconds that have passed, and that it would have taken alone
+        self.train_seconds = 0.0  # its share; below, of all chains together, and estimated without other chains
         self.whole_seconds = self.alone_seconds = 0.0
         self.peak_bytes: int | None = None  # of device memory, while the clock ran
         self.at_boundary = False
@@ -117,23 +117,23 @@ class Flight:
         self._kept_at = self._turned_at = time.perf_counter()  # time of ``kept``; start time of the current step
 
     def train(self, took: Took) -> None:
-        """Count a step that was trained beside others."""
+        """Count a step that was trained in turns with other chains' steps."""
         self.train_seconds += took.share
         self.whole_seconds += took.whole
         self.alone_seconds += took.alone
 
     @property
     def part(self) -> float:
-        """The part of the worker that it had since its last report; 1 if nothing was trained beside it."""
+        """The share of the worker's time that the chain had since its last report; 1 if it trained no other chain."""
         return self.train_seconds / self.whole_seconds if self.whole_seconds > self.train_seconds else 1.0
 
     @property
     def alone(self) -> float | None:
-        """The seconds of training of a worker that trains nothing beside it, if known."""
+        """The estimated seconds of training on a worker that trains no other chain, if known."""
         return self.alone_seconds if self.chain.step_times else None
 
     def has_reported(self) -> None:
-        """Begin to count anew."""
+        """Reset what is counted between two reports."""
         self.since, self.peak_bytes = self.step, None
         self.train_seconds = self.whole_seconds = self.alone_seconds = 0.0
         self.source, self.load_seconds = None, 0.0
@@ -175,7 +175,7 @@ class Flight:
         self.since = self.stage.start
 
     def start_clock(self) -> None:
-        device_memory.count_anew()
+        device_memory.reset_peak()
         self._began = time.perf_counter()
 
     def stop_clock(self) -> None:

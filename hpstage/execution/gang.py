@@ -17,11 +17,11 @@ from hpstage.plan.messages import Chain
 from hpstage.trainable import Elastic, Trainable
 
 GATHER_SECONDS = 120.0
-"""Seconds for which the workers of a gang wait for each other. Meanwhile the others load the chain's source."""
+"""Seconds for which the workers of a gang wait for each other: the others have to load the chain's source."""
 
 
 def gather(trainable: Trainable, chain: Chain, host: str, control: Control) -> Generator[Gathering, float | None, None]:
-    """Form the gang of a chain, if it has one, with the trainable at its source: the executor has to tell the others.
+    """Form the gang of a chain, if it has one, with the trainable at its source: the executor has to call the others.
 
     Raises:
         GangApart: they did not come, or the chain was stopped before they had.
@@ -34,8 +34,8 @@ def gather(trainable: Trainable, chain: Chain, host: str, control: Control) -> G
 
 
 def follow(trainable: Trainable, chain: Chain, address: str, rank: int) -> StateKey | None:
-    """Train a chain with the worker that leads it, with the trainable at its source; return the key of the kept state
-    that it has come to, if it is one.
+    """Train a chain with the worker that leads it, with the trainable at its source; return the key of the state that
+    it has reached, if that was saved.
 
     Raises:
         GangApart: the leader cannot be reached.
@@ -52,7 +52,7 @@ def dismiss(trainable: Trainable, chain: Chain, key: StateKey | None) -> None:
 
 
 def alone_seconds(trainable: Trainable, chain: Chain) -> float | None:
-    """Return the seconds that one worker would have taken for the steps since the last call, if there were several."""
+    """Estimate the seconds that the steps since the last call take on one worker; ``None`` if one has trained them."""
     return _elastic(trainable, chain).shared_seconds() if chain.gang else None
 
 

@@ -20,4 +20,4 @@ def die_with(parent: int) -> None:
         return
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("the process that started this one has ended meanwhile")
+        sys.exit("the process that started this one has ended")

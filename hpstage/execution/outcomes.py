@@ -1,4 +1,4 @@
-"""What an exception in a chain means: how training ends, how the chain does, and what the user is told."""
+"""The meaning of an exception in a chain: how training ends, how the chain ends, and the message to the user."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def failure_of(error: BaseException, within: str, values: Mapping[str, object]) 
     text = "".join(traceback.format_exception(type(error), error, frames))
     kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
     shown = traceback.TracebackException(type(error), error, None)
-    shown.__notes__ = None  # they tell of another process, and are part of the traceback
+    shown.__notes__ = None  # they are about another process, and part of the traceback
     summary = list(shown.format_exception_only())[-1].strip()
     if isinstance(error, StopTraining):
         summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"

@@ -1,7 +1,7 @@
 """Recording what the user's code logs and prints, while it runs and not longer.
 
 What is printed is still printed. The streams stay the objects that they are, since handlers of ``logging`` and the
-user's objects hold them: their ``write`` is replaced, by one that also tells the recorder.
+user's objects hold them: their ``write`` is replaced, by one that also calls the recorder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _streams: list[Any] = []  # those whose write is replaced: standard output, stan
 class Recording:
     """While it is entered, what the training thread prints goes to ``recorder`` too and, with ``logs``, what it logs.
 
-    Threads and processes that the user's code has started are not listened to: the driver's are not told from them.
+    Output of other threads and processes is not recorded: the driver's cannot be distinguished from the user's.
     """
 
     __slots__ = ("_before", "_logs", "_recorder")

@@ -50,7 +50,7 @@ class Reruns:
 
     Args:
         untrained: a fork of this process from before training, which this closes.
-        checkpoints: the store of kept states.
+        checkpoints: the checkpoint store.
         load: returns one of them, or one that is kept in memory only.
     """
 
@@ -284,8 +284,7 @@ _MEMORY = "MemoryError", "OutOfMemoryError", "allocate memory"
 
 
 def _error(problem: Problem | None) -> str:
-    """Return the last line of a traceback, unless it tells that memory has run out: that of the first training is in
-    use as well."""
+    """Return the last line of a traceback, unless memory has run out: that of the first training is in use as well."""
     if problem is None or problem.kind != "failed":
         return ""
     line = problem.text.splitlines()[-1]

@@ -173,7 +173,7 @@ def retrain(trainable: Trainable, checkpoints: CheckpointStore, segment: Segment
     """Train a segment again in this process, from its state or from nothing, up to the first difference."""
     began = time.perf_counter()
     if isinstance(trainable, Elastic) and trainable.virtual_nodes > 1:
-        segment = replace(segment, captured=True)  # its virtual nodes are told apart by what is surveyed
+        segment = replace(segment, captured=True)  # what is surveyed distinguishes its virtual nodes
     with ExitStack() as closing:
         if not segment.captured:
             closing.enter_context(unwatched())

@@ -25,7 +25,7 @@ class Course:
         for boundary in chain.boundaries:
             if not self._passes(boundary.node, boundary.step):
                 raise InternalError(
-                    f"{chain.id} has a boundary at step {boundary.step} of node {boundary.node}, beside it"
+                    f"{chain.id} has a boundary at step {boundary.step} of node {boundary.node}, not on its path"
                 )
             self.boundaries[boundary.step] = boundary
         if chain.end is not None:

@@ -68,17 +68,17 @@ class ChainRunner:
     Args:
         trainable: the trainable; it stays set up between chains, so that a chain that continues where the last one
             ended loads nothing.
-        checkpoints: the store of kept states.
+        checkpoints: the checkpoint store.
         live: states kept in memory.
         find_live: returns one of them, also if it is still being fetched.
         worker: name used in reports.
         clock: returns the time used in reports.
-        bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects what the step
-            took.
+        bundled: whether other runners train in this process, too: before each step it yields a :class:`Due`, and
+            expects what the step took.
         host: how other workers reach this one's host.
         inputs: records what training reads besides; those of ``trainable`` if not given.
-        writer: writes states while training goes on. Reports that have to wait for one are then told by it; without it
-            each state is written at once.
+        writer: writes states while training continues, and gives the reports that have to wait for one. Without it,
+            training waits for each state.
         untrained: a fork of this process from before training, in which the ends of some chains are trained again.
     """
 
@@ -118,7 +118,7 @@ class ChainRunner:
         self._logs = Logs(checkpoints)
 
     def run(self, chain: Chain, control: Control) -> Running:
-        """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause, and a
+        """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` at a pause, and a
         :class:`Gathering` when it waits for the others of its gang."""
         flight = Flight(chain, Saves(self._checkpoints, self._live, control, self._writer))
         try:
@@ -193,8 +193,8 @@ class ChainRunner:
     ) -> Generator[ChainReport | Due | None, Took | None, Literal["done", "stopped"]]:
         """Train from the chain's source; yield reports of boundaries, and return how the chain ended.
 
-        At each step: report the boundary there, compare training with what retrained it, obey what the driver has
-        ordered meanwhile, and train the step.
+        At each step: report the boundary there, compare training with what retrained it, obey the driver's latest
+        orders, and train the step.
         """
         course = flight.course
         values = Values(flight.stage)
@@ -231,7 +231,7 @@ class ChainRunner:
             values.move(flight.step)
             if self._bundled:
                 flight.stop_clock()
-                self._position.key = None  # it is trained before the chain goes on, which may then be closed
+                self._position.key = None  # it is trained before the chain resumes, which may then be closed
                 took = yield Due(flight.step, values)
                 assert took is not None, "it was trained"
                 flight.train(took)

@@ -1,7 +1,7 @@
-"""Saving beside training: a state is copied while training stands still, and written while it goes on.
+"""Asynchronous saving: training waits only while a state is copied, and continues while it is written.
 
 A report that follows from a state is given only once that is durable, and so is every later report of its chain:
-whoever hears of a state may fork it, or delete another one for it.
+the receiver may fork the state, or delete another one for it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Writer:
     """Writes the states of a process one after the other, in a thread that ends when there are none for a while.
 
     Args:
-        tell: gives a report that had to wait. Called in that thread, and never twice at a time.
+        on_report: receives a report that had to wait. Called in that thread, and never twice at a time.
     """
 
-    def __init__(self, tell: Callable[[ChainReport], object]) -> None:
-        self.tell = tell
+    def __init__(self, on_report: Callable[[ChainReport], object]) -> None:
+        self.on_report = on_report
         self.changed = threading.Condition()
         self._queue: deque[tuple[Saves, Save]] = deque()
         self._nbytes = 0
@@ -214,7 +214,7 @@ class Saves:
                 logger.debug("no memory could be made for the next state", exc_info=True)
 
     def deliver(self) -> None:
-        """Tell the reports that have waited long enough. Called in the writer's thread, with ``changed`` held."""
+        """Give the reports whose states are written. Called in the writer's thread, with ``changed`` held."""
         assert self._writer is not None
         while self._held and self.error is None:
             report, save = self._held[0]
@@ -223,7 +223,7 @@ class Saves:
             report = _completed(report, save)
             if len(self._held) == 1 and self._settling_since is not None and isinstance(report, BoundaryReached):
                 report = _waited_for(report, time.perf_counter() - self._settling_since)
-            self._writer.tell(report)
+            self._writer.on_report(report)
             self._held.popleft()  # only now: a report that finds nothing held is given at once
 
     def _await(self, enough: Callable[[], bool]) -> None:

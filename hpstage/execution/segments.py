@@ -30,7 +30,7 @@ def segment_of(
     path = [(node, max(begun, start), end) for node, begun, end in trial.path_to(stop) if end > start]
     states = [state for state in trial.states() if start < state.step <= stop]
     source = trial.node_at(start).state(start) if start else None
-    assert start == 0 or (source is not None and source.kept is not None), "training begins with a kept state"
+    assert start == 0 or (source is not None and source.kept is not None), "training begins with a saved state"
     return Segment(
         initial=trial.root.hyperparameters(0),
         stages=tuple(_stage(node, begun, end) for node, begun, end in path),

@@ -29,7 +29,7 @@ def sharers() -> int:
 class Memory(Protocol):
     """A device's memory, see :class:`~hpstage.execution.device_memory.DeviceMemory`."""
 
-    def count_anew(self) -> None: ...
+    def reset_peak(self) -> None: ...
     def free_bytes(self) -> int: ...
     def taken_bytes(self) -> int: ...
 
@@ -51,7 +51,7 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory
         if torch is None or not torch.cuda.is_available():
             return
         memory = DeviceMemory()
-    memory.count_anew()
+    memory.reset_peak()
     free = memory.free_bytes()
     fits = True
     try:
@@ -59,7 +59,7 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory
     except UsageError:
         raise  # a misuse that training cannot fix
     except Exception as error:
-        fits = type(error).__name__ != "OutOfMemoryError"  # of anything else training will tell
+        fits = type(error).__name__ != "OutOfMemoryError"  # training will report any other error
         logger.debug("the step by which memory is tried out has failed", exc_info=True)
     taken = memory.taken_bytes()
     if fits and workers * taken <= free:

@@ -117,7 +117,7 @@ class SimulatedExecutor(Executor):
         """Let a worker die ``after`` seconds from now, with the chains it runs."""
         self.cluster.kill(worker, after)
 
-    # --- what the cluster tells ---------------------------------------------------------------------------
+    # --- calls of the cluster -----------------------------------------------------------------------------
 
     def trains_on(self, slots: Iterable[WorkerId]) -> bool:
         return any(slot in self._on for slot in slots)
@@ -288,19 +288,19 @@ class SimulatedExecutor(Executor):
         self.cluster.at(max(0.0, seconds), arrive)
 
     def _share(self, host: WorkerId) -> None:
-        """Let the chains of a worker go on at the pace of as many as there are now."""
+        """Let the chains of a worker continue at the pace for their present number."""
         if self.slots == 1:
             return
         on = [self._on[slot] for slot in names_of(host, self.slots) if slot in self._on]
-        beside = [flight for flight in on if host_of(flight.worker) == host]
-        for flight in beside:
-            if flight.beside == len(beside):
+        sharing = [flight for flight in on if host_of(flight.worker) == host]
+        for flight in sharing:
+            if flight.sharing == len(sharing):
                 continue
             place, left_over = flight.progress(self.clock())
             training = left_over > 0 and place < min(flight.course.boundaries)  # not loading, evaluating or saving
             flight.count(place, left_over if training else 0.0)
-            slower = self._step_times.slowness(len(beside)) / self._step_times.slowness(flight.beside)
-            flight.beside, flight.speed = len(beside), flight.speed / slower
+            slower = self._step_times.slowness(len(sharing)) / self._step_times.slowness(flight.sharing)
+            flight.sharing, flight.speed = len(sharing), flight.speed / slower
             left_over *= slower if training else 1.0
             flight.place, flight.since = place, self.clock() - left_over
             self._aim(flight, extra=-left_over)
@@ -308,7 +308,7 @@ class SimulatedExecutor(Executor):
     def _verify(self, flight: SimulatedChain, after: float) -> None:
         """If a fork is to be verified on the stage ahead, report it after a step, as workers do."""
         if flight.place == flight.course.stages[-1].stop:
-            return  # a kept state is only evaluated
+            return  # a saved state is only evaluated
         stage = flight.course.stage_at(flight.place + 1)
         if not stage.verify or stage.node in flight.verified:
             return

@@ -30,12 +30,12 @@ class SimulatedChain:
     load: float
     source: Literal["fresh", "continued", "live", "disk"] | None
     speed: float = 1.0  # how many times as fast as one worker its workers train, or as its own trains it alone
-    beside: int = 1  # how many chains its worker trains, itself included
+    sharing: int = 1  # how many chains its worker trains, itself included
     alone: float = 0.0  # seconds trained since its last report, for a worker alone; below, its share of what passed
     share: float = 0.0
     passed: float = 0.0
     own: int | None = None  # a boundary ahead that the chain has set itself
-    halt: int | None = None  # step at which it has been asked to stop
+    halt: int | None = None  # step at which the driver wants it to stop
     keep: bool = False  # whether to keep its state there
     verified: set[NodeId] = field(default_factory=set)  # where a fork was verified
     version: int = 0
@@ -143,5 +143,5 @@ class SimulatedChain:
         alone = (self.seconds_between(self.counted_from, place) + left_over) * self.speed
         passed = (alone - self.alone) / self.speed
         self.alone = alone
-        self.share += passed / self.beside
+        self.share += passed / self.sharing
         self.passed += passed

@@ -26,7 +26,7 @@ class Disruptions:
         slow: the share of workers whose steps take ``slowdown`` times as long.
         lifetime_seconds: how long a worker is there on average before it is taken away, as spot instances are; the
             times are distributed exponentially. Without it, none is.
-        notice_seconds: how long before that it is told. It then keeps the states of what it trains and leaves.
+        notice_seconds: how long before that it gets a notice. It then saves the states of what it trains and leaves.
         replace_seconds: until another takes its place, which a fixed number of workers has from then on.
         seed: of all that is drawn.
     """
@@ -112,10 +112,10 @@ class SimulatedCluster:
         self._woken = False
         self._numbers = count()
         self._fates: dict[WorkerId, Fate] = {}
-        self._leaving: set[WorkerId] = set()  # those that are told to leave, and still train
+        self._leaving: set[WorkerId] = set()  # those that have a notice, and still train
         self._expected: set[WorkerId] = set()  # those that are to join
-        self._paid = 0.0
-        self._paid_since: dict[WorkerId, float] = {}  # by each worker that is present or was asked for
+        self._allocated = 0.0
+        self._allocated_since: dict[WorkerId, float] = {}  # by each worker that is present or requested
         self._scaler = None if scaling is None else Scaler(scaling, self)
         for _ in range(workers):
             self.join(0.0)
@@ -154,14 +154,14 @@ class SimulatedCluster:
         """Let time pass until something is reported to any executor: not at all with a ``timeout`` of zero."""
         if self._scaler is not None:
             self._scaler.look()
-        while self._agenda and (self._agenda[0][0] <= self.now or (timeout != 0.0 and not self._told())):
+        while self._agenda and (self._agenda[0][0] <= self.now or (timeout != 0.0 and not self._has_reports())):
             self.now, _, act = heapq.heappop(self._agenda)
             act()
-        if timeout and not self._told():
+        if timeout and not self._has_reports():
             self.now += timeout  # nothing is to happen, and the caller only waits for time to pass
         self._woken = False
 
-    def _told(self) -> bool:
+    def _has_reports(self) -> bool:
         return self._woken or any(member.inbox for member in self._members)
 
     def _report(self, *reports: Report) -> None:
@@ -176,8 +176,8 @@ class SimulatedCluster:
         worker = WorkerId(f"sim-{number}")
         self._fates[worker] = Fate() if self._disruptions is None else self._disruptions.of(number)
         self._expected.add(worker)
-        self._paid_since[worker] = self.now
-        self.most = max(self.most, len(self._paid_since))
+        self._allocated_since[worker] = self.now
+        self.most = max(self.most, len(self._allocated_since))
         self.at(after, lambda: self._come(worker))
         return worker
 
@@ -196,7 +196,7 @@ class SimulatedCluster:
             self.at(lifetime, lambda: self._die(worker))
 
     def _notify(self, worker: WorkerId) -> None:
-        """Tell a worker that it will be taken away."""
+        """Give a worker the notice that it will be taken away."""
         slots = names_of(worker, self.slots)
         if worker not in self.live:
             return
@@ -245,7 +245,7 @@ class SimulatedCluster:
         self._replace()
 
     def _remove(self, worker: WorkerId) -> None:
-        self._paid += self.now - self._paid_since.pop(worker)
+        self._allocated += self.now - self._allocated_since.pop(worker)
         self._expected.discard(worker)
         self._leaving.discard(worker)
         for slot in names_of(worker, self.slots):
@@ -276,11 +276,11 @@ class SimulatedCluster:
             self._scaler.follow(demand)
 
     @property
-    def asked_for(self) -> Sequence[WorkerId]:
-        """The workers that are present or asked for, in the order in which they were."""
-        return list(self._paid_since)
+    def requested(self) -> Sequence[WorkerId]:
+        """The workers that are present or requested, in the order of the requests."""
+        return list(self._allocated_since)
 
     @property
     def paid_seconds(self) -> float:
-        """The seconds of all workers, from when each was asked for until it left, or now."""
-        return self._paid + sum(self.now - since for since in self._paid_since.values())
+        """The seconds of all workers, from the request for each until it left, or now."""
+        return self._allocated + sum(self.now - since for since in self._allocated_since.values())

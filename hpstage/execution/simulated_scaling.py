@@ -15,7 +15,7 @@ class Fleet(Protocol):
     now: float
 
     @property
-    def asked_for(self) -> Sequence[WorkerId]: ...
+    def requested(self) -> Sequence[WorkerId]: ...
 
     def join(self, after: float) -> WorkerId: ...
 
@@ -34,7 +34,7 @@ class Scaling:
 
     Attributes:
         minimum, maximum: limits of the number of workers.
-        start_seconds: time from when a worker is asked for until it joins.
+        start_seconds: time from the request for a worker until it joins.
         interval: seconds between two looks at the demand.
     """
 
@@ -45,7 +45,7 @@ class Scaling:
 
 
 class Scaler:
-    """Asks for workers, and lets those leave that are not needed."""
+    """Requests workers, and removes those that are not needed."""
 
     def __init__(self, scaling: Scaling, fleet: Fleet) -> None:
         self.scaling = scaling
@@ -57,7 +57,7 @@ class Scaler:
         self._demands.append(demand)
 
     def look(self) -> None:
-        """Compare the workers with the demand, now and again as long as anything is going on."""
+        """Compare the workers with the demand, now and periodically as long as anything runs."""
         if self._looking or not self._demands:
             return
         self._compare(sum(demand(self._fleet.now, self.scaling.start_seconds) for demand in self._demands))
@@ -69,11 +69,11 @@ class Scaler:
 
     def _compare(self, demand: int) -> None:
         wanted = min(self.scaling.maximum, max(self.scaling.minimum, demand))
-        asked_for = self._fleet.asked_for
-        surplus = len(asked_for) - wanted
+        requested = self._fleet.requested
+        surplus = len(requested) - wanted
         for _ in range(-surplus):
             self._fleet.join(self.scaling.start_seconds)
         if surplus > 0:
-            starting = [worker for worker in asked_for if not self._fleet.is_present(worker)]
+            starting = [worker for worker in requested if not self._fleet.is_present(worker)]
             for worker in [*reversed(starting), *self._fleet.idle_workers()][:surplus]:
                 self._fleet.leave(worker)

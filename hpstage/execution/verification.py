@@ -37,7 +37,7 @@ _STEPS, _SLOW = 2, 10.0
 _BRIEF = 2.0
 """Seconds for which training waits: for steps that take no time, to learn at once that something is wrong."""
 _PATIENCE, _TIMES = 60.0, 2.0
-"""Seconds after which a fork that has not answered hangs, and how many times as long as it had beside training."""
+"""Seconds without an answer after which a fork counts as hanging, and the factor of the time it has had already."""
 
 
 class Outcome(msgspec.Struct):
@@ -62,8 +62,8 @@ _decode = msgspec.msgpack.Decoder(Outcome).decode
 class ForkVerification:
     """Follows training, and has some of its steps repeated once; must be notified of each trained step.
 
-    They are repeated in a fork of this process, so that what is verified is not touched, while training goes on. Where
-    there can be no such fork, they are repeated here, and what was there is put back.
+    They are repeated in a fork of this process, which touches nothing of it, while training continues. Where there can
+    be no such fork, they are repeated here, and the state is restored.
 
     Args:
         trainable: the trainable, at step ``begun``.
@@ -99,7 +99,7 @@ class ForkVerification:
         self.steps = 0
         self.outcome = Outcome(over=False)
         self._comparing: Fork | None = None
-        self._told = begun - 1
+        self._notified = begun - 1
         self._changed: frozenset[str] = frozenset()
         self._state: object = None
         self._at_fork: dict[str, str] = {}
@@ -121,9 +121,9 @@ class ForkVerification:
         Raises:
             StateError: a state cannot be captured.
         """
-        if step <= self._told or step + 1 < self.fork or self.over or self._comparing is not None:
+        if step <= self._notified or step + 1 < self.fork or self.over or self._comparing is not None:
             return
-        self._told = step
+        self._notified = step
         began = time.perf_counter()
         if step + 1 == self.fork:
             self._take()
@@ -164,7 +164,7 @@ class ForkVerification:
         """Wait for the fork that compares, if there is one, and take over what it has found.
 
         Args:
-            step: how far training has come meanwhile.
+            step: how far training has come.
         """
         fork, began = self._comparing, time.perf_counter()
         if fork is None:
@@ -182,13 +182,13 @@ class ForkVerification:
         self.seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """End what is under way."""
+        """End the comparison that is running."""
         if self._comparing is not None:
             self._comparing.close(kill=True)
             self._comparing = None
 
     @property
-    def told(self) -> str | None:
+    def difference(self) -> str | None:
         """The result with its remedy; ``None`` if the fork is exact."""
         found = self.outcome
         return _explained(found, self) if found.differences else found.refusal
@@ -263,14 +263,14 @@ class ForkVerification:
             self._load()
             loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         except Exception as error:
-            return Outcome(refusal=_refusal("the kept state cannot be loaded", error))
+            return Outcome(refusal=_refusal("the saved state cannot be loaded", error))
         try:
             for step, hp, report in self._trained:
                 self._train(step, hp, report)
         except Exception as error:
             return Outcome(
                 refusal=_refusal(
-                    f"step {step}, which was trained before, cannot be trained once more from a kept state, as it "
+                    f"step {step}, which was trained before, cannot be trained once more from a saved state, as it "
                     f"would be if a worker were lost",
                     error,
                 )
@@ -283,7 +283,7 @@ class ForkVerification:
             from_the_start=loaded,
         )
         different = find(answered=self.answered)
-        if not different and (unset := find()) and not _measures_alike(self._trainable, metrics):
+        if not different and (unset := find()) and not _measures_equally(self._trainable, metrics):
             different = unset
         found = Outcome(differences=_causes(different))
         if different and different[0][0] == _STATE and pickles:
@@ -311,7 +311,7 @@ class ForkVerification:
 
 
 def _refusal(what: str, error: Exception) -> str:
-    """Describe an error where there should be none; hpstage's own is told as it is."""
+    """Describe an error where there should be none; hpstage's own keeps its text."""
     if isinstance(error, StateError):
         return str(error)
     return (
@@ -330,7 +330,7 @@ def _metrics(trainable: Trainable) -> dict[str, str]:
         return {}
 
 
-def _measures_alike(trainable: Trainable, expected: Mapping[str, str]) -> bool:
+def _measures_equally(trainable: Trainable, expected: Mapping[str, str]) -> bool:
     """Whether the metrics are as expected, except those that are never the same, such as durations."""
     metrics, again = _metrics(trainable), _metrics(trainable)
     return all(metrics.get(name) == value or metrics.get(name) != again.get(name) for name, value in expected.items())
@@ -344,8 +344,8 @@ def _but_locals(portrait: dict[str, str]) -> dict[str, str]:
 def portrait_of(trainable: Trainable) -> dict[str, str]:
     """Return everything by which two runs of a trainable are compared: its state, and what else it reports."""
     portrait: Callable[[], dict[str, str]] | None = getattr(trainable, "portrait", None)
-    told = {} if portrait is None else portrait()
-    return {**told, _STATE: digest(trainable.state_dict())}
+    reported = {} if portrait is None else portrait()
+    return {**reported, _STATE: digest(trainable.state_dict())}
 
 
 def _causes(differences: list[Difference]) -> list[Difference]:
@@ -357,7 +357,7 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     steps = verification.steps
     if found.pickle is not None:
         return (
-            f"{found.pickle} is pickled, and its bytes after {count_of(steps, 'more step')} from a kept state are not "
+            f"{found.pickle} is pickled, and its bytes after {count_of(steps, 'more step')} from a saved state are not "
             f"those of training straight through, though all else that training can reach is the same: {REMEDY}"
         )
     (first, straight, forked), *others = found.differences
@@ -377,12 +377,12 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     if found.by_measuring:
         return (
             f"measuring changes training: {path} is {straight} after {count_of(steps, 'step')}, and {forked} where one "
-            f"asks for a report and did not before, or does not and did. What is done only where run.wants_report is "
+            f"requests a report and did not before, or does not and did. What is done only where run.wants_report is "
             f"true must leave all as it was: call model.eval() before it and model.train() after it; what is noted "
             f"there and training does not depend on is named in `stateless`"
         )
     return (
-        f"training continues differently from a kept state than straight through: after {count_of(steps, 'more step')} "
+        f"training from a saved state differs from training straight through: after {count_of(steps, 'more step')} "
         f"{path} is {forked} from the state and {straight} straight through{also}. Something that training changes is "
         f"in no state: {remedy}, or make it a function of the step{unless}. Or a step depends on what is never the "
         f"same, such as the time or the system's random numbers"

@@ -105,7 +105,7 @@ class Verifier:
             steps=verification.steps,
             seconds=verification.seconds,
             at=clock(),
-            difference=verification.told,
+            difference=verification.difference,
             remark=STILL if verification.still and not is_still_by_intent(values) else "",
         )
         return verified, moved
@@ -137,6 +137,6 @@ class Verifier:
         flight.step = step  # the step that has failed, not one after it
         raise StateError(
             f"training has ended in step {step}, where a report was wanted, and does not where none is: the step would "
-            f"depend on when the algorithm asks for metrics. Decide by what every step computes, such as the loss, or "
+            f"depend on when the algorithm requests metrics. Decide by what every step computes, such as the loss, or "
             f"measure in the same steps whatever run.wants_report says"
         )

@@ -154,7 +154,7 @@ def test_a_number_that_is_read_while_a_function_is_traced_is_found(tmp_path: Pat
     def space(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": s.piecewise({0: 0.1, 6: trial.suggest_categorical("late", [0.01, 0.02])}), "noise": 0.1}
 
-    with pytest.raises(StateError, match="continues differently"):
+    with pytest.raises(StateError, match="differs from training straight"):
         hpstage.optimize(
             study, Traced(), space, metric="accuracy", steps=12, executor=hpstage.InlineExecutor(), store=tmp_path
         )

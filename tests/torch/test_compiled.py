@@ -71,7 +71,7 @@ def check(make: Callable[[], Small]) -> None:
             trainable.evaluate()
     verification.collect(STEPS)
     assert verification.over
-    assert verification.told is None
+    assert verification.difference is None
     assert outcome(trainable) == expected
 
     trainable.setup(hp_at(0))

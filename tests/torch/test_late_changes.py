@@ -292,5 +292,5 @@ class Once(Temporary):
 
 
 def test_a_step_that_cannot_be_trained_once_more_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"cannot be trained once more from a kept state.*FileExistsError"):
+    with pytest.raises(StateError, match=r"cannot be trained once more from a saved state.*FileExistsError"):
         search(Once(tmp_path))

@@ -156,7 +156,7 @@ def test_an_optimizer_goes_on_exactly(kind: type[torch.optim.Optimizer], argumen
             state = reread(trainable.state_dict())
     verification.collect(STEPS)
     assert verification.over
-    assert verification.told is None
+    assert verification.difference is None
     assert outcome(trainable) == expected
 
     other: Any = as_trainable(Trained(kind, arguments, form))

@@ -303,7 +303,7 @@ class Forgetful:
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
 def test_a_state_that_cannot_be_loaded_is_refused_however_short_trials_are(steps: int) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    with pytest.raises(StateError, match=r"the kept state cannot be loaded: KeyError: 'weight'"):
+    with pytest.raises(StateError, match=r"the saved state cannot be loaded: KeyError: 'weight'"):
         hpstage.optimize(
             study,
             Forgetful(),

@@ -23,8 +23,8 @@ class Played:
         self, trainable: Trainable, store: CheckpointStore, *, beside: bool, live: LiveCache | None = None
     ) -> None:
         self.reports: SimpleQueue[ChainReport] = SimpleQueue()
-        tell = self.reports.put if beside else None
-        self.bundle = Bundle(trainable, store, LiveCache() if live is None else live, worker=WORKER, tell=tell)
+        given = self.reports.put if beside else None
+        self.bundle = Bundle(trainable, store, LiveCache() if live is None else live, worker=WORKER, on_report=given)
         self.control = Control()
 
     def run(self, chain: Chain) -> list[ChainReport]:
@@ -48,10 +48,15 @@ class BesideExecutor(InlineExecutor):
     """An InlineExecutor that writes states while it trains."""
 
     def use(self, checkpoints: CheckpointStore) -> None:
-        self._told: SimpleQueue[Report] = SimpleQueue()
+        self._late: SimpleQueue[Report] = SimpleQueue()
         assert self._trainable is not None
         self._bundle = Bundle(
-            self._trainable, checkpoints, LiveCache(), worker=WorkerId("inline"), clock=self.clock, tell=self._told.put
+            self._trainable,
+            checkpoints,
+            LiveCache(),
+            worker=WorkerId("inline"),
+            clock=self.clock,
+            on_report=self._late.put,
         )
 
     def wait(self, timeout: float | None) -> list[Report]:
@@ -62,7 +67,7 @@ class BesideExecutor(InlineExecutor):
         return [*self._take(), *reports]  # what was told meanwhile of the same chain comes before its report
 
     def _take(self) -> list[Report]:
-        return [self._told.get() for _ in range(self._told.qsize())]
+        return [self._late.get() for _ in range(self._late.qsize())]
 
 
 def files_of(folder: Path) -> list[str]:

@@ -131,7 +131,7 @@ KILLED = """
         if isinstance(report, BoundaryReached):
             print(report.reached.step, report.reached.kept.digest, flush=True)
 
-    bundle = Bundle(Sums({9: trained_on.set}), Dying(folder, "w"), LiveCache(), worker=WORKER, tell=tell)
+    bundle = Bundle(Sums({9: trained_on.set}), Dying(folder, "w"), LiveCache(), worker=WORKER, on_report=tell)
     bundle.start(WORKER, chain("c", 12, 3, 6, 8), Control())
     while bundle:
         tell(bundle.go_on())

@@ -20,7 +20,7 @@ class Device:
     def __init__(self, step: int) -> None:
         self.step, self.counted = step, 0
 
-    def count_anew(self) -> None:
+    def reset_peak(self) -> None:
         self.counted += 1
 
     def free_bytes(self) -> int:
