@@ -5,7 +5,7 @@ journal, on condition that it holds no records unknown here: a driver that wants
 wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A process that dies in
 between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing takes a tenth of a second on an
 object store, so a few threads do it, a batch at a time. The plan is checked again before each batch, since an evicted
-state may be trained and saved again. Checkpoints that a running chain will save are not removed meanwhile, and this
+state may be trained and saved again. Checkpoints that a running chain will save are not removed while it runs, and this
 driver's own chains wait for removals on their path. One race is accepted: another driver may train and save a state
 while it is being removed. The state is then missing when it is next loaded, and is trained once more.
 """
@@ -33,7 +33,7 @@ _DOWN_TO = 0.9
 # Number of checkpoints removed at once, and of threads.
 _BATCH = 16
 _THREADS = 4
-# Number of facts between a decision that could not keep the budget and the next, at least the number of kept states,
+# Number of facts between a decision that could not keep the budget and the next, at least the number of checkpoints,
 # and the share by which their bytes may grow until then.
 _PATIENCE = 16
 _GROWTH = 0.05

@@ -1,6 +1,6 @@
 """Decides which checkpoints to evict when they exceed their budget of bytes. Pure: values in, a decision out.
 
-Kept states form a forest: a state's parent is the nearest kept ancestor on its line, from which it would be retrained.
+Saved states form a forest: a state's parent is its nearest saved ancestor, from which it would be retrained.
 A *needed* checkpoint is never evicted. Of the others, the one is evicted whose loss costs the fewest seconds per byte
 freed (counting only bytes that must be freed: the excess of a large checkpoint counts for nothing). The cost depends
 on the checkpoints evicted before it:
@@ -9,7 +9,7 @@ on the checkpoints evicted before it:
 - Each evicted checkpoint below it would have to repeat its training, too.
 
 So the seconds lost are the sum, over all evicted checkpoints, of the seconds from the nearest kept ancestor to each: as
-if each were asked for once more, alone. Which of them will be is unknown; those known to be wanted are needed.
+if each were requested once more, without the others. Which will be is unknown; those known to be wanted are needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpstage.plan.facts import StateKey
 
 
 class KeptState(msgspec.Struct, frozen=True):
-    """A kept state, as input to the decision; :func:`hpstage.checkpoints.needed.kept_states` returns a plan's."""
+    """A saved state, as input to the decision; :func:`hpstage.checkpoints.needed.kept_states` returns a plan's."""
 
     key: StateKey
     parent: StateKey | None
@@ -129,7 +129,7 @@ class _Forest:
         self.states = states
         index = {state.key: number for number, state in enumerate(states)}
         if len(index) != len(states):
-            raise InternalError("a kept state was given twice to be decided on")
+            raise InternalError("a saved state was given twice to be decided on")
         self.parents: list[int | None] = []
         children: list[list[int]] = [[] for _ in states]
         order: list[int] = []  # parents before their children
@@ -148,4 +148,4 @@ class _Forest:
             self.depths[number] = states[number].seconds + (0.0 if parent is None else self.depths[parent])
             order.extend(children[number])
         if len(order) != len(states):
-            raise InternalError("kept states are ancestors of themselves")
+            raise InternalError("saved states are ancestors of themselves")

@@ -135,7 +135,7 @@ class FolderCheckpoints(FormattedCheckpoints):
         return {StateKey(name): size for sizes in found for name, size in sizes.items() if is_key(name)}
 
     def delete_log(self, key: StateKey) -> None:
-        with self._explained(key, "delete the log beside"):
+        with self._explained(key, "delete the log of"):
             (self.path / log_path(key)).unlink(missing_ok=True)
 
     def _write_file(self, path: str, content: bytes) -> None:
@@ -311,7 +311,7 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 def _file_sizes(folder: str) -> dict[str, int]:
-    """Return the bytes of each file in a folder, except files removed meanwhile."""
+    """Return the bytes of each file in a folder, except files that another process removes."""
     sizes: dict[str, int] = {}
     for entry in _entries(folder):
         with suppress(FileNotFoundError):

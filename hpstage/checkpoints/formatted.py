@@ -116,14 +116,14 @@ class FormattedCheckpoints(CheckpointStore):
     def save_log(self, key: StateKey, log: StageLog) -> None:
         path, content = log_path(key), stage_log.encode(log, key, self.workload)
         self.prove()
-        with self._explained(key, "write the log beside"):
+        with self._explained(key, "write the log of"):
             self._write_file(path, content)
 
     def load_log(self, key: StateKey) -> StageLog:
         path = log_path(key)
 
         def read() -> bytes:
-            with self._explained(key, "read the log beside"):
+            with self._explained(key, "read the log of"):
                 try:
                     return self._read_file(path)
                 except FileNotFoundError:

@@ -146,7 +146,7 @@ class LiveCache:
                 host.nbytes += size
 
     def get(self, key: StateKey) -> object | None:
-        """Return the kept state itself, or ``None``. It must not be modified: copy what you load from it."""
+        """Return the cached state itself, or ``None``. It must not be modified: copy what you load from it."""
         with self._lock:
             held = self._find(key)
         if held is None:
@@ -157,7 +157,7 @@ class LiveCache:
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of all kept states, and of what was prepared for the next one."""
+        """Total bytes of all cached states, and of the memory prepared for the next one."""
         with self._lock:
             return self._host.nbytes + self._device.nbytes
 
@@ -175,7 +175,7 @@ class LiveCache:
         return self._device if self._mover.is_on_device(flat) else self._host
 
     def _find(self, key: StateKey) -> _Held | None:
-        """Return a kept state, and mark it as used."""
+        """Return a cached state, and mark it as used."""
         for tier in (self._device, self._host):
             if key in tier:
                 tier.move_to_end(key)

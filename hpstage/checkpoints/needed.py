@@ -1,10 +1,10 @@
-"""The kept states of a search plan, as input to retention. Pure.
+"""The saved states of a search plan, as input to retention. Pure.
 
 A state is *needed*, and its checkpoint must be kept, if
 
-- it is the nearest kept one at or before a state that a driver waits for: training will start from there;
-- it is the nearest kept one at or before the farthest state asked of an open trial that may be continued: not of one
-  that has its last result, or has failed, and waits for trials of lower numbers to end;
+-- it is the nearest saved one at or before a state that a driver waits for: training will start from there;
+-- it is the nearest saved one at or before the farthest state requested of an unfinished trial that may be continued:
+  not of one that has its last result, or has failed, and waits for trials of lower numbers to end;
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;
 - a trial of the plan names its step as one at which further trials will be forked (``keep_at``): no search evicts it,
@@ -12,7 +12,7 @@ A state is *needed*, and its checkpoint must be kept, if
 - it is one of the best of a study (:mod:`hpstage.plan.winners`), or will be when the trials that have their last
   results end: its model is what the search was for.
 
-Evicting any other state only costs retraining if it is asked for later, by another study or by ``extend=True``.
+Evicting any other state only costs retraining if it is requested later, by another study or by ``extend=True``.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from hpstage.plan.plan import SearchPlan
 
 
 def kept_states(plan: SearchPlan, *, for_forks: bool = True) -> list[KeptState]:
-    """Return every kept state with its nearest kept ancestor, the seconds from there, and whether it is needed:
+    """Return every saved state with its nearest saved ancestor, the seconds from there, and whether it is needed:
     ``for_forks``, also for trials that are still to come.
 
-    O(kept states, wants, open trials and running chains, and the nodes above them).
+    O(saved states, wants, unfinished trials and running chains, and the nodes above them).
     """
-    return _Line(plan).states(for_forks)
+    return _Ancestors(plan).states(for_forks)
 
 
 def needed_states(plan: SearchPlan) -> set[StateKey]:
-    """Return the keys of the kept states that are needed, as :func:`kept_states` has them."""
-    return _Line(plan).needed(for_forks=True)
+    """Return the keys of the saved states that are needed, as :func:`kept_states` has them."""
+    return _Ancestors(plan).needed(for_forks=True)
 
 
-class _Line:
-    """Finds nearest kept ancestors; each node above a kept or needed state is visited once."""
+class _Ancestors:
+    """Finds nearest saved ancestors; each node above a saved or needed state is visited once."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
@@ -108,14 +108,14 @@ class _Line:
         return keys
 
     def _nearest(self, node: Node, step: int) -> State | None:
-        """Return the last kept state at or before ``step`` on the node's line."""
+        """Return the last saved state at or before ``step`` on the path to the node."""
         steps = self._steps.get(node.id)
         at = bisect_right(steps, step) if steps else 0
         return node.states[steps[at - 1]] if steps and at else self._before(node)[0]
 
     def _before(self, node: Node) -> tuple[State | None, float]:
-        """Return the last kept state at or before the start of ``node``, and the seconds from there."""
-        way = [node]  # no recursion: a line may be as long as a trial has steps
+        """Return the last saved state at or before the start of ``node``, and the seconds from there."""
+        way = [node]  # no recursion: a path may have as many nodes as a trial has steps
         while (last := way[-1]).id not in self._above:
             above = last.parent
             if above is None:

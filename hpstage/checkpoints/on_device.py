@@ -1,4 +1,4 @@
-"""States on CUDA devices, and their copies in pinned host memory, made on a stream beside training."""
+"""Copies of states on CUDA devices in pinned host memory, made on a stream of their own while training continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mover(Protocol):
     def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
         """Begin to copy a state to the host. Return the copy, and what waits until it is complete.
 
-        The state may be freed meanwhile; what has been queued on the device so far comes before it.
+        The state may be freed before that; work queued on the device so far comes before the copy.
         """
 
 

@@ -63,7 +63,7 @@ class PatientStore:
         parent: StateKey | None,
         giving_up: Callable[[], bool] | None = None,
     ) -> Kept:
-        """Keep a state; ``giving_up``: as in :meth:`enter`, for a save beside training."""
+        """Save a state; ``giving_up``: as in :meth:`enter`, for a save while training continues."""
         return self._persist(
             lambda: self._checkpoints.save(key, state, step=step, parent=parent), giving_up or self._giving_up
         )

@@ -241,7 +241,7 @@ class _Flattener:
         return "state" + "".join(steps)
 
     def _name(self) -> str:
-        """Return a unique, readable name: two paths may look alike (``1`` and ``"1"``)."""
+        """Return a unique, readable name: two paths may look the same (``1`` and ``"1"``)."""
         name = ".".join(map(str, self._path)).encode("utf-8", "replace").decode() or "state"
         while name in self._names:
             name += "'"

@@ -78,7 +78,7 @@ class CheckpointStore(ABC):
     """
 
     beside_training: bool = False
-    """Whether states may be saved and loaded in a thread while training goes on. It must then draw no numbers from
+    """Whether states may be saved and loaded in a thread while training continues. It must then draw no numbers from
     Python's, NumPy's or torch's global generators, as drivers of object stores do before they try again."""
 
     @abstractmethod

@@ -125,7 +125,7 @@ class UrlCheckpoints(FormattedCheckpoints):
     def sweep(self) -> int:
         """Remove the files of dead writers: those that no manifest names, a day after the last of them was written.
 
-        Returns the number of such writers. Lists all files, and reads only the manifests beside unnamed files.
+        Returns the number of such writers. Lists all files, and reads only the manifests next to unnamed files.
         """
         removed = 0
         now: float | None = None
@@ -154,7 +154,7 @@ class UrlCheckpoints(FormattedCheckpoints):
         return {StateKey(name): size for name, size in found if is_key(name)}
 
     def delete_log(self, key: StateKey) -> None:
-        with self._explained(key, "delete the log beside"):
+        with self._explained(key, "delete the log of"):
             self._remote.remove(log_path(key))
 
     def _write_file(self, path: str, content: bytes) -> None:
