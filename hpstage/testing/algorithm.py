@@ -117,26 +117,28 @@ class AlgorithmContract:
             algorithm.check(endless)
         except UsageError:
             return
-        assert len(play(algorithm, endless, lambda index, step: float(index * step % 7), stop_after=300).told) >= 300
+        assert (
+            len(play(algorithm, endless, lambda index, step: float(index * step % 7), stop_after=300).reported) >= 300
+        )
 
-    def test_decisions_are_a_function_of_what_was_told(self, algorithm: Algorithm) -> None:
+    def test_decisions_are_a_function_of_what_was_reported(self, algorithm: Algorithm) -> None:
         """Neither the generators that others use, nor other searches of the same description, play a part."""
         for scene in self._scenes(algorithm):
             first = scene.play(algorithm)
             random.random()
             assert scene.play(copy.deepcopy(algorithm)) == first == scene.play(algorithm)
 
-    def test_an_interrupted_search_that_is_told_again_decides_and_proposes_the_same(self, algorithm: Algorithm) -> None:
-        """What an interrupted call had proposed is there before anything is told. Of an asynchronous search the order
-        in which results arrived is gone: it comes to its end."""
+    def test_an_interrupted_search_that_is_resumed_decides_and_proposes_the_same(self, algorithm: Algorithm) -> None:
+        """What an interrupted call had proposed is added before anything is reported. Of an asynchronous search the
+        order in which results arrived is gone: it comes to its end."""
         for scene in self._scenes(algorithm):
             expected = scene.play(algorithm)
             ahead = random.Random(f"ahead {scene.seed}").randint(0, scene.setting.n_trials or 0)
             again = replace(scene, ahead=ahead).play(algorithm)
             if algorithm.synchronous:
-                assert (again.asked, again.told, again.forks, again.ends) == (
-                    expected.asked,
-                    expected.told,
+                assert (again.requested, again.reported, again.forks, again.ends) == (
+                    expected.requested,
+                    expected.reported,
                     expected.forks,
                     expected.ends,
                 )
@@ -147,7 +149,7 @@ class AlgorithmContract:
             other = replace(scene, setting=replace(scene.setting, maximize=not scene.setting.maximize))
             assert scene.play(algorithm) == other.play(algorithm, sign=-1)
 
-    def test_its_repr_tells_it_from_others_and_stays_as_it_is(self, algorithm: Algorithm) -> None:
+    def test_its_repr_distinguishes_it_from_others_and_stays_as_it_is(self, algorithm: Algorithm) -> None:
         before = repr(algorithm)
         assert type(algorithm).__name__ in before
         assert " at 0x" not in before

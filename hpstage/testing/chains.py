@@ -33,7 +33,7 @@ def boundary(step: int) -> Boundary:
 
 
 def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.0) -> Chain:
-    """Steps ``[start, stop)``, from the kept state at ``start``, with boundaries at ``boundaries`` and the end."""
+    """Steps ``[start, stop)``, from the saved state at ``start``, with boundaries at ``boundaries`` and the end."""
     return Chain(
         id=ChainId(name),
         source=key(start) if start else None,

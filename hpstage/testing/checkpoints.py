@@ -83,7 +83,7 @@ class CheckpointContract:
             assert loaded[name].dtype == tensor.dtype
             assert torch.equal(loaded[name], tensor)
 
-    def test_save_tells_what_is_kept_and_the_manifest_agrees(self, store: CheckpointStore) -> None:
+    def test_save_returns_what_is_kept_and_the_manifest_agrees(self, store: CheckpointStore) -> None:
         state = example_state()
         kept = store.save(KEY, state, step=3, parent=OTHER)
         manifest = store.manifest(KEY)
@@ -99,7 +99,7 @@ class CheckpointContract:
             store.manifest(KEY)
         assert list(store.keys()) == []
 
-    def test_verify_tells_what_load_would(self, store: CheckpointStore) -> None:
+    def test_verify_raises_what_load_would(self, store: CheckpointStore) -> None:
         with pytest.raises(CheckpointMissing, match=KEY):
             store.verify(KEY)
         store.save(KEY, example_state(), step=3, parent=None)
@@ -140,7 +140,7 @@ class CheckpointContract:
         assert store.manifest(KEY).digest == first.digest
         assert store.load(KEY) == {"a": 1}
 
-    def test_sizes_and_usage_tell_what_is_kept(self, store: CheckpointStore) -> None:
+    def test_sizes_and_usage_are_of_what_is_kept(self, store: CheckpointStore) -> None:
         assert store.sizes() == {}
         assert store.usage() == Usage(checkpoints=0, bytes=0)
         small = store.save(KEY, {"a": 1}, step=1, parent=None)
@@ -177,7 +177,7 @@ class CheckpointContract:
         assert store.load_log(OTHER) == StageLog(0, 1, output="first")
         assert store.logs().keys() == {KEY, OTHER}
 
-    def test_sweep_and_check_leave_checkpoints_alone(self, store: CheckpointStore) -> None:
+    def test_sweep_and_check_change_no_checkpoint(self, store: CheckpointStore) -> None:
         store.check()
         assert list(store.keys()) == []
         store.save(KEY, {"a": 1}, step=1, parent=None)

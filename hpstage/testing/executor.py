@@ -118,7 +118,7 @@ class ExecutorContract:
 
     # --- opening and closing ------------------------------------------------------------------------------
 
-    def test_opening_tells_what_the_workers_are_and_the_pool_they_are_of(
+    def test_opening_returns_what_the_workers_are_and_the_pool_they_are_of(
         self, make_executor: Callable[[], Executor], tmp_path: Path
     ) -> None:
         """The place of the checkpoints may come later: it may depend on what is reported."""
@@ -193,7 +193,7 @@ class ExecutorContract:
         assert times == sorted(times)
         assert executor.wait(0.0) == []
 
-    def test_only_what_a_boundary_asks_for_is_done_there(self, executor: Executor) -> None:
+    def test_only_what_a_boundary_requests_is_done_there(self, executor: Executor) -> None:
         bare = replace(boundary(5), evaluate=False, keep=False)
         executor.start(self.first(executor), replace(chain("c", 10), boundaries=(bare, replace(bare, step=10))))
         reports = ended(executor, "c")
@@ -328,7 +328,7 @@ class ExecutorContract:
         assert last.source == "continued"
         self._check_total(last.metrics, end.step + 10)
 
-    def test_a_chain_that_is_stopped_keeps_its_state_if_it_is_told_to(self, executor: Executor) -> None:
+    def test_a_chain_that_is_stopped_keeps_its_state_if_the_driver_wants_it(self, executor: Executor) -> None:
         worker = self.first(executor)
         bare = replace(boundary(10), keep=False)
         executor.start(worker, replace(chain("c", ENDLESS), boundaries=(bare, boundary(ENDLESS))))
@@ -405,7 +405,7 @@ class ExecutorContract:
         ]
         assert outcome(reports, "c").outcome == "done"
 
-    def test_a_metric_that_is_no_number_is_told_as_such(self, executor: Executor) -> None:
+    def test_a_metric_that_is_no_number_is_reported_as_such(self, executor: Executor) -> None:
         self._need_training()
         executor.start(self.first(executor), chain("c", 3, x="nan"))
         [last] = reached(ended(executor, "c"), "c")
@@ -455,7 +455,7 @@ class ExecutorContract:
             assert end.compared == len(one.goals) and end.seconds >= 0
         self._check_works(executor, worker)
 
-    def test_an_audit_tells_after_which_step_a_state_differs(self, executor: Executor) -> None:
+    def test_an_audit_reports_after_which_step_a_state_differs(self, executor: Executor) -> None:
         self._need_training()
         worker = self._auditor(executor)
         audit = self._audit(executor, worker)
@@ -472,7 +472,7 @@ class ExecutorContract:
         end = self._ended(executor, worker, replace(audit, source=key(7)))
         assert end.outcome == "stopped", end
 
-    def test_an_audit_ends_at_once_when_it_is_told_to(self, executor: Executor) -> None:
+    def test_an_audit_that_is_stopped_ends_at_once(self, executor: Executor) -> None:
         worker = self._auditor(executor)
         audit = self._audit(executor, worker, stop=ENDLESS)
         executor.audit(worker, replace(audit, goals=(replace(audit.goals[-1], step=ENDLESS),)))

@@ -90,7 +90,9 @@ class JournalContract:
                 found = records[position : None if limit is None else position + limit]
                 assert journal.read_on(cursor, limit) == (found, cursor.after(found))
 
-    def test_whoever_has_read_other_records_than_are_there_is_told_and_changes_nothing(self, journal: Journal) -> None:
+    def test_whoever_has_read_other_records_than_are_there_is_refused_and_changes_nothing(
+        self, journal: Journal
+    ) -> None:
         there = [b"a", b"", b"ab", b"a"]
         journal.append(there)
         for passed in chain.from_iterable(product([b"", b"a", b"ab"], repeat=length) for length in range(6)):

@@ -1,4 +1,4 @@
-"""Searches without a study: an algorithm is asked and told as a session does it, and held to the laws of its port."""
+"""Searches without a study: calls an algorithm as a session does, and checks the laws of its port."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class Proposed(Trials):
 class Played:
     """What happened in one search, in order."""
 
-    asked: list[Target] = field(default_factory=list)
-    told: list[Target] = field(default_factory=list)
+    requested: list[Target] = field(default_factory=list)
+    reported: list[Target] = field(default_factory=list)
     forks: list[tuple[int, Fork]] = field(default_factory=list)  # with the index that each got
-    proposed_after: list[int] = field(default_factory=list)  # per proposed trial: how many results had been told
+    proposed_after: list[int] = field(default_factory=list)  # per proposed trial: the number of results reported before
     ends: dict[int, str] = field(default_factory=dict)
     params: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials that are Proposed
 
     def reached(self) -> dict[int, int]:
-        return dict(self.told)
+        return dict(self.reported)
 
 
 def play(
@@ -83,8 +83,8 @@ def play(
 
     Args:
         value: of a target; never NaN.
-        order: which of the open targets is told next, if the algorithm is not synchronous; the oldest when it is used
-            up.
+        order: which of the open targets is reported next, if the algorithm is not synchronous; the oldest when it is
+            used up.
         failing: targets that fail.
         ahead: trials that an interrupted call had proposed.
         stop_after: results after which the study is stopped.
@@ -96,8 +96,8 @@ def play(
     search = algorithm.start(setting, known)
     played = Played(params=known.values if isinstance(known, Proposed) else {})
     waiting: list[Target] = []
-    last: dict[int, int] = {}  # the step that was asked for last, of every trial
-    due: dict[Target, int] = {}  # when a target would be answered, if by_length; all at once, else
+    last: dict[int, int] = {}  # the last step requested of every trial
+    due: dict[Target, int] = {}  # when a target would be reported, if by_length; all at once, else
     now = 0
     closed = False
     turns = iter(order)
@@ -113,13 +113,13 @@ def play(
                     due[index, step] = now + step - last[index] if algorithm.by_length else 0
                     last[index] = step
                     waiting.append((index, step))
-                    played.asked.append((index, step))
+                    played.requested.append((index, step))
                 case Finish(index, state):
-                    assert is_idle(index) and (index, last[index]) in played.told
+                    assert is_idle(index) and (index, last[index]) in played.reported
                     assert (state == "complete") == (last[index] == setting.steps)
                     played.ends[index] = state
                 case Fork(donor, step):
-                    assert donor not in played.ends and (donor, step) in played.told
+                    assert donor not in played.ends and (donor, step) in played.reported
                     made = add(action)
                     played.forks.append((made, action))
                     perform(search.forked(made, action))
@@ -130,12 +130,12 @@ def play(
         return index
 
     def propose() -> None:
-        played.proposed_after.append(len(played.told))
+        played.proposed_after.append(len(played.reported))
         perform(search.added(add()))
 
     def more() -> bool:
         proposed = len(played.proposed_after)
-        stopped = len(played.told) >= stop_after or proposed >= most
+        stopped = len(played.reported) >= stop_after or proposed >= most
         return not stopped and (setting.n_trials is None or proposed < setting.n_trials)
 
     for _ in range(ahead):
@@ -155,7 +155,7 @@ def play(
             played.ends[index] = "failed"
             perform(search.failed(index))
         else:
-            played.told.append((index, step))
+            played.reported.append((index, step))
             perform(search.reported(index, step, value(index, step)))
     assert not waiting and not more(), "the search does not come to its end"
     assert played.ends.keys() == last.keys()

@@ -78,7 +78,7 @@ class StoreContract(JournalContract, LeasesContract, SnapshotsContract):
             store.append([b"x"], fences={"a": token})
         assert store.append([b"x"], fences={"a": new}) == 0
 
-    def test_lost_leases_are_told_before_a_log_that_was_not_expected(self, store: Store) -> None:
+    def test_lost_leases_are_reported_before_a_log_that_was_not_expected(self, store: Store) -> None:
         store.append([b"a"])
         for expect in (Cursor(), Cursor().after([b"b"])):
             with pytest.raises(LeaseLost):

@@ -50,7 +50,7 @@ def _hash(what: object) -> str:
 
 
 def alone(schedules: Mapping[str, Schedule], stop: int) -> Tape:
-    """A trial trained alone, without any of hpstage's planning."""
+    """Return the tape of a trial that is trained without hpstage's planning."""
     tape = Tape()
     tape.setup({name: schedule.value(0) for name, schedule in schedules.items()})
     for step in range(stop):

@@ -126,7 +126,7 @@ def test_asha_promotes_as_the_papers_algorithm_does(data):
         lambda index, step: loss(index, rungs.index(step) + 1),
         order=order,
     )
-    asked = [(index, rungs.index(step)) for index, step in played.asked]
+    asked = [(index, rungs.index(step)) for index, step in played.requested]
     assert asked[: len(expected)] == expected
     # What the paper does not have: the best of the highest rung goes on if nothing came to the end.
     rest = asked[len(expected) :]
@@ -138,7 +138,7 @@ def test_asha_interleaves_rungs_with_one_worker():
     """The setting of the paper's illustration: r = 1, R = 9, eta = 3, nine trials; worked out by hand."""
     losses = [0.2, 0.9, 0.8, 0.7, 0.6, 0.3, 0.5, 0.1, 0.4]
     played = play(ASHA(1, 3, window=1), setting(9, steps=9), lambda index, step: losses[index])
-    assert played.asked == [
+    assert played.requested == [
         *[(0, 1), (1, 1), (2, 1)],
         (0, 3),  # the best of three
         *[(3, 1), (4, 1), (5, 1)],
@@ -153,13 +153,13 @@ def test_asha_interleaves_rungs_with_one_worker():
 
 def test_asha_ends_with_a_complete_trial_where_a_rung_is_too_small_to_promote():
     played = play(ASHA(1, 3), setting(2), lambda index, step: float(-index))
-    assert played.asked == [(0, 1), (1, 1), (1, 3), (1, 9)]
+    assert played.requested == [(0, 1), (1, 1), (1, 3), (1, 9)]
     assert played.ends == {0: "pruned", 1: "complete"}
 
 
 def test_asha_takes_another_trial_to_the_end_when_the_best_one_fails():
     played = play(ASHA(1, 3), setting(2), lambda index, step: float(-index), failing=frozenset({(1, 9)}))
-    assert played.asked == [(0, 1), (1, 1), (1, 3), (1, 9), (0, 3), (0, 9)]
+    assert played.requested == [(0, 1), (1, 1), (1, 3), (1, 9), (0, 3), (0, 9)]
     assert played.ends == {0: "complete", 1: "failed"}
 
 
@@ -186,7 +186,7 @@ def test_the_stopping_variant_decides_as_optunas_pruner(eta, window, first, seco
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=eta, min_early_stopping_rate=0),
     )
     trials = [study.ask() for _ in range(40)]
-    for index, step in played.told:
+    for index, step in played.reported:
         if step < steps:
             trials[index].report(value(index, step), step)
             goes_on = not trials[index].should_prune()
@@ -222,7 +222,7 @@ def test_hyperband_trains_as_many_trials_to_each_rung_as_the_published_table_say
         members = range(first, first + bracket[0][0])
         first = members.stop
         for count, step in bracket:
-            assert sum(target == (index, step) for index in members for target in played.told) == count
+            assert sum(target == (index, step) for index in members for target in played.reported) == count
     assert first == 286
 
 
@@ -254,9 +254,9 @@ def test_cycles_of_hyperband_follow_each_other_only_where_the_sampler_learns():
     blind = play(Hyperband(1, 3), setting(2 * cycle), lambda index, step: float(index))
     assert blind.proposed_after == [0] * (2 * cycle)
     learning = play(Hyperband(1, 3), setting(2 * cycle, adaptive=True), lambda index, step: float(index))
-    per_cycle = len(learning.told) // 2
+    per_cycle = len(learning.reported) // 2
     assert learning.proposed_after == [0] * cycle + [per_cycle] * cycle
-    assert sorted(learning.told) == sorted(blind.told)
+    assert sorted(learning.reported) == sorted(blind.reported)
 
 
 def asynchronous_hyperband(
@@ -305,14 +305,14 @@ def test_each_bracket_of_the_asynchronous_hyperband_promotes_as_asha(data):
     expected = asynchronous_hyperband(steps, eta, workers, n, loss, order)
     algorithm = Hyperband(1, eta, "asynchronous", window=workers)
     played = play(algorithm, setting(n, steps=steps), loss, order=order)
-    assert played.asked[: len(expected)] == expected
+    assert played.requested[: len(expected)] == expected
     # Where nothing came to the end, something is taken there.
-    assert (len(played.asked) == len(expected)) == any(step == steps for _, step in expected)
+    assert (len(played.requested) == len(expected)) == any(step == steps for _, step in expected)
 
 
 def test_asynchronous_hyperband_deals_trials_to_brackets_as_the_published_table_says():
     played = play(Hyperband(1, 3, "asynchronous"), setting(286, steps=81), lambda index, step: float(index * step % 97))
-    first_steps = [next(step for trial, step in played.asked if trial == index) for index in range(286)]
+    first_steps = [next(step for trial, step in played.requested if trial == index) for index in range(286)]
     expected = [step for (n, step), *_ in TABLE_1.values() for _ in range(n)]
     assert first_steps == 2 * expected
 
@@ -321,7 +321,7 @@ def test_asynchronous_hyperband_promotes_at_the_highest_step_of_all_brackets_fir
     """Factor 2, four steps: brackets of 4, 3 and 3 trials that begin at steps 1, 2 and 4. By hand, one worker."""
     losses = [0.5, 0.4, 0.9, 0.8, 0.3, 0.2, 0.7, 0.6, 0.6, 0.6]
     played = play(Hyperband(1, 2, "asynchronous", window=1), setting(10, steps=4), lambda index, step: losses[index])
-    assert played.asked == [
+    assert played.requested == [
         *[(0, 1), (1, 1)],
         (1, 2),  # the best of two
         *[(2, 1), (3, 1)],
@@ -340,7 +340,7 @@ def test_asynchronous_hyperband_catches_up_at_the_highest_step_of_all_brackets_f
     algorithm = Hyperband(1, 2, "asynchronous", window=1)
     # All were proposed by a call that was interrupted: nothing is promoted until they have been told.
     played = play(algorithm, setting(7, steps=4), lambda index, step: losses[index], ahead=7)
-    assert played.asked[7:] == [(4, 4), (0, 2), (1, 2), (0, 4)]
+    assert played.requested[7:] == [(4, 4), (0, 2), (1, 2), (0, 4)]
 
 
 def test_asynchronous_hyperband_takes_the_best_of_all_brackets_to_the_end_if_none_came_there():
@@ -348,7 +348,7 @@ def test_asynchronous_hyperband_takes_the_best_of_all_brackets_to_the_end_if_non
     algorithm = Hyperband(1, 2, "asynchronous", window=8)
     played = play(algorithm, setting(5, steps=4), lambda index, step: losses[index], failing=frozenset({(3, 1)}))
     # Trial 0 of the first bracket, the best of three, and trial 4 of the second wait at step 2, each alone there.
-    assert played.asked == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (0, 2), (4, 4)]
+    assert played.requested == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (0, 2), (4, 4)]
     assert played.ends == {0: "pruned", 1: "pruned", 2: "pruned", 3: "failed", 4: "complete"}
 
 
@@ -365,7 +365,7 @@ def test_median_stopping_stops_exactly_what_is_worse_than_the_median_of_running_
     played = play(algorithm, setting(n, maximize=maximize), value, failing=failing)
     averages: dict[int, list[float]] = {}
     histories: dict[int, list[float]] = {}  # less is better
-    for position, (index, step) in enumerate(played.told):
+    for position, (index, step) in enumerate(played.reported):
         assert step == STEPS or (step >= grace and (step - grace) % interval == 0)
         history = histories.setdefault(index, [])
         history.append(-value(index, step) if maximize else value(index, step))
@@ -375,7 +375,7 @@ def test_median_stopping_stops_exactly_what_is_worse_than_the_median_of_running_
             continue
         middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
         stopped = len(others) >= least and min(history) > mean(middle)
-        later = [asked for asked in played.asked if asked[0] == index and asked[1] > step]
+        later = [asked for asked in played.requested if asked[0] == index and asked[1] > step]
         assert stopped == (not later), position
 
 

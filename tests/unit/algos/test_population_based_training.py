@@ -362,7 +362,7 @@ def test_each_round_replaces_the_worst_by_forks_of_the_best_as_the_paper_says(da
     assert algorithm.rounds(9) == rounds
     played = play(algorithm, setting(n, maximize=maximize), value, failing=failing)
     asked, ends = generations_of_the_paper(played, n, Decimal(quantile), rounds, maximize, value, failing=failing)
-    assert (played.asked, played.ends) == (asked, ends)
+    assert (played.requested, played.ends) == (asked, ends)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_equal_values_are_ranked_in_the_order_of_the_trials():
 def test_forks_keep_the_places_of_those_that_they_replace():
     order = [4, 0, 3, 1, 2]  # of the first round: trial 1 is the best, trial 0 the worst
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: order[index] if step == 3 else index)
-    assert played.asked == [
+    assert played.requested == [
         *[(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)],
         *[(5, 6), (1, 6), (2, 6), (3, 6), (4, 6)],
         *[(6, 9), (1, 9), (2, 9), (3, 9), (4, 9)],  # trial 5, the worst at step 6, gives its place on
@@ -410,7 +410,7 @@ def test_more_may_fail_than_a_quantile_has():
 def test_when_all_have_failed_the_search_is_over():
     everything = frozenset((index, 6) for index in range(20))
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=everything)
-    assert [step for _, step in played.asked] == [3] * 5 + [6] * 5
+    assert [step for _, step in played.requested] == [3] * 5 + [6] * 5
     assert Counter(played.ends.values()) == {"failed": 5, "pruned": 1}
 
 

@@ -178,7 +178,7 @@ def halving(members: Sequence[int], tree: Tree, rungs: Sequence[int], eta: int) 
 def test_halving_promotes_the_best_states_with_all_their_trials(tree, rule):
     algorithm = SuccessiveHalving(*rule)
     played = play(algorithm, setting(len(tree)), tree.value, failing=tree.failing(), trials=tree.trials)
-    assert dict(played.asked) == halving(range(len(tree)), tree, algorithm.rungs(STEPS), rule[1])
+    assert dict(played.requested) == halving(range(len(tree)), tree, algorithm.rungs(STEPS), rule[1])
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]))
@@ -192,7 +192,7 @@ def test_each_bracket_of_hyperband_promotes_the_best_states_of_its_trials(tree, 
             members = range(first, min(first + bracket.n_trials, len(tree)))
             expected |= halving(members, tree, bracket.rungs, rule[1])
             first += bracket.n_trials
-    assert dict(played.asked) == expected
+    assert dict(played.requested) == expected
 
 
 @given(data=st.data())
@@ -206,8 +206,8 @@ def test_of_different_trials_as_many_are_promoted_as_the_published_rule_says_wha
     played = play(algorithm, setting(n), data.draw(tables(n)), failing=failing, trials=Distinct())
     rungs = algorithm.rungs(STEPS)
     for k, (low, high) in enumerate(pairwise(rungs)):
-        told = sum(step == low for _, step in played.told)
-        promoted = sum(step == high for _, step in played.asked)
+        told = sum(step == low for _, step in played.reported)
+        promoted = sum(step == high for _, step in played.requested)
         assert promoted == min(told, max(1, n // eta ** (k + 1)))
 
 
@@ -223,21 +223,21 @@ def loss(index: int, step: int) -> float:
 def test_places_go_to_different_states_and_not_to_copies_of_one():
     """By hand: of six candidates A and B go on with five trials; these are four at step 3, of which one goes on."""
     aware = play(HALVING, setting(9), loss, trials=NINE)
-    assert [target for target in aware.asked if target[1] == 3] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
-    assert [target for target in aware.asked if target[1] == 9] == [(0, 9), (1, 9)]  # they part at step 5
+    assert [target for target in aware.requested if target[1] == 3] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
+    assert [target for target in aware.requested if target[1] == 9] == [(0, 9), (1, 9)]  # they part at step 5
     plain = play(SuccessiveHalving(1, 3, tree_aware=False), setting(9), loss, trials=NINE)
-    assert plain.asked[9:] == [(0, 3), (1, 3), (2, 3), (0, 9)]  # three places for state A
+    assert plain.requested[9:] == [(0, 3), (1, 3), (2, 3), (0, 9)]  # three places for state A
 
 
 def test_a_state_that_fails_is_counted_with_the_candidates_and_takes_no_place():
     failing = frozenset({(0, 1), (1, 1), (2, 1)})
     played = play(HALVING, setting(9), loss, failing=failing, trials=NINE)
-    assert [index for index, step in played.asked if step == 3] == [3, 4, 5]  # B and C: two of six
+    assert [index for index, step in played.requested if step == 3] == [3, 4, 5]  # B and C: two of six
 
 
 def test_a_state_goes_on_if_only_some_of_its_trials_failed():
     played = play(HALVING, setting(9), loss, failing=frozenset({(0, 1), (2, 1)}), trials=NINE)
-    assert [index for index, step in played.asked if step == 3] == [1, 3, 4]
+    assert [index for index, step in played.requested if step == 3] == [1, 3, 4]
 
 
 # --- ASHA and asynchronous Hyperband ----------------------------------------------------------------------
@@ -297,9 +297,9 @@ def test_asha_promotes_the_trials_of_the_best_states_as_the_papers_algorithm_doe
     algorithm = ASHA(*rule, window=workers)
     expected = promotions([algorithm.rungs(STEPS)], lambda index: 0, rule[1], workers, tree, order)
     played = play(algorithm, setting(len(tree)), tree.value, order=order, failing=tree.failing(), trials=tree.trials)
-    assert played.asked[: len(expected)] == expected
+    assert played.requested[: len(expected)] == expected
     if any(target[1] == STEPS and target not in tree.failing() for target in expected):
-        assert len(played.asked) == len(expected)
+        assert len(played.requested) == len(expected)
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]), workers=st.integers(1, 8), order=orders())
@@ -310,9 +310,9 @@ def test_asynchronous_hyperband_promotes_the_trials_of_the_best_states_of_each_b
     rungs = [bracket.rungs for bracket in brackets]
     expected = promotions(rungs, lambda index: dealt[index % len(dealt)], rule[1], workers, tree, order)
     played = play(algorithm, setting(len(tree)), tree.value, order=order, failing=tree.failing(), trials=tree.trials)
-    assert played.asked[: len(expected)] == expected
+    assert played.requested[: len(expected)] == expected
     if any(target[1] == STEPS and target not in tree.failing() for target in expected):
-        assert len(played.asked) == len(expected)
+        assert len(played.requested) == len(expected)
 
 
 def told_by(losses: dict[str, float], lines: Lines) -> Value:
@@ -323,7 +323,7 @@ def test_all_trials_of_a_state_go_on_and_those_that_come_to_it_later_at_once():
     lines = Lines("Aaaa", "Abbb", "Bbbb", "Accc")
     losses = {"A": 0.5, "B": 0.9, "Aa": 0.4, "Ab": 0.3, "Ac": 0.2, "Abbb": 0.3, "Accc": 0.2}
     played = play(ASHA(1, 2, window=1), setting(4, steps=4), told_by(losses, lines), trials=lines)
-    assert played.asked == [
+    assert played.requested == [
         *[(0, 1), (1, 1)],  # one state is not two to choose from
         (2, 1),
         *[(0, 2), (1, 2)],  # the best of two, one after the other
@@ -364,7 +364,7 @@ def test_a_trial_waits_if_its_state_was_promoted_and_is_among_the_best_no_more()
     lines = Lines("Aa", "Bb", "Cc", "Ab")
     losses = {"A": 0.5, "B": 0.9, "C": 0.1, "Aa": 0.5, "Cc": 0.1}
     played = play(ASHA(1, 2, window=1), setting(4, steps=2), told_by(losses, lines), trials=lines)
-    assert played.asked == [(0, 1), (1, 1), (0, 2), (2, 1), (2, 2), (3, 1)]  # one of three: C
+    assert played.requested == [(0, 1), (1, 1), (0, 2), (2, 1), (2, 2), (3, 1)]  # one of three: C
     assert played.ends == {0: "complete", 1: "pruned", 2: "complete", 3: "pruned"}
 
 
@@ -372,7 +372,7 @@ def test_where_no_rung_promotes_the_best_state_of_the_highest_goes_on_with_its_t
     lines = Lines("Aaa", "Abb", "Bbb")
     losses = {"A": 0.1, "B": 0.2, "Aa": 0.4, "Ab": 0.3, "Abb": 0.0}
     played = play(ASHA(1, 2, window=4), setting(2, steps=3), told_by(losses, lines), trials=lines)
-    assert played.asked == [(0, 1), (1, 1), (0, 2), (1, 2), (1, 3)]  # no rung of one state promotes
+    assert played.requested == [(0, 1), (1, 1), (0, 2), (1, 2), (1, 3)]  # no rung of one state promotes
     assert played.ends == {0: "pruned", 1: "complete"}
 
 
@@ -382,7 +382,7 @@ def test_the_stopping_variant_ranks_a_trials_state_among_those_told(tree, rule, 
         ASHA(*rule, "stopping", window=window), setting(len(tree)), tree.value, order=order, trials=tree.trials
     )
     rungs: dict[int, dict[Hashable, tuple[float, int]]] = {}
-    for index, step in played.told:
+    for index, step in played.reported:
         if step == STEPS:
             continue
         rung, state = rungs.setdefault(step, {}), tree.trials.prefix(index, step)
@@ -422,7 +422,7 @@ def test_median_stopping_compares_a_trial_with_other_states_each_counted_once(da
         trials=tree.trials,
     )
     averages: dict[int, dict[Hashable, float]] = {}
-    for index, step in played.told:
+    for index, step in played.reported:
         if step == STEPS:
             continue
         state = tree.trials.prefix(index, step)
@@ -435,7 +435,7 @@ def test_median_stopping_compares_a_trial_with_other_states_each_counted_once(da
         averages[step][state] = mean(losses)
         middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
         stopped = len(others) >= least and min(losses) > mean(middle)
-        assert stopped == all(asked[0] != index or asked[1] <= step for asked in played.asked)
+        assert stopped == all(asked[0] != index or asked[1] <= step for asked in played.requested)
 
 
 def test_copies_of_one_state_are_one_other():
