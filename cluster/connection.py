@@ -53,7 +53,7 @@ class Connection:
         self._on_feed = on_feed
         self._present = present
         self._on_left = on_left
-        self._heard = threading.Event()
+        self._received = threading.Event()
         self._all = False
         limit = {} if timeout is None else {"timeout": timeout}
         self.client = ClientOnce(where, name=topic, security=security, set_as_default=False, **limit)
@@ -76,9 +76,9 @@ class Connection:
         self._all = True
         self.client.subscribe_topic(self._topic, self._on_feed)
         echo = f"{self._topic}-echo"  # delivered no sooner than events of topics subscribed to before
-        self.client.subscribe_topic(echo, lambda _: self._heard.set())
+        self.client.subscribe_topic(echo, lambda _: self._received.set())
         deadline = time.monotonic() + _ECHO
-        while not self._heard.is_set():
+        while not self._received.is_set():
             if not self.alive:
                 raise OSError(f"the scheduler at {self.client.scheduler.address} went away again")
             if time.monotonic() > deadline:
@@ -86,7 +86,7 @@ class Connection:
                     f"the scheduler at {self.client.scheduler.address} delivers no events; is it overloaded?"
                 )
             self.client.log_event(echo, {})
-            self._heard.wait(0.01)
+            self._received.wait(0.01)
 
     def forget_the_dead(self, prefix: str) -> None:
         """Remove plugins with this prefix whose drivers are gone, because they were killed.

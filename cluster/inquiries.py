@@ -55,7 +55,7 @@ class Inquiries:
             result: futures.Future[dict[str, Any] | None] = futures.Future()
             threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
             sent.append((worker, key, future, result))
-        # The task of a worker that left would wait for another one at its address. A task that has not begun would
+        # The task of a worker that left would wait for another one at its address. A task that is still queued would
         # wait for another search's chain, which may take hours.
         limit = time.monotonic() + _TURN
         answers = []

@@ -18,7 +18,7 @@ logger = logging.getLogger("hpstage")
 
 
 class Membership:
-    """Tells the inbox which workers are there. Thread-safe.
+    """Reports workers that join and leave to the inbox. Thread-safe.
 
     Args:
         inbox: of the driver.

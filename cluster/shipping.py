@@ -104,12 +104,12 @@ _NAMED = 5
 """Maximum number of places that are named."""
 
 
-def _culprit(thing: object) -> str | None:
+def _culprit(value: object) -> str | None:
     """Return the path to the innermost attribute that cannot be pickled."""
-    for name, value in getattr(thing, "__dict__", {}).items():
+    for name, attribute in getattr(value, "__dict__", {}).items():
         try:
-            _dumps(value)
+            _dumps(attribute)
         except Exception:
-            inner = _culprit(value) if not isinstance(value, type) else None
+            inner = _culprit(attribute) if not isinstance(attribute, type) else None
             return f"{name}.{inner}" if inner else name
     return None

@@ -53,7 +53,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._keep(child)) for child in self._children}
-        tasks.add(asyncio.create_task(self._told_to_stop()))
+        tasks.add(asyncio.create_task(self._interrupted()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -72,10 +72,10 @@ class Supervisor:
             self._log("stopping; interrupt again to stop at once")
             self._first.set()
 
-    async def _told_to_stop(self) -> None:
+    async def _interrupted(self) -> None:
         await self._first.wait()
 
-    async def _told_again(self) -> None:
+    async def _interrupted_again(self) -> None:
         await self._second.wait()
 
     async def _gone(self) -> None:
@@ -106,7 +106,7 @@ class Supervisor:
         for process in self._running:
             _send(process, signal.SIGTERM)
         gone = asyncio.create_task(self._gone())
-        at_once = asyncio.create_task(self._told_again())
+        at_once = asyncio.create_task(self._interrupted_again())
         await asyncio.wait({gone, at_once}, timeout=_GRACE, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
         left = [process for process in self._running if process.returncode is None]

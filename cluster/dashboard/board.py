@@ -70,12 +70,12 @@ class PlanView(Accounting):
     def __init__(self) -> None:
         super().__init__(SearchPlan(StateKey("")))  # until the first record gives the workload
         self.hash = b""  # of the records so far, by which their sender checks whether the journal still has them
-        self.heard = 0.0  # time of the last report
+        self.updated = 0.0  # time of the last report
         self.store = ""  # the store's address, without secrets
         self.has_end = False  # whether the end of the journal was reached once: figures are those of the plan
         self.problem = ""
         self.studies: dict[str, StudyView] = {}
-        self.left: dict[str, tuple[float, float]] = {}  # by study: seconds left, and when that was heard
+        self.left: dict[str, tuple[float, float]] = {}  # by study: seconds left, and when that was received
         self.failed: Counter[Activity] = Counter()  # exceptions in the user's code, by interrupted activity
         self.states_lost: Counter[StateLoss] = Counter()
         self.drivers_lost = 0  # presumed dead
@@ -129,7 +129,7 @@ class PlanView(Accounting):
         return found
 
     def set_time_left(self, study: object, seconds: object, now: float) -> None:
-        """Note for how long a study will go on, as estimated by its driver, or ``None``. What is neither is ignored."""
+        """Set the driver's estimate of a study's seconds left, or ``None``. Other values are ignored."""
         if not isinstance(study, str) or study not in self.studies:
             return
         if seconds is None:
@@ -143,7 +143,7 @@ class PlanView(Accounting):
         for node in self._changed:
             for branch in self._branches.get(node, ()):
                 study = branch.study
-                study.lane_changes.mark(node)
+                study.branch_changes.mark(node)
                 pieces = tuple(state for _, _, state in cut(self, study.name, branch, ahead.get(node)))
                 if pieces != branch.pieces:
                     for state in branch.pieces:
@@ -229,15 +229,15 @@ class PlanView(Accounting):
     def _requested(self, fact: TargetAsked) -> None:
         study = self._study_of(fact.trial)
         planned, row = self.plan.trials[fact.trial], self.trial(fact.trial)
-        new, asked = fact.step not in row.targets, row.requested
+        new, before = fact.step not in row.targets, row.requested
         self.apply(fact)
         if study is None:
             return
         self._driven[fact.driver] = study.name
         if new:
-            for branch in study.ask(planned, asked, fact.step):
+            for branch in study.request(planned, before, fact.step):
                 self._branches.setdefault(branch.node.id, []).append(branch)
-            self._changed.update(node.id for node, _, stop in planned.path_to(fact.step) if stop > asked)
+            self._changed.update(node.id for node, _, stop in planned.path_to(fact.step) if stop > before)
         state = self.plan.target(fact.trial, fact.step)
         if state.metrics is not None and new:
             study.report(planned, fact.step, state.metrics)
@@ -279,7 +279,7 @@ def running(view: PlanView) -> dict[NodeId, int]:
 def cut(view: PlanView, study: str, branch: StudyBranch, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
     """Yield ``(start, stop, state)`` of each piece of a branch of ``study``, from its node's start to its reach.
 
-    Trained pieces are done, or reused if a trial of another study asked for them first.
+    Trained pieces are done, or reused if a trial of another study requested them first.
     """
     node, reach = branch.node, branch.reach
     front = view.trained_to(node.id)
@@ -314,10 +314,10 @@ class Shown:
         return self.view.saved_seconds(self.study.name)
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the time left, ``now`` on this process's monotonic clock; ``None`` for what does not run, or of which
-        nothing was heard lately."""
-        left, heard = self.view.left.get(self.study.name, (0.0, -math.inf))
-        return max(0.0, left - (now - heard)) if now - heard <= OLD and self.is_driven else None
+        """Return the time left, ``now`` on this process's monotonic clock; ``None`` if the study does not run, or no
+        estimate was received lately."""
+        left, received = self.view.left.get(self.study.name, (0.0, -math.inf))
+        return max(0.0, left - (now - received)) if now - received <= OLD and self.is_driven else None
 
     @property
     def is_driven(self) -> bool:
@@ -377,7 +377,7 @@ class Board:
 
     def _offer(self, plan: str, first: int, records: list[bytes]) -> int:
         view = self.plans.setdefault(plan, PlanView())
-        view.heard = time.monotonic()
+        view.updated = time.monotonic()
         if not view.problem and first <= view.position:
             try:
                 view.fold(records[view.position - first :])
@@ -387,7 +387,7 @@ class Board:
                 view.problem = str(error)
         if view.position or view.problem:
             self.plans[plan] = self.plans.pop(plan)
-        self._forget(view.heard)
+        self._forget(view.updated)
         return NO_MORE if view.problem else view.position
 
     def studies(self) -> list[Shown]:
@@ -404,6 +404,6 @@ class Board:
         return next((shown for shown in self.studies() if name in (None, shown.key, shown.study.name)), None)
 
     def _forget(self, now: float) -> None:
-        quiet = [plan for plan, view in self.plans.items() if now - view.heard > _QUIET]
+        quiet = [plan for plan, view in self.plans.items() if now - view.updated > _QUIET]
         for plan in quiet[: max(0, len(self.plans) - _MOST_PLANS)]:
             del self.plans[plan]

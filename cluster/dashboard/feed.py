@@ -16,7 +16,7 @@ from hpstage.report.tree.branches import changes
 from hpstage.report.tree.rows import (
     ROOT,
     BranchRow,
-    Head,
+    Header,
     Rows,
     Texts,
     failure_row,
@@ -40,12 +40,12 @@ class Feed:
         self._failures: dict[tuple[NodeId, int, bool], tuple[int, StageFailed]] = {}
         self._failure_count = 0
         self._texts = Texts()
-        self._head: Head | None = None
+        self._header: Header | None = None
         self._ended = study.ended
         # What is still to be sent: first all, parents before children.
         self._wanted: dict[NodeId, None] = dict.fromkeys(study.branches)
         self._wanted_trials: dict[TrialId, None] = dict.fromkeys(study.trials)
-        self._seen = study.lane_changes.position
+        self._seen = study.branch_changes.position
         self._seen_trials = study.trial_changes.position
         self._seen_records = -1
 
@@ -57,14 +57,14 @@ class Feed:
         """Return rows that the page does not have yet; ``None`` if there are none.
 
         Args:
-            now: the time on the workers' clock, by which running chains are estimated to go on.
+            now: the time on the workers' clock, by which the progress of running chains is estimated.
             seconds: after how long to stop; what is left comes with the next call.
         """
         until = time.perf_counter() + seconds
-        study, rows = self._study, Rows(anew=self._head is None)
-        self._wanted |= dict.fromkeys(study.lane_changes.since(self._seen))
+        study, rows = self._study, Rows(reset=self._header is None)
+        self._wanted |= dict.fromkeys(study.branch_changes.since(self._seen))
         self._wanted_trials |= dict.fromkeys(study.trial_changes.since(self._seen_trials))
-        self._seen, self._seen_trials = study.lane_changes.position, study.trial_changes.position
+        self._seen, self._seen_trials = study.branch_changes.position, study.trial_changes.position
         if self._ended != study.ended:
             self._ended = study.ended
             self._wanted |= dict.fromkeys(study.branches)
@@ -73,10 +73,10 @@ class Feed:
         if self._seen_records != self._view.position and not self._wanted:
             self._seen_records = self._view.position
             self._add_failures(rows)
-        head = self._new_head(now)
-        if head != self._head:
-            self._head = rows.head = head
-        return rows if rows.anew or rows != Rows() else None
+        header = self._new_header(now)
+        if header != self._header:
+            self._header = rows.header = header
+        return rows if rows.reset or rows != Rows() else None
 
     def _add_branches(self, rows: Rows, until: float) -> None:
         for count, id in enumerate(list(self._wanted), 1):
@@ -124,8 +124,8 @@ class Feed:
                 known = self._branches.get(leaf.id)
                 branch = self._add_branch(leaf, rows) if known is None else known
             number = plain(id.rpartition("/")[2], 12) if proposed is None else str(proposed.number)
-            told = study.standing.get(id)
-            value = None if told is None else told.value
+            result = study.standing.get(id)
+            value = None if result is None else result.value
             if ended is not None and ended.state == "COMPLETE" and ended.values:
                 value = float(ended.values[0])
             index = self._trials.setdefault(id, len(self._trials))
@@ -156,7 +156,7 @@ class Feed:
         for key in [key for key in self._failures if key not in there]:
             rows.gone.append(self._failures.pop(key)[0])
 
-    def _new_head(self, now: float) -> Head:
+    def _new_header(self, now: float) -> Header:
         view, study = self._view, self._study
         best = study.best(1)
         at = []
@@ -164,7 +164,7 @@ class Feed:
             place = place_of(view, chain, now)
             if place is not None and place.node.id in self._branches:
                 at.append((self._branches[place.node.id], place.step, plain(chain.worker)))
-        return Head(
+        return Header(
             study=plain(study.name, 400),
             metric=plain(study.started.metric[0]),
             maximize=study.maximize,

@@ -80,7 +80,7 @@ def _gpu(gpu: GPU | None) -> str:
 
 
 class Savings(Panel):
-    """Worker-seconds spent for the results so far, compared to those that each trial alone would have taken."""
+    """Worker-seconds spent for the results so far, compared to those of the same trials without sharing."""
 
     def make(self, doc: Document) -> None:
         self.source = ColumnDataSource({"at": [], "alone": [], "spent": [], "top": []})
@@ -107,7 +107,7 @@ class Metrics(Panel):
     def make(self, doc: Document) -> None:
         self.source = ColumnDataSource({"steps": [], "values": [], "trial": [], "value": [], "colour": []})
         self._results = ColumnDataSource({"step": [], "value": []})
-        self._told: tuple[str, int] = ("", 0)
+        self._drawn_results: tuple[str, int] = ("", 0)
         self.root = self.figure("Metric", x_axis_label="training step", x_range=Range1d(start=0, end=1),
                                 y_range=Range1d(start=0, end=1))  # fmt: skip
         self.root.scatter("step", "value", source=self._results, size=4, color=MIDDLE, line_color=None, alpha=0.5)
@@ -142,8 +142,8 @@ class Metrics(Panel):
     def _add_results(self, shown: Shown) -> None:
         """Send the results that are new."""
         study = shown.study
-        key, before = self._told
-        new = study.told - before if key == shown.key else study.told
+        key, before = self._drawn_results
+        new = study.reported - before if key == shown.key else study.reported
         if not new:
             return
         latest = list(study.results)[-new:]
@@ -152,7 +152,7 @@ class Metrics(Panel):
             self._results.stream(columns, rollover=study.results.maxlen)
         else:
             self._results.data = columns
-        self._told = shown.key, study.told
+        self._drawn_results = shown.key, study.reported
 
 
 def _thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:
@@ -162,38 +162,40 @@ def _thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[i
 
 
 class Rungs(Panel):
-    """The number of trials asked for at each step, and of those evaluated there."""
+    """The number of trials requested at each step, and of those evaluated there."""
 
     def make(self, doc: Document) -> None:
-        self.source = ColumnDataSource({name: [] for name in ("step", "asked", "told", "best")})
+        self.source = ColumnDataSource({name: [] for name in ("step", "requested", "evaluated", "best")})
         self.root = self.figure("Trials by step", x_range=FactorRange(factors=[]), y_range=Range1d(start=0, end=1),
                                 x_axis_label="training step", y_axis_label="trials")  # fmt: skip
         self.root.xgrid.visible = False
         self.root.vbar(
-            "step", top="asked", width=0.7, source=self.source, color=MIDDLE, alpha=0.35, legend_label="asked"
+            "step", top="requested", width=0.7, source=self.source, color=MIDDLE, alpha=0.35, legend_label="requested"
         )
-        bars = self.root.vbar("step", top="told", width=0.7, source=self.source, color=GOOD, legend_label="evaluated")
+        bars = self.root.vbar(
+            "step", top="evaluated", width=0.7, source=self.source, color=GOOD, legend_label="evaluated"
+        )
         self.style_legend(self.root, "top_right")
-        tips = [("step", "@step"), ("evaluated", "@told of @asked"), ("best", "@best")]
+        tips = [("step", "@step"), ("evaluated", "@evaluated of @requested"), ("best", "@best")]
         self.root.add_tools(HoverTool(renderers=[bars], tooltips=tips))
 
     def draw(self, shown: Shown | None, now: float) -> None:
         if shown is None:
             return
         rungs = shown.study.rungs
-        # For a search without rungs, which may ask at any step, the steps with the most trials asked.
-        steps = sorted(sorted(rungs, key=lambda step: (-rungs[step].asked, step))[:_RUNGS])
+        # For a search without rungs, which may request any step: the steps requested of the most trials.
+        steps = sorted(sorted(rungs, key=lambda step: (-rungs[step].requested, step))[:_RUNGS])
         factors = [str(step) for step in steps]
         if list(self.root.x_range.factors) != factors:
             self.root.x_range.factors = factors
         best = [rungs[step].best for step in steps]
         self.source.data = {
             "step": factors,
-            "asked": [rungs[step].asked for step in steps],
-            "told": [rungs[step].told for step in steps],
+            "requested": [rungs[step].requested for step in steps],
+            "evaluated": [rungs[step].evaluated for step in steps],
             "best": ["none" if value is None else f"{value:.5g}" for value in best],
         }
-        most = max((rung.asked for rung in rungs.values()), default=0)
+        most = max((rung.requested for rung in rungs.values()), default=0)
         self.root.y_range.end = 1.25 * max(most, shown.study.started.n_trials or 0, 1)
         hidden = len(rungs) - len(steps)
         self.root.title.text = "Trials by step" + (f"; {hidden:,} further steps are not drawn" if hidden else "")

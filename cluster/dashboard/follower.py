@@ -56,7 +56,7 @@ class Follower:
         self._client = client
         self._plan = ""
         self._wanted = Cursor()
-        self._asked: Client | None = None  # the connection on which a page was found
+        self._found: Client | None = None  # the connection on which a page was found
         self._next_look = 0.0
         self._next_offer = 0.0
         self._watched = False
@@ -67,7 +67,7 @@ class Follower:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looked at the page when it was last heard of."""
+        """Whether somebody looked at the page when it answered last."""
         return self._watched
 
     def show(self, study: str, seconds_left: float | None) -> None:
@@ -92,7 +92,7 @@ class Follower:
                 logger.debug("the dashboard page is waiting for the store", exc_info=True)
             except Exception:  # errors between us and the page must not affect the search
                 logger.debug("the dashboard page could not be reached", exc_info=True)
-                self._asked, self._watched = None, False
+                self._found, self._watched = None, False
 
     def _send(self, *, at_once: bool) -> bool:
         """Send the records that the page wants next; return whether there may be more."""
@@ -100,11 +100,11 @@ class Follower:
         if client is None or not self._is_installed(client, at_once=at_once):
             return False
         self._plan = self._plan or self._name()
-        anew = False
+        discard = False
         try:
             records, _ = self._journal.read_on(self._wanted, RECORDS)
         except HistoryChanged:
-            anew, self._plan, self._wanted = True, self._name(), Cursor()
+            discard, self._plan, self._wanted = True, self._name(), Cursor()
             records, _ = self._journal.read_on(self._wanted, RECORDS)
         if not self._plan or (not records and time.monotonic() < self._next_offer):
             return False
@@ -115,7 +115,7 @@ class Follower:
 
         async def offered() -> tuple[int, bytes, bool]:
             answer: tuple[int, bytes, bool] = await getattr(client.scheduler, HANDLER)(
-                plan=self._plan, first=first, records=records, anew=anew, store=address_of(self._journal), left=left
+                plan=self._plan, first=first, records=records, anew=discard, store=address_of(self._journal), left=left
             )
             return answer
 
@@ -133,13 +133,13 @@ class Follower:
         return study, None if end is None or now - made > OLD else max(0.0, end - now)
 
     def _is_installed(self, client: Client, *, at_once: bool) -> bool:
-        if client is self._asked:
+        if client is self._found:
             return True
         if not at_once and time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + _AGAIN
         if client.get_metadata([INSTALLED], False):
-            self._asked = client
+            self._found = client
             return True
         return False
 

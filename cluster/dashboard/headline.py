@@ -10,12 +10,12 @@ from hpstage.cluster.dashboard.feed import failures_on
 from hpstage.errors.text import clean, count_of, shortened, time_left
 from hpstage.report.names import plain
 
-_FAILURES = 3  # told of; others are counted
+_FAILURES = 3  # shown; others are counted
 _SUMMARY = 160
 
 
 def headline(shown: Shown, seconds_left: float | None = None) -> list[str]:
-    """Return the parts of the sentence at the top of the page. What nothing is known of yet is left out."""
+    """Return the parts of the sentence at the top of the page, without figures that are not known yet."""
     study, totals = shown.study, shown.study.totals
     found = []
     shared = less_training(totals.steps_asked, totals.steps_unique)
@@ -26,15 +26,15 @@ def headline(shown: Shown, seconds_left: float | None = None) -> list[str]:
     saved = shown.seconds_saved
     if totals.answers and saved > 0:
         found.append(f"{worker_time(saved)} saved")
-    over = len(study.trials) - study.trials_by_end[None]
+    finished = len(study.trials) - study.trials_by_end[None]
     of = study.started.n_trials or len(study.trials)
-    found.append(f"{over:,} of {max(of, len(study.trials)):,} trials over")
+    found.append(f"{finished:,} of {max(of, len(study.trials)):,} trials finished")
     if rejected := study.trials_by_end["REJECTED"]:
         found.append(f"{rejected:,} rejected")
     record = shown.view.plan.searches.get(study.name)
     if record is not None and not study.ended:
-        not_begun = record.queued + max(0, of - len(study.trials))
-        states = (("paused", len(record.paused)), ("not begun", not_begun))
+        queued = record.queued + max(0, of - len(study.trials))
+        states = (("paused", len(record.paused)), ("queued", queued))
         found += [f"{count:,} {state}" for state, count in states if count]
     if seconds_left is not None:
         found.append(time_left(seconds_left))
@@ -45,7 +45,7 @@ def headline(shown: Shown, seconds_left: float | None = None) -> list[str]:
 
 
 def standing(shown: Shown) -> list[str]:
-    """Return what else is told of a study: its name, whether it runs, its algorithm, and what it has spent."""
+    """Return the line below: the study's name, whether it runs, its algorithm, and what it has spent."""
     study, view = shown.study, shown.view
     if view.problem:
         state = "cannot be followed any more: " + view.problem
@@ -61,14 +61,14 @@ def standing(shown: Shown) -> list[str]:
 
 
 def failures(shown: Shown) -> list[str]:
-    """Return what has failed, the latest first, each on one line."""
+    """Return the study's failures, the latest first, each on one line."""
     facts = list(failures_on(shown.view, shown.study))
-    told = dict.fromkeys(
+    shown_once = dict.fromkeys(
         f"{'evaluating' if fact.evaluating else 'training'} at step {fact.step:,}: "
         f"{shortened(clean(fact.failure.summary), _SUMMARY)}"
         for fact in reversed(facts[-200:])
     )
-    lines = list(told)[:_FAILURES]
+    lines = list(shown_once)[:_FAILURES]
     more = len(facts) - len(lines)
     return lines + ([f"and {more:,} more"] if more > 0 and lines else [])
 
@@ -81,8 +81,8 @@ def worker_time(seconds: float) -> str:
     return f"{round(seconds, 1) + 0.0:.1f} worker-seconds"
 
 
-def head_html(shown: Shown, seconds_left: float | None = None) -> str:
-    """Return the sentence and what else is told as HTML."""
+def headline_html(shown: Shown, seconds_left: float | None = None) -> str:
+    """Return the sentence and the line below as HTML."""
     first = "; ".join(headline(shown, seconds_left))
     return (
         f"<div style='font-size: 18px; font-weight: 600'>{html.escape(first)}</div>"
@@ -96,5 +96,5 @@ def failures_html(shown: Shown) -> str:
     if not failed and not lines:
         return ""
     title = f"{count_of(failed, 'trial')} failed" if failed else "Failed"
-    told = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
-    return f"<b>{title}</b>{told}"
+    rows = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
+    return f"<b>{title}</b>{rows}"

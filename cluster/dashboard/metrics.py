@@ -42,31 +42,31 @@ _Family = tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, tuple[
 FAMILIES: Mapping[str, _Family] = {
     "hpstage_stages": (
         GaugeMetricFamily,
-        "Stages of the study's trials by state; reused: another study has asked for them first.",
+        "Stages of the study's trials by state; reused: another study has requested them first.",
         (*_STUDY, "state"),
     ),
     "hpstage_trials": (
         GaugeMetricFamily,
-        "Trials of the study by state; open: not over, though the search has ended; rejected: by the space.",
+        "Trials of the study by state; open: unfinished, though the search has ended; rejected: by the space.",
         (*_STUDY, "state"),
     ),
     "hpstage_steps_asked": (
         CounterMetricFamily,
-        "Steps of all trials of the study, up to where each was asked for.",
+        "Steps requested, summed over the study's trials.",
         _STUDY,
     ),
-    "hpstage_steps_distinct": (CounterMetricFamily, "Distinct steps among those that were asked.", _STUDY),
-    "hpstage_steps_trained": (CounterMetricFamily, "Steps trained that the study's trials asked for first.", _STUDY),
+    "hpstage_steps_distinct": (CounterMetricFamily, "Unique steps among those requested.", _STUDY),
+    "hpstage_steps_trained": (CounterMetricFamily, "Steps trained that the study's trials requested first.", _STUDY),
     "hpstage_steps_wasted": (CounterMetricFamily, "Of these, steps whose results were discarded.", _STUDY),
-    "hpstage_merge_rate": (GaugeMetricFamily, "Steps asked / distinct steps.", _STUDY),
+    "hpstage_merge_rate": (GaugeMetricFamily, "Requested steps / unique steps.", _STUDY),
     "hpstage_worker_seconds": (
         CounterMetricFamily,
-        "Seconds of workers (GPUs) that the study's trials asked for first, by activity.",
+        "Seconds of workers (GPUs) for steps that the study's trials requested first, by activity.",
         (*_STUDY, "activity"),
     ),
     "hpstage_alone_worker_seconds": (
         GaugeMetricFamily,
-        "Estimated seconds of workers for the results so far, had each trial been trained alone.",
+        "Estimated seconds of workers for the results so far without sharing.",
         _STUDY,
     ),
     "hpstage_saved_worker_seconds": (
@@ -87,17 +87,17 @@ FAMILIES: Mapping[str, _Family] = {
     ),
     "hpstage_plan_steps_asked": (
         CounterMetricFamily,
-        "Steps of all trials of the plan, up to where each was asked for.",
+        "Steps requested, summed over the plan's trials.",
         _PLAN,
     ),
-    "hpstage_plan_steps_distinct": (CounterMetricFamily, "Distinct steps among those that were asked.", _PLAN),
+    "hpstage_plan_steps_distinct": (CounterMetricFamily, "Unique steps among those requested.", _PLAN),
     "hpstage_plan_steps_trained": (CounterMetricFamily, "Steps that were trained.", _PLAN),
     "hpstage_plan_steps_wasted": (
         CounterMetricFamily,
         "Steps that were trained and whose results were discarded.",
         _PLAN,
     ),
-    "hpstage_plan_merge_rate": (GaugeMetricFamily, "Steps asked / distinct steps, over all studies.", _PLAN),
+    "hpstage_plan_merge_rate": (GaugeMetricFamily, "Requested steps / unique steps, over all studies.", _PLAN),
     "hpstage_plan_worker_seconds": (
         CounterMetricFamily,
         "Seconds of workers (GPUs) that the plan took, by activity.",

@@ -30,7 +30,7 @@ PANELS: Mapping[str, type[Panel]] = {
 _INTERVAL = 500
 """Milliseconds between two frames."""
 _SIDE_BY_SIDE = {"display": "grid", "grid-template-columns": "repeat(auto-fit, minmax(min(340px, 100%), 1fr))"}
-"""Figures beside each other, or below where there is no room."""
+"""Figures next to each other, or below where there is no room."""
 _TEMPLATE = """{% extends "simple.html" %}{% block extra_resources %}<style>
 html, body { color-scheme: light dark; height: auto; overflow-x: hidden }
 @media (prefers-color-scheme: dark) { html { background: #121314; color: #dddddd }
@@ -43,7 +43,7 @@ if (!document.getElementById("hpstage-lost")) {
     const note = document.createElement("p")
     note.id = "hpstage-lost"
     note.textContent = "The connection to the scheduler is lost: the search has ended, or its scheduler has. " +
-        "This is what it told last."
+        "The page shows the last figures received."
     note.style = "position: fixed; bottom: 0; left: 0; right: 0; z-index: 9; margin: 0; padding: 0.6em 1em; " +
         "font: 14px sans-serif; color: #fff; background: #8a3b12"
     document.body.append(note)

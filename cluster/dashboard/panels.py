@@ -51,7 +51,7 @@ class Panel(ABC):
             self._drawn = version
 
     def version(self, shown: Shown | None, now: float) -> object:
-        """Return a value that changes when the panel must be drawn anew."""
+        """Return a value that changes when the panel must be drawn again."""
         return None if shown is None else (shown.key, shown.view.position)
 
     @abstractmethod

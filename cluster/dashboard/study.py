@@ -42,8 +42,8 @@ class StudyBranch(Branch):
 class Rung:
     """A step at which trials are evaluated."""
 
-    asked: int = 0
-    told: int = 0
+    requested: int = 0
+    evaluated: int = 0
     best: float | None = None
 
 
@@ -94,14 +94,14 @@ class StudyView:
         self.standing: dict[TrialId, Result] = {}  # the farthest finite result of each trial
         self._ranking: list[_Rank] = []  # of the standing results, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
-        self.told = 0  # results so far
+        self.reported = 0  # results so far
         self.extent: tuple[float, float] | None = None  # the lowest and the highest of them that can be drawn
         self.began = started.at  # the first call
         self.history = History()  # (seconds since then, worker-seconds of the trials alone, worker-seconds spent)
         self.history.add(0.0, 0.0, 0.0)
         self.chains_lost: Counter[str] = Counter()  # by outcome
         self.longest = started.steps  # of a trial
-        self.lane_changes: Changes[NodeId] = Changes()
+        self.branch_changes: Changes[NodeId] = Changes()
         self.trial_changes: Changes[TrialId] = Changes()
         self._latest = 0.0
 
@@ -132,9 +132,9 @@ class StudyView:
             insort(self._ranking, self._rank(self.standing[trial]))
         self.trial_changes.mark(trial)
 
-    def ask(self, trial: PlannedTrial, before: int, step: int) -> list[StudyBranch]:
-        """Record that ``step`` was asked of a trial, the farthest before being ``before``. Return the new branches."""
-        self.rungs.setdefault(step, Rung()).asked += 1
+    def request(self, trial: PlannedTrial, before: int, step: int) -> list[StudyBranch]:
+        """Record that ``step`` of a trial is requested, the farthest before being ``before``. Return new branches."""
+        self.rungs.setdefault(step, Rung()).requested += 1
         self.trial_changes.mark(trial.id)
         return extend(self.branches, trial, before, step, lambda node: StudyBranch(node, node.start, study=self))
 
@@ -142,7 +142,7 @@ class StudyView:
         """Record that a trial's target was reached for the first time."""
         value = metrics.get(self.started.metric[0], math.nan)
         rung = self.rungs.setdefault(step, Rung())
-        rung.told += 1
+        rung.evaluated += 1
         self.trial_changes.mark(trial.id)
         if not math.isfinite(value):
             return
@@ -153,7 +153,7 @@ class StudyView:
             self.standing[trial.id] = result
             self.enter(trial.id)
         self.results.append(result)
-        self.told += 1
+        self.reported += 1
         if can_be_drawn(value):
             low, high = self.extent or (value, value)
             self.extent = min(low, value), max(high, value)

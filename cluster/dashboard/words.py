@@ -11,7 +11,7 @@ from bokeh.models.widgets import Div, Select
 
 from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.feed import Feed
-from hpstage.cluster.dashboard.headline import failures_html, head_html
+from hpstage.cluster.dashboard.headline import failures_html, headline_html
 from hpstage.cluster.dashboard.panels import FAILED, Panel
 from hpstage.report.names import plain
 from hpstage.report.tree.figure import DARK_INPUTS, TreeFigure
@@ -77,7 +77,7 @@ class Summary(Panel):
 
     def draw(self, shown: Shown | None, now: float) -> None:
         if shown is not None:
-            text = head_html(shown, shown.seconds_left(time.monotonic()))
+            text = headline_html(shown, shown.seconds_left(time.monotonic()))
             if text != self.root.text:
                 self.root.text = text
 

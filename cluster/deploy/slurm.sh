@@ -6,7 +6,7 @@
 #
 # Needs `hpstage` (with its extra "tls") and `redis-server` on the PATH of all nodes (activate an environment before
 # sbatch), and a folder that all nodes share: HPSTAGE_FOLDER, by default "hpstage" where the job was submitted. What was
-# reached stays there: the same line goes on with the search after the time is up.
+# reached stays there: the same line resumes the search after the time is up.
 #
 # search.py takes all it needs from its environment:
 #   hpstage.optimize(study, ..., executor=distributed.Client(), store=os.environ["HPSTAGE_STORE"],

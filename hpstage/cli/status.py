@@ -259,8 +259,8 @@ def as_text(found: Status, width: int | None = None) -> str:
         rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
     lines = [aligned(rows, width=width)]
     if found.studies:
-        head: tuple[str, ...]
-        head = ("study", "state", "trials", "best", "steps requested", "merge rate", "h busy", "h saved")
+        titles: tuple[str, ...]
+        titles = ("study", "state", "trials", "best", "steps requested", "merge rate", "h busy", "h saved")
         cells = [
             (
                 clean(study.study),
@@ -274,16 +274,16 @@ def as_text(found: Status, width: int | None = None) -> str:
             )
             for study in found.studies[-_LINES:]
         ]
-        lines += ["", table([head, *cells], left=4, width=width), *_left_out(found.studies)]
+        lines += ["", table([titles, *cells], left=4, width=width), *_left_out(found.studies)]
     if found.drivers:
-        head = ("driver", "host", "process", "state")
+        titles = ("driver", "host", "process", "state")
         cells2 = [
             (clean(driver.driver), clean(driver.host), str(driver.pid), "alive" if driver.alive else "gone")
             for driver in found.drivers[-_LINES:]
         ]
-        lines += ["", table([head, *cells2], left=4, width=width), *_left_out(found.drivers)]
+        lines += ["", table([titles, *cells2], left=4, width=width), *_left_out(found.drivers)]
     if found.chains:
-        head = ("worker", "chain", "since", "node", "step", "to")
+        titles = ("worker", "chain", "since", "node", "step", "to")
         cells3 = [
             (
                 chain.name,
@@ -295,7 +295,7 @@ def as_text(found: Status, width: int | None = None) -> str:
             )
             for chain in found.chains[-_LINES:]
         ]
-        lines += ["", table([head, *cells3], left=3, width=width), *_left_out(found.chains)]
+        lines += ["", table([titles, *cells3], left=3, width=width), *_left_out(found.chains)]
     elif any(study.state == "running" for study in found.studies):
         lines += ["", "no chain is running"]
     return "\n".join(lines)

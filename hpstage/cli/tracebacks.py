@@ -6,7 +6,7 @@ import traceback
 
 from hpstage.training.code.owner import is_users
 
-_HEAD = "Traceback (most recent call last):"
+_FIRST_LINE = "Traceback (most recent call last):"
 
 
 def folded_traceback(error: BaseException) -> str:
@@ -16,6 +16,6 @@ def folded_traceback(error: BaseException) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     before = next((at for at, frame in enumerate(frames) if is_users(frame.f_globals.get("__name__", ""))), 0)
     shown.stack = traceback.StackSummary.from_list(shown.stack[before:])
-    chained, first, own = "".join(shown.format()).rpartition(_HEAD)
+    chained, first, own = "".join(shown.format()).rpartition(_FIRST_LINE)
     folded = f"\n  ({before} frames of hpstage and of libraries are not shown)" if before else ""
     return f"{chained}{first}{folded}{own}"

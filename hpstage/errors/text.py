@@ -75,8 +75,8 @@ def worker_hours(seconds: float) -> str:
 
 
 def allocated_hours(allocated: float, busy: float) -> str:
-    """``0.0250 h, 96 % busy``: allocated worker-hours, and the busy share of them. Where more was
-    done, other searches' workers have done the rest."""
+    """``0.0250 h, 96 % busy``: allocated worker-hours, and the busy part of them. Where more were busy, other searches'
+    workers have done the rest."""
     if not allocated:
         return worker_hours(allocated)
     share = round(100 * busy / allocated)

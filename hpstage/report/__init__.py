@@ -75,7 +75,7 @@ def write_report(
     """Write the report of a plan, or of one of its studies, into ``folder`` (created if needed); return its page's
     path.
 
-    ``index.html`` holds the whole report, pictures included. Beside it lie the pictures (``*.svg``), the savings
+    ``index.html`` holds the whole report, pictures included. Next to it are the pictures (``*.svg``), the savings
     (``savings.json``) and the tables of :mod:`hpstage.accounting.tables` (``trials.csv``, ``stages.csv``,
     ``states.csv``, ``workers.csv``). Files of an earlier report are replaced, the page last.
 

@@ -33,8 +33,8 @@ def workers_in_order(account: Account) -> list[WorkerId]:
 
 
 def worker_names(workers: Iterable[WorkerId]) -> dict[WorkerId, str]:
-    """Return names for workers: of those named by their address, host and number (``10.0.0.3 #2``), since a port tells
-    nobody anything. They are numbered in the order given."""
+    """Return names for workers: of those named by their address, host and number (``10.0.0.3 #2``), since a port means
+    nothing to a reader. They are numbered in the order given."""
     found: dict[WorkerId, str] = {}
     on: dict[str, int] = {}
     for worker in workers:

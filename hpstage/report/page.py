@@ -30,7 +30,7 @@ def page(book: Book, saved: Savings, pictures: Mapping[Picture, tuple[bytes, byt
 
     Args:
         pictures: their SVG files, each for wide and for narrow windows.
-        tables: whether the tables lie beside the page as CSV files.
+        tables: whether the tables are next to the page as CSV files.
     """
     causes = by_cause(failures_of(book))
     return (
@@ -88,24 +88,24 @@ def best_first(book: Book) -> list[list[TrialId]]:
     sign = -1.0 if book.maximize else 1.0
     found: dict[tuple[NodeId, int], list[TrialId]] = {}
     for id in sorted(book.values, key=lambda id: sign * book.values[id][0]):
-        asked = book.trials[id].requested
-        found.setdefault((book.trials[id].node_at(asked).id, asked), []).append(id)
+        last = book.trials[id].requested
+        found.setdefault((book.trials[id].node_at(last).id, last), []).append(id)
     return list(found.values())
 
 
 def pieces_of(schedule: Schedule, steps: int) -> list[str]:
     """Describe a schedule over the first ``steps`` steps: its value, or how it changes from step to step."""
     pieces = [(start, min(stop or steps, steps), form) for start, stop, form in schedule.pieces() if start < steps]
-    told = []
+    described = []
     for start, stop, form in pieces[:_PIECES]:
         if isinstance(form, Constant):
-            said = _short(form.scalar)
+            text = _short(form.scalar)
         else:
-            said = f"{type(form).__name__.lower()}, {_short(form.value(start))} to {_short(form.value(stop - 1))}"
-        told.append(said if len(pieces) == 1 else f"steps {start:,} to {stop:,}: {said}")
+            text = f"{type(form).__name__.lower()}, {_short(form.value(start))} to {_short(form.value(stop - 1))}"
+        described.append(text if len(pieces) == 1 else f"steps {start:,} to {stop:,}: {text}")
     if len(pieces) > _PIECES:
-        told.append(f"and {len(pieces) - _PIECES:,} more")
-    return told
+        described.append(f"and {len(pieces) - _PIECES:,} more")
+    return described
 
 
 def params_of(book: Book, id: TrialId) -> Mapping[str, object]:

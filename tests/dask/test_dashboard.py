@@ -18,7 +18,7 @@ from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
 from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.feed import Feed
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD
-from hpstage.cluster.dashboard.headline import failures_html, head_html, headline
+from hpstage.cluster.dashboard.headline import failures_html, headline, headline_html
 from hpstage.cluster.dashboard.panels import around, nice
 from hpstage.cluster.dashboard.study import History, StudyView, curve
 from hpstage.cluster.dashboard.work import work_of
@@ -96,7 +96,7 @@ class Mirror:
             getattr(self.rows, name).update(getattr(sent, name))
         for index in sent.gone:
             del self.rows.failures[index]
-        self.rows.head = sent.head or self.rows.head
+        self.rows.header = sent.header or self.rows.header
         return True
 
     def content(self) -> object:
@@ -106,16 +106,16 @@ class Mirror:
         trials = {row.name: structs.replace(row, branch=node[row.branch]) for row in self.rows.trials.values()}
         failures = {(node[f.branch], f.step, f.doing, f.summary, self.rows.texts[f.text])
                     for f in self.rows.failures.values()}  # fmt: skip
-        head = self.rows.head
-        assert head is not None
-        best = None if head.best == ROOT else self.rows.trials[head.best].name
+        header = self.rows.header
+        assert header is not None
+        best = None if header.best == ROOT else self.rows.trials[header.best].name
         return (
             branches,
             trials,
             failures,
             best,
-            head.end,
-            [(node[place], step, worker) for place, step, worker in head.at],
+            header.end,
+            [(node[place], step, worker) for place, step, worker in header.at],
         )
 
 
@@ -143,7 +143,7 @@ def test_the_figures_are_those_of_the_result() -> None:
     reported = result.best_trial.intermediate_values
     points = dict(curve(view.plan.trials[best.trial], "score", best.step))
     assert reported.items() <= points.items()
-    assert {step: (rung.asked, rung.told) for step, rung in study.rungs.items()} == {
+    assert {step: (rung.requested, rung.evaluated) for step, rung in study.rungs.items()} == {
         step: (count, count)
         for step in {step for trial in result.study.trials for step in trial.intermediate_values}
         for count in [sum(step in trial.intermediate_values for trial in result.study.trials)]
@@ -274,7 +274,7 @@ def test_the_sentence_claims_nothing_before_there_is_something_to_claim() -> Non
         if board.studies():
             said.append(headline(board.studies()[0]))
     assert not any(part.startswith("-") for parts in said for part in parts)
-    assert said[0] == ["0 of 12 trials over", "12 not begun"] and "12 of 12 trials over" in said[-1]
+    assert said[0] == ["0 of 12 trials finished", "12 queued"] and "12 of 12 trials finished" in said[-1]
 
 
 def test_the_time_left_is_told_while_the_search_runs_and_the_estimate_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
     assert board.offer("plan", 10, records[10:15]) == 30
     assert board.offer("plan", 40, records[40:]) == 30
     assert board.offer("plan", 30, records[30:]) == len(records)
-    assert head_html(board.studies()[0]) == head_html(board_of(journal).studies()[0])
+    assert headline_html(board.studies()[0]) == headline_html(board_of(journal).studies()[0])
 
 
 def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew() -> None:
@@ -341,7 +341,7 @@ def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew
         lost.read_on(behind)
     assert cursor(board.take_in("plan", 0, records[:12], anew=True)) == Cursor().after(records[:12])
     assert cursor(board.take_in("plan", 12, records[12:])) == Cursor().after(records)
-    assert head_html(board.studies()[0]) == head_html(board_of(journal).studies()[0])
+    assert headline_html(board.studies()[0]) == headline_html(board_of(journal).studies()[0])
 
 
 def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
@@ -350,7 +350,7 @@ def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
     records = journal.read()
     assert board.offer("other", 0, [*records[:30], b'{"type": "OfTomorrow"}']) == NO_MORE
     assert board.offer("other", 0, records) == NO_MORE
-    assert "cannot be followed" in head_html(next(found for found in board.studies() if found.view.problem))
+    assert "cannot be followed" in headline_html(next(found for found in board.studies() if found.view.problem))
     assert board.offer("plan", len(records), []) == len(records)
 
 
@@ -394,7 +394,7 @@ def test_names_of_users_are_no_html() -> None:
         study, Odd(), lambda trial: {"a": 1}, metric="<i>&", steps=2, n_trials=1, store=journal,
         executor=hpstage.InlineExecutor(),
     )  # fmt: skip
-    text = head_html(board_of(journal).studies()[0])
+    text = headline_html(board_of(journal).studies()[0])
     assert "&lt;script&gt;" in text and "<script>" not in text
 
 

@@ -21,7 +21,7 @@ from hpstage.cluster.dashboard import install, page_of
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.figures import Workers
 from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
-from hpstage.cluster.dashboard.headline import head_html
+from hpstage.cluster.dashboard.headline import headline_html
 from hpstage.cluster.dashboard.page import PANELS
 from hpstage.search.progress.eta import TimeLeft
 from hpstage.store import MemoryJournal
@@ -46,7 +46,8 @@ def look(dask_scheduler: Any) -> list[tuple[str, int, str]]:
     board: Board = dask_scheduler.handlers[HANDLER].__self__
     now = time.monotonic()
     return [
-        (found.study.name, found.view.position, head_html(found, found.seconds_left(now))) for found in board.studies()
+        (found.study.name, found.view.position, headline_html(found, found.seconds_left(now)))
+        for found in board.studies()
     ]
 
 

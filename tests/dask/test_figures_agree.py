@@ -129,8 +129,8 @@ def test_steps_are_counted_alike(told: Told) -> None:
         value = getattr(savings, name)
         assert value == getattr(totals, name) == study[name] == plan[name] == told.figures[name]
     assert savings.steps_trained == totals.steps_trained == plan["steps_trained"] == told.figures["steps_trained"]
-    assert told.row("Steps asked for")[0] == f"{savings.steps_asked:,}"
-    assert told.row("Distinct steps among them")[0] == f"{savings.steps_unique:,}"
+    assert told.row("Steps requested")[0] == f"{savings.steps_asked:,}"
+    assert told.row("Unique steps among them")[0] == f"{savings.steps_unique:,}"
     assert told.row("Steps trained")[0] == f"{savings.steps_trained:,}"
     assert f"{savings.steps_asked:,} requested, {savings.steps_unique:,} unique" in " ".join(told.status.split())
 
@@ -165,8 +165,8 @@ def test_seconds_used_alone_and_saved_agree_and_add_up(told: Told) -> None:
         assert study[name] == pytest.approx(value, abs=1e-3) == plan[name] == pytest.approx(on_page, abs=1e-3)
     for name, value in (("worker_seconds", used), ("worker_seconds_alone", alone), ("saved_seconds", saved)):
         assert told.figures[name] == pytest.approx(value, abs=1e-3)
-    assert told.row("Worker time used")[0] == duration(used)
-    assert told.row("Every trial alone")[0] == duration(alone)
+    assert told.row("Busy worker time")[0] == duration(used)
+    assert told.row("Worker time without sharing")[0] == duration(alone)
     assert told.row("Saved")[0] == duration(saved)
     assert f"worker-hours {hours(used)} used, {hours(saved)} saved" in told.terminal
     assert worker_hours(used) in told.summary and worker_hours(saved) in told.summary
@@ -182,7 +182,7 @@ def test_seconds_paid_agree(told: Told) -> None:
     assert paid == told.shown.view.presence.seconds(STUDY)
     phrase = allocated_hours(paid, savings.worker_seconds)
     assert phrase in told.summary and phrase in told.status
-    assert told.row("Worker time paid") == (duration(paid), phrase)
+    assert told.row("Allocated worker time") == (duration(paid), phrase)
 
 
 def test_trials_and_the_best_value_agree(told: Told) -> None:

@@ -305,7 +305,7 @@ def test_what_another_study_reached_while_its_driver_was_away_counts_for_a_study
         view.fold([record])
     check_that_all_say_the_same(view, account)
     away = view.studies["away"]
-    assert away.totals.answers == 4 and away.rungs[20].told == 4
+    assert away.totals.answers == 4 and away.rungs[20].evaluated == 4
     alone = sum(Book(account, "away").alone.values())
     assert view.alone_seconds("away") == pytest.approx(alone, abs=1e-3)
     assert resumed.savings.worker_seconds_alone == pytest.approx(alone, abs=1e-3)

@@ -51,21 +51,21 @@ PICTURES = (
     Picture(
         "savings",
         "Savings by cause",
-        "From what all trials would have taken alone, as far as was asked, to what workers spent; below, on what.",
+        "From the time of all requested steps without sharing to the time that workers spent; below, on what.",
         draw_savings,
     ),
     Picture(
         "stage_tree",
         "Stage tree",
-        "Each line is trained once, for all trials that run along it: the wider, the more. Labels tell what changes "
-        "where lines part; at their ends stand trials with their metric, and what there is no room for.",
+        "Each line is trained once, for all trials on it: the wider, the more. Labels show what changes where "
+        "branches diverge; at the ends of lines are the trials with their metric, and the number of those left out.",
         draw_stage_tree,
         width=WIDTH,
     ),
     Picture(
         "metrics",
         "Metric",
-        "What was measured along each line of the tree, and between a line and those that part from it.",
+        "The values measured on each branch of the tree, and between a branch and those that fork from it.",
         draw_metrics,
     ),
     Picture(
@@ -77,7 +77,7 @@ PICTURES = (
     Picture(
         "merge_rate",
         "Merge rate",
-        "Steps asked over distinct steps, as the search went on; below, the steps themselves.",
+        "Requested steps over unique steps in the course of the search; below, the steps themselves.",
         draw_merge_rate,
     ),
 )

@@ -1,4 +1,4 @@
-"""The stage tree beside the same trials, each trained alone: what the tree saves, at a glance."""
+"""The stage tree next to the same trials without sharing: what the tree saves, at a glance."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _FEWEST = 4  # rows laid out at least, so that few rows stay close together
 
 @style.in_our_style
 def draw_beside_alone(book: Book) -> Figure:
-    """Draw each trial of a book as a line of its own and, beside them over the same steps, their stage tree.
+    """Draw each trial of a book as a line of its own and, next to them over the same steps, their stage tree.
 
     Colour ranks the best metric, of a trial or on a line of the tree and below it. The number of steps is the length of
     all lines together, whoever has trained them.
     """
     if not book.branches:
-        return style.nothing("No trial was asked for: there is nothing to compare.")
+        return style.nothing("No trial was requested: there is nothing to compare.")
     layout = lay_out(book)
     shown = layout.fitted(_ROWS)
     figure = style.blank(_HEIGHT, layout=None)
     last = max(branch.reach for branch in book.branches.values())
     width = style.WIDTH - _LEFT - _BETWEEN - _RIGHT
-    tree = width / 2  # wider by what is written beside its lines, so that a step is as long in both panels
+    tree = width / 2  # wider by what is written next to its lines, so that a step is as long in both panels
     for _ in range(_TRIES):
         tree = 0.99 * width / (1 + last / write(layout, shown, 72 * tree, style.TINY).end)
     height = _HEIGHT - _ABOVE - _BELOW
@@ -45,20 +45,20 @@ def draw_beside_alone(book: Book) -> Figure:
     draw_tree(right, layout, shown, points=72 * tree, pitch=72 * height / max(_FEWEST, shown.count))
     right.set_ylim(max(_FEWEST, shown.count) - 0.5, -0.7)
     style.legend(right, legend_of(layout, shown))
-    _draw_alone(left, layout)
+    _draw_unshared(left, layout)
     left.set_xlim(0.0, max(last, (width - tree) * right.get_xlim()[1] / tree))
     left.set_xticks(right.get_xticks())
     left.spines["bottom"].set_bounds(*right.spines["bottom"].get_bounds())
     saved = book.savings
     for axes, text in (
-        (left, f"{count_of(saved.trials, 'trial')} alone: {count_of(saved.steps_asked, 'step')}"),
+        (left, f"{count_of(saved.trials, 'trial')} without sharing: {count_of(saved.steps_asked, 'step')}"),
         (right, f"As a stage tree: {count_of(saved.steps_unique, 'step')}"),
     ):
         axes.set_title(text, loc="left", fontsize=style.TITLE, color=style.INK, parse_math=False)
     return figure
 
 
-def _draw_alone(axes: Axes, layout: Layout) -> None:
+def _draw_unshared(axes: Axes, layout: Layout) -> None:
     """Draw the trials, those that were trained farthest first and the best of equals first."""
     style.tidy(axes)
     trials = layout.book.trials

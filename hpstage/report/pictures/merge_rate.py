@@ -1,4 +1,4 @@
-"""The merge rate over the course of the search: steps asked, distinct, and trained."""
+"""The merge rate over the course of the search: requested, unique, and trained steps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STEEP = 8.0  # the axis is logarithmic if the merge rate ever exceeded its fina
 
 @style.in_our_style
 def draw_merge_rate(book: Book) -> Figure:
-    """Draw the merge rate (steps asked / distinct steps) above the steps, against time."""
+    """Draw the merge rate (requested steps / unique steps) above the steps, against time."""
     drawn = _thinned(moments(book))
     if not drawn or not drawn[-1].requested:
-        return style.nothing("No trial was asked for: there is no merge rate.")
+        return style.nothing("No trial was requested: there is no merge rate.")
     last = drawn[-1]
     unit, name = style.time_unit(last.seconds)
     x = [moment.seconds / unit for moment in drawn]
@@ -45,11 +45,11 @@ def draw_merge_rate(book: Book) -> Figure:
         above.set_ylim(0.0, 1.08 * highest)
     above.yaxis.set_major_formatter("{x:,.10g}")
     style.label(above, y="merge rate")
-    style.title(above, f"Merge rate {rate(last.rate)}: {last.requested:,} steps asked, {last.unique:,} distinct")
+    style.title(above, f"Merge rate {rate(last.rate)}: {last.requested:,} steps requested, {last.unique:,} unique")
     # Lower curves are wider, to stay visible where they coincide. Training between two reports progresses continuously.
     curves: list[tuple[str, str, float, Literal["steps-post", "default"], list[int]]] = [
-        ("asked", style.ORANGE, 2.0, "steps-post", [moment.requested for moment in drawn]),
-        ("distinct", style.BLUE, 1.2, "steps-post", [moment.unique for moment in drawn]),
+        ("requested", style.ORANGE, 2.0, "steps-post", [moment.requested for moment in drawn]),
+        ("unique", style.BLUE, 1.2, "steps-post", [moment.unique for moment in drawn]),
         ("trained", style.INK, 0.9, "default", [moment.trained for moment in drawn]),
     ]
     for label, colour, width, kind, y in curves:

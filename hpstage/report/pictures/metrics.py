@@ -31,7 +31,7 @@ def draw_metrics(book: Book) -> Figure:
     """Draw the first objective against the training step: each node once, with the best trial's path on top."""
     metric, branches, found = book.metric, book.branches, book.measured
     if metric is None or not branches:
-        return style.nothing("No trial was asked for: there are no curves.")
+        return style.nothing("No trial was requested: there are no curves.")
     best = None if book.best is None else book.trials[book.best]
     way = {} if best is None else {node.id: stop for node, _, stop in best.path_to(best.requested)}
     shown = foremost(branches, book.ranking, _MOST_ROWS, always=way)

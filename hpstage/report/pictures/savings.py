@@ -1,4 +1,4 @@
-"""Savings: a waterfall by cause, from every trial alone (100 %) to the time used, and how workers spent that time."""
+"""Savings: a waterfall by cause, from the time without sharing (100 %) to the busy time, and how workers spent it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw_savings(book: Book) -> Figure:
 
 
 def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None:
-    """Draw a row for each step; above them, what ``early`` stopping saved is told beside, since nobody asked for it."""
+    """Draw a row for each step; above them, what ``early`` stopping saved, which is no part of the requested 100 %."""
     unit, name = style.time_unit(most)
     decimals = _decimals(most / unit)
     level = 0.0
@@ -93,7 +93,7 @@ def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None
         tick.set_fontweight("bold" if place >= 0 and falls[place].total else "normal")
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(falls) - 0.5, -1.6 if early else -0.6)
-    axes.set_xlim(0.0, 1.25 * most / unit)  # room for the figures beside the longest bar
+    axes.set_xlim(0.0, 1.25 * most / unit)  # room for the figures next to the longest bar
     axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
     style.label(axes, x=f"worker-{name}")
 
@@ -145,7 +145,7 @@ class Step:
 
 def steps(found: Causes) -> Iterator[Step]:
     """Yield the waterfall. Changes lead exactly from each total to the next; causes of zero seconds are omitted."""
-    yield Step("every trial alone, as asked", found.alone, total=True)
+    yield Step("without sharing, as requested", found.alone, total=True)
     changes = [
         Step("shared with a trial of the study", -found.shared_prefix),
         Step("shared with another study", -found.other_study),

@@ -24,7 +24,7 @@ from hpstage.report.tree.layout import ROWS, Layout, Placed, lay_out
 PALETTE = ListedColormap(colormaps["viridis"].colors[SHADES])  # type: ignore[attr-defined]
 
 _ROW = 0.16  # inches, as long as there is room
-_LOWEST = 2.0  # inches: room for the colour bar and what is written beside it
+_LOWEST = 2.0  # inches: room for the colour bar and what is written next to it
 _FEWEST = 4  # rows laid out at least, so that few rows stay close together
 _ABOVE, _BELOW, _LEFT, _RIGHT = 0.3, 0.45, 0.08, 1.2  # inches around the rows; the colour bar is on the right
 _BAR = 2.4  # inches, length of the colour bar at most
@@ -37,12 +37,12 @@ Segment = tuple[tuple[float, float], tuple[float, float]]
 def draw_stage_tree(book: Book) -> Figure:
     """Draw each node as a line from its start to where the book's trials leave it, the best trial's path as a band.
 
-    Labels tell what changes where lines part. Colour ranks the best metric on a line or below it; width is the number
-    of trials that share the training. Of a tree of more rows than a page has, the lines with the most trials are drawn,
-    and the best among equals; what is folded away is counted where it hangs.
+    Labels show what changes where branches diverge. Colour ranks the best metric on a branch or below it; width is the
+    number of trials that share the training. Of a tree of more rows than a page has, the branches with the most trials
+    are drawn, and the best among equals; what is folded away is counted where it hangs.
     """
     if not book.branches:
-        return style.nothing("No trial was asked for: there is no stage tree.")
+        return style.nothing("No trial was requested: there is no stage tree.")
     layout = lay_out(book)
     shown = layout.fitted(ROWS)
     count = max(_FEWEST, shown.count)
@@ -129,7 +129,7 @@ def _write(axes: Axes, layout: Layout, shown: Placed, widths: Mapping[int, float
 
 
 def draw_scale(axes: Axes, layout: Layout) -> None:
-    """Draw the colour bar: ranks, beside which stand the values that have them."""
+    """Draw the colour bar: ranks, labelled with the values that have them."""
     ticks = layout.ticks()
     bar = axes.figure.colorbar(ScalarMappable(Normalize(0, 1), PALETTE), cax=axes)
     bar.set_ticks([*ticks], labels=[f"{value:.4g}" for value in ticks.values()], parse_math=False)

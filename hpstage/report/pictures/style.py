@@ -72,7 +72,7 @@ def tidy(axes: Axes) -> None:
 
 
 def title(axes: Axes, text: str) -> None:
-    """Set the title of the axes' figure, at its left edge: in a narrow picture, beside names there is no room."""
+    """Set the title of the axes' figure, at its left edge: above narrow axes there is too little room."""
     whole = axes.figure
     y = None if whole.get_layout_engine() else 1 - 0.05 * DPI / whole.bbox.height
     whole.suptitle(text, x=0.01, y=y, ha="left", fontsize=TITLE, color=INK, parse_math=False)

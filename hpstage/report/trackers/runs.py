@@ -24,7 +24,7 @@ class TrialRun:
     Attributes:
         number: in its study.
         state: complete, pruned, fail, or running.
-        steps: those that were asked of it.
+        steps: the number of steps requested.
         params: the study's parameters.
         rows: ascending steps, each with values by name. What was logged has the step in which it was, counted from 0,
             and a metric the number of steps that were trained before. Where a metric has the name of something that is
@@ -79,7 +79,7 @@ def _rows(
 
 
 def plain_name(name: str, allowed: str = ".,=+@-", most: int = 100) -> str:
-    """Return a name of letters, digits, ``_`` and ``allowed``. Where that is another one, a digest tells it from others
-    of which the same is left."""
+    """Return a name of letters, digits, ``_`` and ``allowed``. If that changes the name, a digest distinguishes it from
+    others that become the same."""
     plain = re.sub(rf"[^0-9A-Za-z_{re.escape(allowed)}]", "_", name).strip(".")[:most]
     return plain if plain == name != "" else f"{plain}-{xxhash.xxh3_64_hexdigest(name.encode())[:8]}"

@@ -10,7 +10,7 @@ from hpstage.report.tree.log_rows import logs_of
 from hpstage.report.tree.rows import (
     ROOT,
     BranchRow,
-    Head,
+    Header,
     Rows,
     Texts,
     failure_row,
@@ -24,7 +24,7 @@ from hpstage.report.tree.rows import (
 def rows_of(book: Book) -> Rows:
     """Return all rows of a book's tree."""
     account, branches = book.account, book.branches
-    plan, told = account.plan, states(account, branches)
+    plan, progress = account.plan, states(account, branches)
     place = {id: i for i, id in enumerate(branches)}  # parents before children
     rows = Rows()
     best = max if book.maximize else min
@@ -39,7 +39,7 @@ def rows_of(book: Book) -> Rows:
             min(branch.reach, account.front(id) or node.start),
             branch.trials,
             finite(best(value for _, value in points)) if points else None,
-            told[id],
+            progress[id],
             changes(node),
             kept_state(node.states),
             values_of(node, branch.reach),
@@ -64,7 +64,7 @@ def rows_of(book: Book) -> Rows:
                 place[fact.node], fact.step, evaluating=fact.evaluating, summary=fact.failure.summary, text=text
             )
     rows.logs = logs_of(book)
-    rows.head = Head(
+    rows.header = Header(
         study=plain(book.studies[0], 400) if len(book.studies) == 1 else "",
         metric=plain(book.metric or ""),
         maximize=book.maximize,

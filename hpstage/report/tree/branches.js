@@ -1,9 +1,9 @@
 // The rows that were received: their order, their ranks, and which of them are unfolded. Parents come before children.
 const ROOT = -1, STEP = 50
 const B = {node: [], parent: [], x: [], right: [], front: [], trials: [], own: [], state: [], label: [], kept: [], values: []}
-const T = {name: [], leaf: [], asked: [], state: [], value: [], params: [], seconds: []}
+const T = {name: [], leaf: [], requested: [], state: [], value: [], params: [], seconds: []}
 const F = new Map(), L = new Map(), texts = []
-let head = {study: "", metric: "", maximize: false, end: 1, best: ROOT, store: "", at: []}
+let header = {study: "", metric: "", maximize: false, end: 1, best: ROOT, store: "", at: []}
 
 // What is derived from the rows: branches in depth-first order (those below i are order[at[i] + 1 .. stop[i] - 1]).
 let n = 0, order = [], at = [], stop = [], kids = [], roots = [], best = [], merits = [], ending = [], failing = new Map()
@@ -12,7 +12,7 @@ let way = new Set(), ranked = []
 function receive(text) {
   if (!text) return
   const rows = JSON.parse(text)
-  if (rows.anew) {
+  if (rows.reset) {
     for (const column of [...Object.values(B), ...Object.values(T), texts]) column.length = 0
     for (const set of [F, L, opened, closed]) set.clear()
     hits = revealed = []
@@ -25,7 +25,7 @@ function receive(text) {
   for (const [i, [branch, step, doing, summary, text]] of Object.entries(rows.failures)) F.set(+i, {branch, step, doing, summary, text})
   for (const i of rows.gone) F.delete(i)
   for (const [i, [curves, output]] of Object.entries(rows.logs)) L.set(+i, {curves, output})
-  if (rows.head) head = rows.head
+  if (rows.header) header = rows.header
 }
 
 function fill(table, rows) {
@@ -33,7 +33,7 @@ function fill(table, rows) {
   for (const [i, row] of Object.entries(rows)) columns.forEach((column, k) => { column[i] = row[k] })
 }
 
-const better = (a, b) => head.maximize ? a > b : a < b
+const better = (a, b) => header.maximize ? a > b : a < b
 const by = (...keys) => (a, b) => { for (const key of keys) { const [x, y] = [key(a), key(b)]; if (x != y) return x - y } return 0 }
 const merit = (i) => merits[i]
 const children = (i) => i == ROOT ? roots : kids[i]
@@ -49,7 +49,7 @@ function derive() {
     if (p != ROOT && best[i] != null && (best[p] == null || better(best[i], best[p]))) best[p] = best[i]
   }
   for (let i = 0; i < n; i++) children(B.parent[i]).push(i)
-  merits = best.map((value) => value == null ? -Infinity : head.maximize ? value : -value)
+  merits = best.map((value) => value == null ? -Infinity : header.maximize ? value : -value)
   // The latest to diverge is next to its parent, so that no connector crosses a line: as in hpstage/accounting/branches.py.
   for (const own of kids) if (own.length > 1) own.sort(by((i) => -B.x[i], (i) => B.trials[i], (i) => B.node[i]))
   order = []
@@ -70,7 +70,7 @@ function derive() {
   failing = new Map()
   for (const failure of F.values()) failing.set(failure.branch, [...(failing.get(failure.branch) ?? []), failure])
   way = new Set()
-  for (let i = head.best == ROOT ? ROOT : T.leaf[head.best]; i != ROOT; i = B.parent[i]) way.add(i)
+  for (let i = header.best == ROOT ? ROOT : T.leaf[header.best]; i != ROOT; i = B.parent[i]) way.add(i)
   ranked = [...order].sort(by((i) => -B.trials[i], (i) => -merit(i), (i) => B.node[i]))
 }
 
@@ -81,7 +81,7 @@ function colour() {
   const place = new Map(values.map((value, k) => [value, values.length > 1 ? k / (values.length - 1) : 1]))
   rank = new Map(list.map((i) => [i, place.get(merit(i)) ?? NaN]))
   const ticks = new Set(Array.from({length: 3}, (_, k) => Math.round(k * (values.length - 1) / 2)))
-  valued = new Map([...ticks].filter((k) => k in values).map((k) => [place.get(values[k]), head.maximize ? values[k] : -values[k]]))
+  valued = new Map([...ticks].filter((k) => k in values).map((k) => [place.get(values[k]), header.maximize ? values[k] : -values[k]]))
 }
 
 // --- folding --------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ function unfolded(most) {
   return chosen
 }
 
-// Places the unfolded branches on rows: a child that begins where its parent, the branch drawn before it, ends goes on
+// Places the unfolded branches on rows: a child that begins where its parent, the branch drawn before it, ends continues
 // in its row. What is left out below a branch of which some children are drawn has a row of its own after them.
 function place() {
   row = new Int32Array(n).fill(-1)

@@ -1,4 +1,4 @@
-"""What is said of a branch of the stage tree: what changes where it parts from its parent, and its state. Pure."""
+"""Descriptions of a branch of the stage tree: what changes where it diverges from its parent, and its state. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ State = Literal["failed", "running", "waiting", "done", "dropped"]
 def changes(node: Node) -> str:
     """Return the forms under which the node trains; below a parent, those that differ from the parent's."""
     parent = node.parent
-    told = []
+    changed = []
     for i, (name, form) in enumerate(zip(node.names, node.forms, strict=True)):
         before = None if parent is None else parent.forms[i]
         if before is None:
-            told.append(f"{clean(name)} {_form(form, node.start)}")
+            changed.append(f"{clean(name)} {_form(form, node.start)}")
         elif form is not before and form != before:
             last, first = _value(before.value(node.start - 1)), _form(form, node.start)
-            told.append(f"{clean(name)} {f'constant at {first}' if first == last else f'{last} -> {first}'}")
-    more = len(told) - _NAMES
-    return ", ".join(told[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+            changed.append(f"{clean(name)} {f'constant at {first}' if first == last else f'{last} -> {first}'}")
+    more = len(changed) - _NAMES
+    return ", ".join(changed[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _form(form: Form, start: int) -> str:
@@ -57,9 +57,9 @@ def states(account: Accounting, branches: Mapping[NodeId, Branch]) -> dict[NodeI
             found[span.node] = "running"
     for failure in account.failures():
         found[failure.node] = "failed"
-    told: dict[NodeId, State] = {}
+    progress: dict[NodeId, State] = {}
     for id, branch in branches.items():
         state = found.get(id, "dropped")
-        over = state in ("waiting", "dropped") and account.front(id) >= branch.reach
-        told[id] = "done" if over else state
-    return told
+        done = state in ("waiting", "dropped") and account.front(id) >= branch.reach
+        progress[id] = "done" if done else state
+    return progress

@@ -48,7 +48,7 @@ function schedules(t) {
   for (let i = T.leaf[t]; i != ROOT; i = B.parent[i]) path.unshift(i)
   const found = new Map()
   path.forEach((i, k) => {
-    const last = k + 1 < path.length ? B.x[path[k + 1]] : Math.min(B.right[i], T.asked[t])
+    const last = k + 1 < path.length ? B.x[path[k + 1]] : Math.min(B.right[i], T.requested[t])
     for (const [name, value] of Object.entries(B.values[i])) {
       const points = found.get(name) ?? found.set(name, []).get(name)
       const own = Array.isArray(value) ? value.filter(([step]) => step < last) : [[B.x[i], value]]
@@ -56,7 +56,7 @@ function schedules(t) {
       points.push(...own)
     }
   })
-  for (const points of found.values()) if (points.length && points.at(-1)[0] < T.asked[t] - 1) points.push([T.asked[t] - 1, points.at(-1)[1]])
+  for (const points of found.values()) if (points.length && points.at(-1)[0] < T.requested[t] - 1) points.push([T.requested[t] - 1, points.at(-1)[1]])
   return found
 }
 
@@ -74,9 +74,9 @@ function curve(points) {
 }
 
 function card(t) {
-  const metric = head.metric && short(T.value[t]) && `${cut(head.metric, 60)} ${short(T.value[t])}`
+  const metric = header.metric && short(T.value[t]) && `${cut(header.metric, 60)} ${short(T.value[t])}`
   const parts = [element("h3", `Trial ${T.name[t]}: ${[T.state[t], metric].filter(Boolean).join(", ")}`)]
-  parts.push(pairs([...Object.entries(T.params[t]), ["step", number(T.asked[t])], ["seconds paid", short(T.seconds[t])]]))
+  parts.push(pairs([...Object.entries(T.params[t]), ["step", number(T.requested[t])], ["worker seconds", short(T.seconds[t])]]))
   for (const [name, points] of schedules(t)) {
     const ys = points.map((p) => p[1]), values = new Set(ys)
     if (values.size < 2) continue
@@ -118,37 +118,37 @@ function cards(trials) {
 
 const quoted = (text) => /^[\w./:@%?=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`
 
-// The commands of a terminal for a branch, with the store's address, and what goes on from its first trial.
+// The commands of a terminal for a branch, with the store's address, and those that continue from its first trial.
 function commands(t) {
-  const store = quoted(head.store || "STORE"), study = head.study ? ` --study ${quoted(head.study)}` : ""
+  const store = quoted(header.store || "STORE"), study = header.study ? ` --study ${quoted(header.study)}` : ""
   const found = [`hpstage status ${store}`, `hpstage report ${store}${study}`]
   if (t === undefined) return found
-  const id = head.study ? `${head.study}/${T.name[t]}` : T.name[t]
+  const id = header.study ? `${header.study}/${T.name[t]}` : T.name[t]
   found.push(`hpstage export ${store} weights --trial ${quoted(id)} trial-${T.name[t]}.safetensors`)
-  if (head.study)
-    found.push(`hpstage run SCRIPT.py:TRAINABLE SCRIPT.py:SPACE --store ${store} --study-name ${quoted(head.study)} --metric ${quoted(head.metric)} --steps ${2 * head.end} --n-trials ${T.name.length} --extend`)
+  if (header.study)
+    found.push(`hpstage run SCRIPT.py:TRAINABLE SCRIPT.py:SPACE --store ${store} --study-name ${quoted(header.study)} --metric ${quoted(header.metric)} --steps ${2 * header.end} --n-trials ${T.name.length} --extend`)
   return found
 }
 
-let told = [ROOT], said = ""
+let inDrawer = [ROOT], drawerText = ""
 
 function open(i, only) {
-  told = [i, only]
+  inDrawer = [i, only]
   const parts = contents(i, only)
-  said = parts.map((part) => part.textContent).join()
+  drawerText = parts.map((part) => part.textContent).join()
   if (drawer.scrollTop) drawer.scrollTop = 0
   drawer.replaceChildren(...parts)
   drawer.hidden = false
   document.body.classList.add("hpstage-drawn")
 }
 
-// Tells anew what is open, if something of it has changed.
+// Updates the drawer if what it shows has changed.
 function renew() {
   if (drawer.hidden) return
-  const parts = contents(...told), now = parts.map((part) => part.textContent).join()
-  if (now == said) return
+  const parts = contents(...inDrawer), now = parts.map((part) => part.textContent).join()
+  if (now == drawerText) return
   const top = drawer.scrollTop
-  said = now
+  drawerText = now
   drawer.replaceChildren(...parts)
   drawer.scrollTop = top
 }

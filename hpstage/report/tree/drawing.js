@@ -40,7 +40,7 @@ function end(i) {
   return parts.filter(Boolean).join("  ")
 }
 
-// Draws anew what is seen if it has left the rows that are drawn, and its labels if the steps have changed.
+// Redraws what is seen if it has left the rows that are drawn, and its labels if the steps have changed.
 function redraw() {
   if (fig.y_range.end < from || fig.y_range.start > to || scales != drawnScale()) return draw()
   if (steps != drawnSteps()) label()
@@ -78,7 +78,7 @@ function draw() {
     y: broken.map((i) => row[i]),
   }
   const moving = seen.filter((i) => running.has(i))
-  heads.data = {x: moving.map((i) => Math.min(B.right[i], running.get(i))), y: moving.map((i) => row[i])}
+  chains.data = {x: moving.map((i) => Math.min(B.right[i], running.get(i))), y: moving.map((i) => row[i])}
   ring()
   label()
 }

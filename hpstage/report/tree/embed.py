@@ -13,7 +13,7 @@ from hpstage.accounting.book import Book
 from hpstage.report.tree.book_rows import rows_of
 from hpstage.report.tree.rows import HEIGHT, Rows
 
-_LEAST, _ROW = 340, 22  # pixels of a figure for the drawer beside it, and of each branch
+_LEAST, _ROW = 340, 22  # pixels of a figure for the drawer next to it, and of each branch
 _AROUND = 96  # pixels of a frame around the figure: search, margins
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID = re.compile(rf'(?<!\\)"(?:id|docid|{_UUID.pattern})":\s*"({_UUID.pattern})"|\bid="({_UUID.pattern})"')

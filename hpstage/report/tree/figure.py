@@ -1,6 +1,6 @@
 """The interactive stage tree as a Bokeh component: a search box, a figure, and a message with its rows.
 
-The scripts beside this file decide in the browser which branches are unfolded and draw what can be seen of them, so
+The scripts next to this file decide in the browser which branches are unfolded and draw what can be seen of them, so
 that a tree of any size costs what is on the screen. Everything that users typed reaches the page as JSON and is shown
 as text.
 """
@@ -43,7 +43,7 @@ _COLUMNS = {
     "lines": ("x", "right", "y", "front", "rank", "width", "label", "trials", "state", "value", "node"),
     "knobs": ("x", "y", "mark"),
     "crosses": ("x", "y"),
-    "heads": ("x", "y"),
+    "chains": ("x", "y"),
     "found": ("x", "y", "size"),
     "labels": ("x", "y", "text"),
     "after": ("x", "y", "text"),
@@ -136,8 +136,8 @@ def _figure(height: int) -> tuple[Any, dict[str, ColumnDataSource]]:
     tracks = drawn.segment("x", "y", "right", "y", source=own["lines"], line_color="#cfcfcf", line_width="width",
                            name="tracks")  # fmt: skip
     drawn.segment("x", "y", "front", "y", source=own["lines"], line_color=shade, line_width="width")
-    drawn.scatter("x", "y", source=own["heads"], marker="circle", size=8, fill_color="#222222", line_color=None,
-                  name="heads")  # fmt: skip
+    drawn.scatter("x", "y", source=own["chains"], marker="circle", size=8, fill_color="#222222", line_color=None,
+                  name="chains")  # fmt: skip
     drawn.scatter("x", "y", source=own["crosses"], marker="x", size=11, line_width=3, color=FAILED)
     drawn.scatter("x", "y", source=own["found"], marker="circle", size="size", line_width=2.5, fill_alpha=0,
                   line_color=FAILED)  # fmt: skip

@@ -17,7 +17,7 @@ function matches(text) {
   return (t) => Object.entries(T.params[t]).some(([key, own]) => has(key) || has(own)) || (T.leaf[t] != ROOT && has(B.label[T.leaf[t]]))
 }
 
-// Above the box; as a property of the model it would lay out the whole page anew.
+// Above the box; as a property of the model it would lay out the whole page again.
 function say(text) {
   const title = Bokeh.index.find_one?.(search)?.el?.shadowRoot?.querySelector("label")
   if (title) title.textContent = text

@@ -25,7 +25,7 @@ _NAMED = 8  # trials named
 
 
 def plotly_stage_tree(book: Book) -> go.Figure:
-    """Return the stage tree as a plotly figure: a line per branch, and dots that tell of measured values.
+    """Return the stage tree as a plotly figure: a line per branch, and dots with measured values.
 
     It has the layout and the colours of the interactive tree, and no background, so that it follows the page's.
     """

@@ -13,15 +13,15 @@ function frame(top = -1) {
 }
 
 function frameSteps() {
-  const room = Math.min(260, 0.45 * wide()), end = head.end * wide() / (wide() - room)
+  const room = Math.min(260, 0.45 * wide()), end = header.end * wide() / (wide() - room)
   looked.x = {start: -0.012 * end, end}
-  fig.below[0].bounds = [0, head.end]
+  fig.below[0].bounds = [0, header.end]
   fig.x_range.setv({...looked.x, reset_start: looked.x.start, reset_end: end})
 }
 
 const untouched = (axis) => looked[axis] === undefined || (fig[`${axis}_range`].start == looked[axis].start && fig[`${axis}_range`].end == looked[axis].end)
 
-// Folds and draws anew; the window stays where the user has put it.
+// Folds and redraws; the window stays where the user has put it.
 function refold() {
   const top = fig.y_range.end, follows = untouched("y")
   fold(fits())
@@ -35,7 +35,7 @@ function refold() {
 
 // What the colours stand for: of the best on a branch or below it, by rank.
 function scale() {
-  legend.title = `${cut(head.metric, 40)}, best from here on, by rank`
+  legend.title = `${cut(header.metric, 40)}, best from here on, by rank`
   legend.ticker.ticks = [...valued.keys()]
 }
 
@@ -110,7 +110,7 @@ document.addEventListener("keydown", (event) => {
   keys[event.key]()
 })
 
-// A bar shows which of the rows are seen, as beside any text that is longer than its window.
+// A bar shows which of the rows are seen, as next to any text that is longer than its window.
 const bar = document.createElement("div")
 bar.style.cssText = "position: absolute; right: 0; width: 10px; border-radius: 5px; background: #8888; cursor: grab; touch-action: none; z-index: 5"
 bar.addEventListener("pointerdown", (event) => { bar.setPointerCapture(event.pointerId); event.preventDefault() })
@@ -164,7 +164,7 @@ function paint() {
   legend.setv({title_text_color: ink, major_label_text_color: ink})
   for (const renderer of fig.renderers) {
     if (["texts", "ends"].includes(renderer.name)) renderer.glyph.text_color = {value: ink}
-    if (renderer.name == "heads") renderer.glyph.setv({fill_color: {value: ink}})
+    if (renderer.name == "chains") renderer.glyph.setv({fill_color: {value: ink}})
     if (renderer.name == "band") renderer.glyph.line_alpha = {value: scheme.matches ? 0.6 : 0.35}
     if (renderer.name == "knobs") renderer.glyph.setv({fill_color: {value: scheme.matches ? "#1d1f21" : "#ffffff"}})
     if (renderer.name == "tracks") renderer.glyph.line_color = {value: scheme.matches ? "#55595e" : "#cfcfcf"}
@@ -178,7 +178,7 @@ function look() {
 
 function take() {
   receive(message.data.text[0])
-  running = new Map(head.at.map(([i, step]) => [i, step]))
+  running = new Map(header.at.map(([i, step]) => [i, step]))
   refresh()
   renew()
   taken.data = {count: [taken.data.count[0] + 1]} // a server sends what comes next

@@ -1,4 +1,4 @@
-"""What is written on a stage tree that cannot be asked: labels where branches part, and what ends beside each row.
+"""Text on a stage tree that is not interactive: labels where branches diverge, and the trials at the end of each row.
 
 In points; the renderers draw at the places found here. The interactive tree writes the same, as far as there is room.
 """
@@ -16,7 +16,7 @@ from hpstage.report.tree.layout import ROOT, Folded, Layout, Placed
 
 _NAMED = 3  # trials named at the end of a branch
 _SHORTEST = 8  # characters of a text that is cut
-_FARTHEST = 40.0  # points from where branches part to the label that tells of it
+_FARTHEST = 40.0  # points from where branches diverge to the label
 _GAP = 3.0  # points around a text
 _MOST = 0.4  # of the width, of a text
 _TRIES = 8  # to find how long the axis must be
@@ -34,7 +34,7 @@ class Note:
     right: float
     text: str
     above: int | None
-    """The branch of which it tells what changes; ``None`` at the end of a row."""
+    """The branch whose changes it shows; ``None`` at the end of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ def _place(
     """Return the notes where step ``end`` is ``width`` points from step 0, and how far they go beyond."""
     scale, beyond = width / end, 0.0
     notes = []
-    for row, told in labels.items():
+    for row, own in labels.items():
         free = 0.0  # points from step 0
-        for place, (i, start, label) in enumerate(told):
+        for place, (i, start, label) in enumerate(own):
             at = max(start * scale + _GAP, free)
-            # What a trial begins with tells less than what changes next.
-            room = told[1][1] * scale if start == 0 and place + 1 < len(told) else width
+            # The values at the start of a trial are less important than what changes next.
+            room = own[1][1] * scale if start == 0 and place + 1 < len(own) else width
             text = _cut(label, min(room - at, _MOST * width), size)
             if at - start * scale < _FARTHEST:
                 beyond = max(beyond, at + min(_width(label, size) if start else 0.0, _MOST * width) - width)
@@ -91,7 +91,7 @@ def _place(
 
 
 def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
-    """Return what is written beside the end of each row: the trials that end there, and what is folded away."""
+    """Return the text at the end of each row: the trials that end there, and what is folded away."""
     book, branches = layout.book, layout.branches
     ending: dict[int, list[TrialId]] = {}
     for id, leaf in layout.leaves.items():

@@ -1,4 +1,4 @@
-"""The stage tree as it is sent to a browser: a row per branch, trial and failure, and a head. Pure.
+"""The stage tree as it is sent to a browser: a row per branch, trial and failure, and a header. Pure.
 
 A page is sent rows once, or those that changed, again and again; ``branches.js`` orders, ranks and folds them. Parents
 come before their children. Everything that users typed is a string of JSON.
@@ -19,7 +19,7 @@ from hpstage.report.names import plain
 from hpstage.schedule.forms import Constant
 
 ROOT = -1
-"""The parent of a branch without a parent, and the branch of a trial of which nothing was asked yet."""
+"""The parent of a branch without a parent, and the branch of a trial without a requested step."""
 
 HEIGHT = 620
 """Pixels of the figure, however many rows there are: those that do not fit are scrolled to."""
@@ -37,7 +37,7 @@ Values = dict[str, Any]
 
 class BranchRow(msgspec.Struct, array_like=True):
     """A branch of the tree. ``front``: the step up to which it is trained; ``value``: the best metric on it;
-    ``values``: its hyperparameters that differ from the parent's or vary; ``kept``: its last kept state."""
+    ``values``: its hyperparameters that differ from the parent's or vary; ``kept``: its last saved state."""
 
     node: int
     parent: int
@@ -53,12 +53,12 @@ class BranchRow(msgspec.Struct, array_like=True):
 
 
 class TrialRow(msgspec.Struct, array_like=True):
-    """A trial. ``branch``: where it ends as far as it was asked; ``value``: its objective, or the last metric;
-    ``seconds``: worker seconds that it paid."""
+    """A trial. ``branch``: that of its last requested step; ``value``: its objective, or the last metric;
+    ``seconds``: worker seconds charged to it."""
 
     name: str
     branch: int
-    asked: int
+    requested: int
     state: str
     value: float | None
     params: dict[str, str]
@@ -82,8 +82,8 @@ class LogRow(msgspec.Struct, array_like=True):
     output: str
 
 
-class Head(msgspec.Struct):
-    """What concerns the whole tree. ``end``: the last step of the longest trial; ``best``: the index of the best trial;
+class Header(msgspec.Struct):
+    """Properties of the whole tree. ``end``: the last step of the longest trial; ``best``: the index of the best trial;
     ``at``: the branch, step and worker of each chain that is being trained; ``store``: its address without secrets."""
 
     study: str
@@ -96,17 +96,17 @@ class Head(msgspec.Struct):
 
 
 class Rows(msgspec.Struct):
-    """Rows by index (of ``logs``: of the branch): those of an index that is known replace it. ``anew``: all rows sent
+    """Rows by index (of ``logs``: of the branch): those of an index that is known replace it. ``reset``: all rows sent
     before are those of another tree; ``gone``: failures that a later search got past."""
 
-    anew: bool = False
+    reset: bool = False
     branches: dict[int, BranchRow] = {}
     trials: dict[int, TrialRow] = {}
     failures: dict[int, FailureRow] = {}
     texts: dict[int, str] = {}
     gone: list[int] = []
     logs: dict[int, LogRow] = {}
-    head: Head | None = None
+    header: Header | None = None
 
     def encoded(self) -> str:
         """Return the rows as JSON."""
@@ -134,7 +134,7 @@ def _scalar(value: object) -> object:
 
 
 def kept_state(states: Mapping[int, State]) -> str:
-    """Return the last kept state of a branch as text."""
+    """Return the last saved state of a branch as text."""
     kept = [step for step, state in states.items() if state.kept is not None]
     if not kept:
         return ""
@@ -151,8 +151,8 @@ def trial_row(
     shown = {plain(key, _NAME): shortened(clean(value) if isinstance(value, str) else value, _VALUE)
              for key, value in list(params.items())[:_NAMES]}  # fmt: skip
     ended = "running" if state is None else "failed" if state == "FAIL" else state.lower()
-    asked, seconds = (0, 0.0) if trial is None else (trial.requested, trial.charged_seconds)
-    return TrialRow(name, branch, asked, ended, finite(value), shown, round(seconds, 3))
+    requested, seconds = (0, 0.0) if trial is None else (trial.requested, trial.charged_seconds)
+    return TrialRow(name, branch, requested, ended, finite(value), shown, round(seconds, 3))
 
 
 def finite(value: float | None) -> float | None:
@@ -160,7 +160,7 @@ def finite(value: float | None) -> float | None:
 
 
 class Texts:
-    """Tracebacks, each once: a fault in the user's code often fails hundreds of trials alike."""
+    """Tracebacks, each once: a fault in the user's code often fails hundreds of trials in the same way."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}

@@ -242,7 +242,7 @@ def test_beside_the_tree_each_trial_is_a_line_and_a_step_is_as_long_in_both_pane
     lengths = [segment[1][0] - segment[0][0] for segment in alone.get_segments()]
     assert len(lengths) == 24 and sum(lengths) == result.savings.steps_asked
     titles = {
-        f"24 trials alone: {result.savings.steps_asked:,} steps",
+        f"24 trials without sharing: {result.savings.steps_asked:,} steps",
         f"As a stage tree: {result.savings.steps_unique:,} steps",
     }
     assert titles <= set(texts(figure))
@@ -331,7 +331,7 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
         level = step.seconds if step.total else level + step.seconds
     assert level == found.used
     said = texts(draw_savings(book))
-    assert {"every trial alone, as asked", "stopped early", "shared with a trial of the study", "used"} <= set(said)
+    assert {"without sharing, as requested", "stopped early", "shared with a trial of the study", "used"} <= set(said)
     # All that was asked for is 100 %, whatever else early stopping has saved.
     assert any(text.endswith("100%") and text.startswith(f"{found.alone:.2f}") for text in said)
     assert f"{found.early_stopping:.2f} more to their ends" in said

@@ -122,12 +122,12 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
         check_balance(page.parent)
         told = Page(page)
         assert told.row("Trials")[0] == "24"
-        assert told.row("Steps asked for")[0] == f"{result.savings.steps_asked:,}"
-        assert told.row("Distinct steps among them")[0] == f"{result.savings.steps_unique:,}"
+        assert told.row("Steps requested")[0] == f"{result.savings.steps_asked:,}"
+        assert told.row("Unique steps among them")[0] == f"{result.savings.steps_unique:,}"
         assert told.row("Steps trained")[0] == f"{result.savings.steps_trained:,}"
         assert told.row("Merge rate")[0] == f"{result.savings.merge_rate:.2f}"
-        assert told.row("Worker time used")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
-        assert told.row("Worker time paid")[1].endswith("% busy")
+        assert told.row("Busy worker time")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
+        assert told.row("Allocated worker time")[1].endswith("% busy")
         assert told.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
         assert told.row("Makespan")[1].startswith("on 3 workers, ")
     assert reported_by_journal.read_bytes() == reported_by_result.read_bytes()
@@ -437,12 +437,12 @@ def test_a_plan_of_which_nothing_was_asked_has_a_report(tmp_path: Path) -> None:
     open_plan(journal, WORKLOAD, {})
     page = Page(write_report(tmp_path, journal))
     check_balance(tmp_path)
-    assert "No trial has been asked for." in page.text and "No trial has been completed." in page.text
+    assert "No trial has been requested." in page.text and "No trial has been completed." in page.text
     write(journal, SearchStarted("begun", "FullTraining()", ("loss",), 8, 4, "RandomSampler", 0.0))
     page = Page(write_report(tmp_path, journal, study="begun"))
-    assert "The search is not over: 0 trials" in page.text
+    assert "The search has not ended: 0 trials" in page.text
     write(journal, trial(0, {"a": s.constant(1)}, 8))
-    assert "1 trial asked for 0 steps; 0 were trained." in Page(write_report(tmp_path, journal)).text
+    assert "1 trial requested 0 steps; 0 were trained." in Page(write_report(tmp_path, journal)).text
 
 
 @pytest.mark.ci
@@ -455,7 +455,7 @@ def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Pa
         check_balance(tmp_path)
         facts = list(read_facts(before))
         begun = any(isinstance(fact, SearchStarted) for fact in facts)
-        assert ("The search is not over" in page.text) == begun
+        assert ("The search has not ended" in page.text) == begun
         ended = [fact for fact in facts if isinstance(fact, TrialEnded) and fact.state == "COMPLETE"]
         assert ("No trial has been completed." in page.text) == (not ended)
 
