@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench_algorithms.py [--json FILE] [--trials 64] [--many 10000]
 
-Table 1: steps asked and trained, merge rate, and whether the search without sharing, with the same seed, ends with
+Table 1: steps requested and trained, merge rate, and whether the search without sharing, with the same seed, ends with
 the same best trial and with the same values of every trial at every step. An asynchronous search decides by what has
 come in, so that its two runs may differ; a best trial is compared there too, and may be another.
 
@@ -181,7 +181,7 @@ def decay_branches(horizons: list[int], decay: Fraction) -> dict[str, Any]:
         # The first step of a decay has the full rate still: that step is the trunk's.
         return {"lr": s.wsd(0.1, total, warmup=50, decay=tail + 1)}
 
-    # A trial is as long as its horizon: its targets are asked of the driver, without an algorithm.
+    # A trial is as long as its horizon: its targets are requested from the driver, without an algorithm.
     from hpstage.driver.driver import Driver
     from hpstage.plan.facts import StateKey, TrialAdded, TrialId
     from hpstage.plan.log import open_plan
@@ -205,7 +205,7 @@ def decay_branches(horizons: list[int], decay: Fraction) -> dict[str, Any]:
         "steps_asked": merged(plan).steps_asked,
         "steps_unique": merged(plan).steps_unique,
         "steps_trained": plan.totals.steps_trained,
-        "expected_asked": total_sum,
+        "expected_requested": total_sum,
         "expected_unique": (1 - decay) * longest + decay * total_sum,
     }
 
@@ -229,7 +229,7 @@ def grid() -> dict[str, Any]:
         "steps_asked": result.savings.steps_asked,
         "steps_unique": result.savings.steps_unique,
         "steps_trained": result.savings.steps_trained,
-        "expected_asked": 2880,
+        "expected_requested": 2880,
         "expected_unique": 1180,
     }
 
@@ -241,7 +241,7 @@ def closed_forms() -> list[dict[str, Any]]:
         decay_branches([250, 500, 750, 1000, 1250], Fraction(1, 10)),
     ]
     for row in rows:
-        expected = row.pop("expected_asked"), row.pop("expected_unique")
+        expected = row.pop("expected_requested"), row.pop("expected_unique")
         row["merge_rate"] = row["steps_asked"] / row["steps_unique"]
         row["expected_merge_rate"] = float(expected[0] / Fraction(expected[1]))
         row["exact"] = (row["steps_asked"], row["steps_unique"]) == expected
@@ -321,20 +321,21 @@ def main() -> int:
 
     rows = algorithms(options.trials)
     print(
-        f"{'':<18}{'trials':>7}{'asked':>8}{'unique':>8}{'trained':>8}{'alone':>8}{'merge':>7}  same best  same study"
+        f"{'':<18}{'trials':>7}{'requested':>10}{'unique':>8}{'trained':>8}{'unshared':>9}{'merge':>8}"
+        f"  same best  same study"
     )
     for row in rows:
         print(
-            f"{row['algorithm']:<18}{row['trials']:>8}{row['steps_asked']:>8}{row['steps_unique']:>8}"
-            f"{row['steps_trained']:>8}{row['steps_trained_alone']:>8}{row['merge_rate']:>8.2f}"
+            f"{row['algorithm']:<18}{row['trials']:>7}{row['steps_asked']:>10}{row['steps_unique']:>8}"
+            f"{row['steps_trained']:>8}{row['steps_trained_alone']:>9}{row['merge_rate']:>8.2f}"
             f"  {'yes' if row['same_best'] else 'no':<9}  {'yes' if row['same_study'] else 'no'}"
             f"{'' if row['synchronous'] else '  (asynchronous)'}"
         )
     forms = closed_forms()
-    print(f"\n{'':<40}{'asked':>8}{'unique':>8}{'trained':>8}{'merge':>8}{'by hand':>9}")
+    print(f"\n{'':<40}{'requested':>10}{'unique':>8}{'trained':>8}{'merge':>8}{'by hand':>9}")
     for row in forms:
         print(
-            f"{row['name']:<40}{row['steps_asked']:>8}{row['steps_unique']:>8}{row['steps_trained']:>8}"
+            f"{row['name']:<40}{row['steps_asked']:>10}{row['steps_unique']:>8}{row['steps_trained']:>8}"
             f"{row['merge_rate']:>8.4f}{row['expected_merge_rate']:>9.4f}  {'exact' if row['exact'] else 'NOT EXACT'}"
         )
     flat = flatness(options.many, options.repeats)

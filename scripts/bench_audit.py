@@ -171,10 +171,10 @@ def drain(draw: AuditDraw, count: int) -> Sequence[Drawn]:
 def computed(shown: Shown, count: int) -> float:
     """Return the probability that one of the first ``count`` audits shows the fault.
 
-    Segments are drawn like things that decay, at rates that are their weights: the steps after which they end. The
-    first that shows the fault comes at a time T, distributed exponentially at the sum of the weights of those that show
-    it; it is too late if as many of the others have come by then. All segments of this search are of one regime. Whole
-    trials have equal weights.
+    Segments are drawn like decays, at rates that are their weights: the steps after which they end. The first that
+    shows the fault comes at a time T, distributed exponentially at the sum of the weights of those that show it; it is
+    too late if as many of the others have come by then. All segments of this search are of one regime. Whole trials
+    have equal weights.
     """
     trials = min(count // WHOLE, len(shown.trials))
     showing = sum(shown.trials.values())
@@ -214,8 +214,8 @@ def main() -> int:
     torch.set_num_threads(1)
     preload()
     figures: dict[str, dict[str, float]] = {}
-    heads = "".join(f"{f'computed {count}':>12}{'seen':>6}" for count in options.audited)
-    print(f"{'':<31} {'segments':>8} {'show':>5} {'trials':>7} {'show':>5}{heads}")
+    titles = "".join(f"{f'computed {count}':>12}{'seen':>6}" for count in options.audited)
+    print(f"{'':<31} {'segments':>8} {'show':>5} {'trials':>7} {'show':>5}{titles}")
     for name in options.fault or (EXACT, *FAULTS):
         shown = measure(FAULTS.get(name, Small), options.trials, options.seeds, max(options.audited))
         one = figures[name] = {
@@ -227,9 +227,9 @@ def main() -> int:
         for count in options.audited:
             one[f"computed_{count}"] = computed(shown, count)
             one[f"seen_{count}"] = sum(shown.seen(order[:count]) for order in shown.orders) / options.seeds
-        told = "".join(f"{one[f'computed_{count}']:>12.2f}{one[f'seen_{count}']:>6.2f}" for count in options.audited)
+        shares = "".join(f"{one[f'computed_{count}']:>12.2f}{one[f'seen_{count}']:>6.2f}" for count in options.audited)
         counts = f"{one['segments']:>8} {one['segments_showing']:>5} {one['trials']:>7} {one['trials_showing']:>5}"
-        print(f"{name:<31} {counts}{told}", flush=True)
+        print(f"{name:<31} {counts}{shares}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps({"seeds": options.seeds, "faults": figures}, indent=2) + "\n")
     return 0

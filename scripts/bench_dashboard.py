@@ -3,9 +3,9 @@
     .venv/bin/python scripts/bench_dashboard.py [--rounds 5] [--seconds 6] [--stages 10000] [--rate 100] [--browser]
                                                 [--gestures 2000 10000] [--json FILE]
 
-A scheduler in a process of its own is told of a simulated search with --stages trained stages, as by a driver. Then
-a client asks it for an echo every 10 ms, whether or not it has answered, and waits for a no-op task on one worker twice
-a second. In each round, one after the other:
+A scheduler in a process of its own receives a simulated search with --stages trained stages, as from a driver. Then
+a client requests an echo every 10 ms, whether or not it has answered, and waits for a no-op task on one worker twice a
+second. In each round, one after the other:
 
 alone       nobody looks
 page        the page /hpstage is open
@@ -73,15 +73,15 @@ def running(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 class Round:
     """The scheduler with its plan, and what can be done to it."""
 
-    def __init__(self, address: str, place: str, pid: int, records: list[bytes], told: int, rate: float) -> None:
+    def __init__(self, address: str, place: str, pid: int, records: list[bytes], sent: int, rate: float) -> None:
         self._address = address
         self._place = place
         self._process = psutil.Process(pid)
         self._records = records
         self._rate = rate
-        self._sent = told
+        self._sent = sent
         self.journal = MemoryJournal()
-        self.journal.append(records[:told])
+        self.journal.append(records[:sent])
 
     def measure(self, kind: str, seconds: float, browser: bool) -> dict[str, float]:
         stop = threading.Event()
@@ -201,7 +201,7 @@ def in_browser(place: str) -> Iterator[None]:
             process.wait()
 
 
-def told(dask_scheduler: object) -> int:
+def received(dask_scheduler: object) -> int:
     board = dask_scheduler.handlers[HANDLER].__self__  # type: ignore[attr-defined]
     return max((view.position for view in board.plans.values()), default=0)
 
@@ -229,7 +229,7 @@ def bench(rounds: int, seconds: float, stages: int, rate: float, browser: bool) 
     with scheduler() as (address, site, pid, client):
         one = Round(address, site, pid, records, len(records) - tail, rate)
         with closing(Follower(one.journal, lambda: client)):
-            wait_for(lambda: client.run_on_scheduler(told) == len(one.journal), "the plan is sent")
+            wait_for(lambda: client.run_on_scheduler(received) == len(one.journal), "the plan is sent")
             for number in range(rounds):
                 found.append({kind: one.measure(kind, seconds, browser) for kind in KINDS})
                 print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
@@ -242,7 +242,7 @@ def bench_gestures(sizes: list[int]) -> dict[int, dict[str, float]]:
     for trials in sizes:
         journal = simulated(trials)
         with scheduler() as (_, site, _, client), closing(Follower(journal, lambda: client)):
-            wait_for(lambda: client.run_on_scheduler(told) == len(journal), "the plan is sent")  # noqa: B023
+            wait_for(lambda: client.run_on_scheduler(received) == len(journal), "the plan is sent")  # noqa: B023
             found[trials] = measure(site + "/hpstage", trials)
     return found
 

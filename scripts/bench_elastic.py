@@ -10,7 +10,7 @@ the gang take turns; times are medians over turns.
 whole             a step without virtual nodes, in one process
 alone             a step of all virtual nodes in one process
 gang              a step of two processes; its speed-up is alone / gang
-estimated         what the gang says that one process would have taken
+estimated         what the gang estimates for one process
 form, dissolve    seconds until a gang has met, its follower being at the state, and until it is dissolved
 
 What a search gains by it: scripts/bench_gang_makespan.py.
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not malloc.ENVIRONMENT.items() <= os.environ.items():
-        # As in training processes: what the system takes to give memory, again and again, is not what is asked here.
+        # As in training processes: the time in which the system gives memory, again and again, is not measured here.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **malloc.ENVIRONMENT})
     torch.set_num_threads(1)
     if options.follow:
@@ -169,11 +169,11 @@ def main() -> None:
         for name, nodes in itertools.product(options.models, options.nodes):
             found = compare(name, nodes, options, follower, Path(folder, "state"))
             figures.setdefault(name, {})[str(nodes)] = found
-            told = {key: f"{value * 1000:.1f}" for key, value in found["medians"].items()}
+            ms = {key: f"{value * 1000:.1f}" for key, value in found["medians"].items()}
             print(
-                f"{name:>8}, {nodes} nodes: whole {told['whole']} ms, alone {told['alone']} ms, gang {told['gang']} ms "
-                f"({found['speedup']:.2f} x; estimated {told['estimated']} ms alone), form {told['form']} ms, dissolve "
-                f"{told['dissolve']} ms, {'equal' if found['equal'] else 'NOT EQUAL'}",
+                f"{name:>8}, {nodes} nodes: whole {ms['whole']} ms, alone {ms['alone']} ms, gang {ms['gang']} ms "
+                f"({found['speedup']:.2f} x; estimated {ms['estimated']} ms alone), form {ms['form']} ms, dissolve "
+                f"{ms['dissolve']} ms, {'equal' if found['equal'] else 'NOT EQUAL'}",
                 flush=True,
             )
         assert follower.stdin is not None

@@ -45,7 +45,7 @@ ELSEWHERE: dict[str, dict[str, Callable[[Any], Any]]] = {
     "bench_states.py": {"save_stall_ratio": statistics.median, "prefetch_hidden": statistics.median},
     "bench_elastic.py": {"elastic_equal": all},
 }
-"""Figures of other scripts, by script, and what is told of several."""
+"""Figures of other scripts, by script, and how several values become one."""
 
 
 def measure(name: str, size: int, widths: list[int], rounds: int, seconds: float) -> dict[str, Any]:
@@ -139,12 +139,12 @@ def of_others(scripts: Path) -> Iterator[tuple[str, Any]]:
             file = Path(folder, "found.json")
             subprocess.run([sys.executable, str(scripts / script), "--json", str(file)], check=True)
             found = json.loads(file.read_text())
-        for key, told in keys.items():
+        for key, summary in keys.items():
             values = list(valued(found, key))
             if values:
-                yield key, told(values)
+                yield key, summary(values)
             else:
-                print(f"left out, since {script} does not tell it: {key}", flush=True)
+                print(f"left out, since {script} does not report it: {key}", flush=True)
 
 
 def valued(tree: Any, key: str) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 The same search is trained merged (``numerics = "eager"``) and as ``"auto"`` chooses, in turn, on local Dask workers;
 worker-seconds of the two are compared within a round. At a batch size of 32 fusing pays, at 128 it does not. Seconds of
-measuring are told apart: no trial pays for them. Metrics must not depend on how many are trained as one.
+measuring are reported separately: no trial is charged for them. Metrics must not depend on how many are trained as one.
 
     python scripts/bench_fused_search.py --json fused.json
     python scripts/bench_fused_search.py --steps 300 --rounds 1 --inline
@@ -40,7 +40,7 @@ def compare(options: argparse.Namespace, batch: int) -> dict[str, Any]:
                 flush=True,
             )
     stacked = [way["auto"]["values"] for way in rounds if way["auto"]["numerics"].startswith("stacked")]
-    alike = [*stacked, search("stacked", 3, options.steps, batch, 0)["values"]] if stacked else []
+    equal_values = [*stacked, search("stacked", 3, options.steps, batch, 0)["values"]] if stacked else []
     figures = {
         "merge_seconds": statistics.median(done["eager"]["seconds"] for done in rounds),
         "fused_seconds": statistics.median(done["auto"]["seconds"] for done in rounds),
@@ -48,7 +48,7 @@ def compare(options: argparse.Namespace, batch: int) -> dict[str, Any]:
         "makespan_ratio": statistics.median(done["auto"]["makespan"] / done["eager"]["makespan"] for done in rounds),
         "measure_seconds": statistics.median(done["auto"]["measure_seconds"] for done in rounds),
         "chosen": [done["auto"]["numerics"] for done in rounds],
-        "k_invariant": all(other == alike[0] for other in alike),
+        "k_invariant": all(other == equal_values[0] for other in equal_values),
         "rounds": rounds,
     }
     print(

@@ -3,13 +3,13 @@
     python scripts/bench_papers.py [--json FILE] [--shapes ...] [--rehearsals 3]
 
 The published spaces (stage-based execution, arXiv 1911.10504; Hippo, arXiv 2006.11972 and PVLDB 15(5)) are not at hand:
-those below search the same things (sequences of learning rates and batch sizes) for the same models with the same
+those below search the same parameters (sequences of learning rates and batch sizes) for the same models with the same
 algorithms, on 20 and 40 GPUs. Seconds of an epoch are assumed; ratios depend on them only through evaluations and
 states. Scheduling is that of a real search; metrics are drawn, three sets of them where an algorithm looks at them.
 
-GPU-hours   those of training each trial alone, by those used
-end-to-end  makespan of the same search with each trial trained alone, by the makespan
-/ unique    GPU-hours used, by training each distinct step and evaluating each result once
+GPU-hours   those without sharing, by the busy ones
+end-to-end  makespan of the same search without sharing, by the makespan
+/ unique    busy GPU-hours, by training each unique step and evaluating each result once
 / bound     makespan, by the lower bound for the tree: what passes to a depth, and the work below it on all workers
 
 Rungs of synchronous successive halving wait for their slowest trial, which the bound does not know.
@@ -152,7 +152,7 @@ SHAPES = [
 ]
 
 
-def asked(shape: Shape) -> tuple[Callable[[optuna.Trial], dict[str, Any]], optuna.samplers.BaseSampler]:
+def proposed(shape: Shape) -> tuple[Callable[[optuna.Trial], dict[str, Any]], optuna.samplers.BaseSampler]:
     """Return the study's space, and a sampler that proposes all of it."""
     grid = {name: [json.dumps(value) for value in values] for name, values in shape.grid.items()}
 
@@ -190,8 +190,8 @@ def plan() -> Iterator[Plan]:
 
 
 def simulate(shape: Shape, seed: int, shared: Plan, *, sharing: bool = True) -> dict[str, float]:
-    """Run a study on virtual workers, and return its seconds: used, of training each trial alone, and bounds."""
-    space, sampler = asked(shape)
+    """Run a study on virtual workers, and return its seconds: busy, without sharing, and bounds."""
+    space, sampler = proposed(shape)
     executor = SimulatedExecutor(
         shape.gpus,
         step_seconds=shape.epoch_seconds,
@@ -231,14 +231,14 @@ def rehearse(shape: Shape, rehearsals: int) -> dict[str, Any]:
     for seed in range(rehearsals):
         with plan() as shared, plan() as own:
             run = simulate(shape, seed, shared)
-            runs.append(run | {"makespan_alone": simulate(shape, seed, own, sharing=False)["makespan"]})
+            runs.append(run | {"makespan_unshared": simulate(shape, seed, own, sharing=False)["makespan"]})
     median = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     return {
         "gpus": shape.gpus,
         "trials": len(shape.trials),
         "merge_rate": median["merge_rate"],
         "gpu_hours": statistics.median(run["alone"] / run["used"] for run in runs),
-        "end_to_end": statistics.median(run["makespan_alone"] / run["makespan"] for run in runs),
+        "end_to_end": statistics.median(run["makespan_unshared"] / run["makespan"] for run in runs),
         "by_unique": statistics.median(run["used"] / run["unique"] for run in runs),
         "by_bound": statistics.median(run["makespan"] / run["bound"] for run in runs),
         "published": shape.published,
@@ -266,11 +266,11 @@ def studies(count: int, gpus: int = 40) -> dict[str, float]:
             shape = Shape("ResNet-56", grid, residual, 160, gpus, 41.0, halving(10))
             with plan() as own:
                 alone = simulate(shape, 0, own, sharing=False)
-            runs.append(simulate(shape, 0, shared) | {"makespan_alone": alone["makespan"]})
-    used, alone_seconds, makespan, makespan_alone = (
-        sum(run[name] for run in runs) for name in ("used", "alone", "makespan", "makespan_alone")
+            runs.append(simulate(shape, 0, shared) | {"makespan_unshared": alone["makespan"]})
+    used, alone_seconds, makespan, makespan_unshared = (
+        sum(run[name] for run in runs) for name in ("used", "alone", "makespan", "makespan_unshared")
     )
-    return {"gpu_hours": alone_seconds / used, "end_to_end": makespan_alone / makespan}
+    return {"gpu_hours": alone_seconds / used, "end_to_end": makespan_unshared / makespan}
 
 
 def main() -> None:

@@ -5,17 +5,17 @@
                                               [--trials 10000 30000] [--store FOLDER] [--json FILE]
 
 A trial has 3 hyperparameters and 5 segments of 10 steps, in each of which all three have other values. *Shared* trials
-are leaves of a full tree (each part from others at every milestone), in random order; *distinct* ones have nothing in
+are leaves of a full tree (branching at every milestone), in random order; *distinct* ones have nothing in
 common. Each row is measured in a process of its own, in seconds of processor time; ratios are of the last row
 of a kind to its first. ``squares_ms`` is what the sum of a million squares takes in the same process (the less of
 before and after), since machines differ, and so does one from minute to minute.
 
-plan    per_s         trials per second that a plan takes: each is added and asked for, as facts
+plan    per_s         trials per second that a plan takes: each is added and requested, as facts
         add_us, ask_us  the same by part, microseconds per trial
         bytes         of memory per trial, all of them waiting for their results: growth of the resident set
         nodes         of the plan, per trial
 insert  per_s         trials per second that a driver takes, from schedules to stages that could be trained: written
-                      to a journal in memory (encoded and hashed), folded, asked for, and put into the stage tree
+                      to a journal in memory (encoded and hashed), folded, requested, and put into the stage tree
         add_us, ask_us  the same by part, microseconds per trial
         build_us      what building the schedules takes besides
         bytes         of memory per trial: growth of the resident set without the records, which are ``journal``
@@ -90,16 +90,16 @@ def part_plan(kind: str, trials: int, options: argparse.Namespace) -> dict[str, 
     add = ask = 0.0
     for first in range(0, trials, BATCH):
         added = trials_of(chosen, first)
-        asked = [TargetAsked(trial.trial, STEPS) for trial in added]
+        targets = [TargetAsked(trial.trial, STEPS) for trial in added]
         with uncollected():  # as where a driver folds many
             began = time.process_time()
             for trial in added:
                 plan.apply(trial)
             half = time.process_time()
-            for target in asked:
+            for target in targets:
                 plan.apply(target)
             add, ask = add + half - began, ask + time.process_time() - half
-    del added, asked, trial, target
+    del added, targets, trial, target
     grown = resident() - before
     return {
         "per_s": trials / (add + ask),

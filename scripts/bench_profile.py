@@ -108,7 +108,7 @@ def search(trials: int) -> dict[str, float]:
 
 
 class First:
-    """Tells as a metric when it has trained its first step."""
+    """Reports as a metric when it has trained its first step."""
 
     def setup(self, hp: Any) -> None:
         self.first = 0.0
@@ -133,12 +133,12 @@ class Watched(DaskExecutor):
 
     def __init__(self) -> None:
         super().__init__(n_workers=1, gpus=0)
-        self.heard: list[float] = []
+        self.received: list[float] = []
         self.started: list[float] = []
 
     def wait(self, timeout: float | None) -> Any:
         reports = super().wait(timeout)
-        self.heard += [time.time() for report in reports if isinstance(report, ChainEnded)]
+        self.received += [time.time() for report in reports if isinstance(report, ChainEnded)]
         return reports
 
     def start(self, worker: Any, chain: Any) -> None:
@@ -164,10 +164,10 @@ def between(stages: int) -> dict[str, float]:
     reached = [fact for fact in result.journal if isinstance(fact, StateReached) and fact.metrics]
     reported = [fact.at for fact in reached]
     first = [dict(fact.metrics)["first"] for fact in reached if fact.metrics is not None]
-    assert len(first) == len(executor.started) == len(executor.heard) == stages
+    assert len(first) == len(executor.started) == len(executor.received) == stages
     spans: dict[str, list[float]] = {
-        "from the report to the driver": [b - a for a, b in zip(reported, executor.heard, strict=True)],
-        "decided, written, told": [b - a for a, b in zip(executor.heard, executor.started[1:], strict=False)],
+        "from the report to the driver": [b - a for a, b in zip(reported, executor.received, strict=True)],
+        "decided, written, sent": [b - a for a, b in zip(executor.received, executor.started[1:], strict=False)],
         "from the driver to the first step": [b - a for a, b in zip(executor.started, first, strict=True)],
         "from a report to the next first step": [b - a for a, (_, b) in zip(reported, pairwise(first), strict=False)],
     }

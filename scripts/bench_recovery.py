@@ -6,7 +6,7 @@ A search on two Dask workers, its plan on a Redis server with an append-only fil
 every 8 steps. Each time one process is killed with -9 and started again at once, as a supervisor would. Seconds from
 the kill to
 
-worker      the next state on the way that the worker was on (another, or a new one, loads the last kept state)
+worker      the next state on the way that the worker was on (another, or a new one, loads the last saved state)
 driver      the next state of the search, by the same call in a new process (its imports and its connection included)
 gone        another driver on the plan knowing that this one is gone: from then on it trains what both want
 scheduler   the next state of the search (its workers end with it, and new ones join)
@@ -90,7 +90,7 @@ class Bench:
         running = set(self._running())
 
         def on_the_new_one(fact: dict[str, Any]) -> bool:
-            # What workers told before they heard of the loss may still come.
+            # Reports that workers sent before they knew of the loss may still come.
             return fact["type"] == "StateReached" and fact["chain"] not in running
 
         self._wait(before, on_the_new_one)
@@ -155,7 +155,7 @@ class Bench:
         return running
 
     def _wait(self, since: int, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first record from ``since`` on of which that holds; workers that have ended are replaced meanwhile."""
+        """Return the first record from ``since`` on of which that holds, and replace workers that have ended."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:

@@ -11,7 +11,7 @@ staged      five numbers that matter from different steps on: the learning rate 
 wsd         four numbers: the learning rate (0), momentum (20), weight decay (60), and the length of the final decay,
             which says itself from where on it matters (30 to 110)
 flat        four numbers that matter from the first step on: here there is nothing to share
-in order    StageTreeSampler was not told the space: it takes parameters to matter in the order of asking
+in order    StageTreeSampler without a space: it assumes that parameters matter in the order of their suggestion
 
 merge       steps of all trials / steps trained, when as many steps are trained as 60 trials alone take
 error       the best error after as many trained steps as 15, 30 and 60 trials alone take
@@ -54,8 +54,8 @@ class Task:
     def __init__(self, seed: int, inputs: int = 8, hidden: int = 12, samples: int = 384) -> None:
         draw = np.random.default_rng(seed)
         x = draw.normal(size=(samples + 512, inputs))
-        teacher, head = draw.normal(size=(inputs, 6)), draw.normal(size=6)
-        clean = np.tanh(x @ teacher * 1.5 / np.sqrt(inputs)) @ head
+        teacher, output = draw.normal(size=(inputs, 6)), draw.normal(size=6)
+        clean = np.tanh(x @ teacher * 1.5 / np.sqrt(inputs)) @ output
         clean = (clean - clean.mean()) / clean.std()
         noisy = clean + 0.3 * draw.normal(size=clean.shape)
         self.x, self.y = x[samples:], clean[samples:]

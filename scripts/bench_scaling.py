@@ -1,15 +1,15 @@
-"""What elastic fleets cost: worker-hours paid and used, and makespans, of simulated searches of three shapes.
+"""What elastic fleets cost: allocated and busy worker-hours, and makespans, of simulated searches of three shapes.
 
     .venv/bin/python scripts/bench_scaling.py [--json FILE] [--shape SHAPE] [--start-seconds 120]
 
 Nothing is trained; the driver and the scheduler are those of every search. A step takes 21.5 s, an evaluation 5 s, to
-load or keep a state 1 s. Paid is the time of each worker from when it is asked for, its start included, until it
-leaves; used is what it trained, evaluated, loaded and kept. The fixed fleets have from 1 worker to as many as the
+load or save a state 1 s. Allocated is the time of each worker from its request, its start included, until it leaves;
+busy is the time in which it trained, evaluated, loaded and saved. The fixed fleets have from 1 worker to as many as the
 elastic one had at most, which cost nothing to start: the best of them is the one with the shortest makespan.
 
 grid      96 trials: 3 x 2 beginnings, from which rates drop twice and batches grow
 halving   successive halving of 64 trials of that space, each rung when all of the last one are known
-trunk     400 trials that train alike for 120 of 160 steps
+trunk     400 trials that train equally for 120 of 160 steps
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ workers     a simulated search on so many workers with the driver of every searc
             hundredth of the workers show what a stage costs more where many are busy
 
 disruptions a search on 40 workers: undisturbed, with one in ten three times as slow, and with workers that are taken
-            away after two hours on average, told two minutes before or not; makespans and worker-hours by those
+            away after two hours on average, with two minutes' notice or without; makespans and worker-hours by those
             undisturbed
 arrivals    eight studies that arrive every half hour on one plan and one cluster of 40 workers, and each with a plan
             and such a cluster of its own: worker-hours, and the mean time from a study's arrival to its end
@@ -123,7 +123,7 @@ def search(workers: int, stages: int) -> tuple[float, int, float]:
     driver = Driver(plan, Scheduler(plan, checkpoint_every=10**6), executor, journal)
     began = time.process_time()
     trials = []
-    for number in range(stages * 100 // 111):  # a hundred begin alike, and ten of these go on alike
+    for number in range(stages * 100 // 111):  # a hundred have one first segment, and ten of these one second segment
         forks = {0: number // 100, 10: 10**6 + number // 10, 20: 2 * 10**6 + number}
         trials.append(TrialAdded(TrialId(f"study/{number}"), {"number": s.piecewise(forks)}, 30))
     driver.add(trials)

@@ -153,7 +153,7 @@ def one_round(folder: Path) -> dict[str, float]:
         began = time.time()
         found[name] = seconds_of("-c", code) - began
     for name in SEARCHES:
-        # The third goes on where the first was.
+        # The third resumes the first.
         figures = once(name, folder / ("first" if name == "remembered" else name))
         found |= {f"{name} {phase}": figures[phase] for phase in PHASES if phase in figures}
     for name in ("optimizer", *(f"{search} step" for search in SEARCHES)):

@@ -5,13 +5,13 @@
 Each size is measured in a process with the settings of a training process, one thread for torch, and each figure of a
 round is compared with ``torch.save`` or a load of the same state in the same folder in the same round.
 
-save_stall_ratio   seconds for which training stands still per kept state, by those of ``torch.save``; as ``_cpu``, CPU
+save_stall_ratio   seconds for which training stands still per saved state, by those of ``torch.save``; as ``_cpu``, CPU
                    seconds of the thread alone: without waits for the disk, and for a core if there is other load
 synced_ratio       the same by those of ``torch.save`` and fsync, after which the state is on the disk, not in memory
 copy_ratio         the same by those of one copy of the state into memory that is there, which is the least it can take
 first_stall_ratio  as save_stall_ratio, for the first state of a process, whose copy needs new memory
-prefetch_hidden    share of the seconds of loading a state that are gone if the worker was told, while the chain before
-                   trained, that it comes next; of 50 MB and more
+prefetch_hidden    share of the seconds of loading a state that are saved if it was prefetched while the chain before
+                   trained; of 50 MB and more
 told_copy_ratio    seconds of such a load by those of one copy of the state, which puts it into the model
 beside_slowdown    seconds of a training step while a state is being written, by those of one otherwise
 """
@@ -48,7 +48,7 @@ KEPT_AT = 3
 
 
 class Store(FolderCheckpoints):
-    """Tells when a state has been written."""
+    """Signals when a state has been written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
@@ -68,7 +68,7 @@ class Store(FolderCheckpoints):
 
 
 class Trained:
-    """A state of so many megabytes. A step multiplies matrices; the last one goes on until the states are written, and
+    """A state of so many megabytes. A step multiplies matrices; the last one lasts until the states are written, and
     loaded, that should be by then."""
 
     def __init__(self, megabytes: float, store: Store) -> None:
@@ -110,7 +110,7 @@ class Trained:
 
 
 def planned(number: int) -> Chain:
-    """A chain that keeps one state, under a name of its own, and goes on."""
+    """Return a chain that saves one state, under a name of its own, and continues."""
     whole = chain(f"c{number}", KEPT_AT + 2, KEPT_AT)
     middle, end = whole.boundaries
     kept = replace(middle, evaluate=False, key=StateKey(f"{number:032x}"))
@@ -120,8 +120,8 @@ def planned(number: int) -> Chain:
 def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     store = Store(folder)
     trained = Trained(megabytes, store)
-    told: list[ChainReport] = []
-    bundle = Bundle(trained, store, LiveCache(), worker=WORKER, on_report=told.append)
+    reports: list[ChainReport] = []
+    bundle = Bundle(trained, store, LiveCache(), worker=WORKER, on_report=reports.append)
     stalls: list[float] = []
     saves: list[float] = []
     save_cpu: list[float] = []
@@ -134,10 +134,10 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
         while bundle:
             report = bundle.go_on()
             if report is not None:
-                told.append(report)
-        reached = [report.reached for report in told if isinstance(report, BoundaryReached)]
+                reports.append(report)
+        reached = [report.reached for report in reports if isinstance(report, BoundaryReached)]
         stalls.append(next(r.save_seconds for r in reached if r.kept is not None))
-        told.clear()
+        reports.clear()
         began = time.perf_counter(), time.thread_time()
         torch.save(trained.state, folder / f"state-{number}.pt")
         saves.append(time.perf_counter() - began[0])
@@ -152,7 +152,7 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     ratios, by_synced, by_copies = (
         [one / other for one, other in zip(stalls, others, strict=True)] for others in (saves, synced, copies)
     )
-    beside, alone = trained.step_seconds[True], trained.step_seconds[False]
+    saving, idle = trained.step_seconds[True], trained.step_seconds[False]
     return {
         "save_stall_ratio": statistics.median(ratios[1:]),
         "save_stall_spread": [min(ratios[1:]), max(ratios[1:])],
@@ -165,7 +165,7 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
         "first_stall_ratio": ratios[0],
         "stall_ms": 1e3 * statistics.median(stalls[1:]),
         "torch_save_ms": 1e3 * statistics.median(saves[1:]),
-        "beside_slowdown": statistics.median(beside) / statistics.median(alone) if beside else None,
+        "beside_slowdown": statistics.median(saving) / statistics.median(idle) if saving else None,
     }
 
 
@@ -178,7 +178,7 @@ def copied(state: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]) 
 
 
 def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
-    """Load the same states in the same process, told of before and not, by turns."""
+    """Load the same states in the same process, prefetched and not, by turns."""
     store = Store(folder)
     trained = Trained(megabytes, store)
     trained.store.written.set()
@@ -188,11 +188,11 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     copies: list[float] = []
     room = {name: torch.zeros_like(tensor) for name, tensor in trained.state.items()}
     for number in range(2 * (rounds + 1)):
-        told = number % 2 == 0
+        prefetched = number % 2 == 0
         bundle = Bundle(trained, store, LiveCache(), worker=WORKER, on_report=lambda report: None)
         nothing = replace(chain("a", KEPT_AT + 2), boundaries=tuple(without(chain("a", KEPT_AT + 2))))
         bundle.start(WORKER, nothing, Control())
-        if told:
+        if prefetched:
             store.loaded.clear()
             bundle.expect([key(2)])
         while bundle:
@@ -202,9 +202,9 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
         while bundle:
             report = bundle.go_on()
             if isinstance(report, BoundaryReached):
-                assert report.reached.source == ("live" if told else "disk")
-                seconds[told].append(report.reached.load_seconds)
-        if told:
+                assert report.reached.source == ("live" if prefetched else "disk")
+                seconds[prefetched].append(report.reached.load_seconds)
+        if prefetched:
             copies.append(copied(trained.state, room))
     shares = [1.0 - one / other for one, other in zip(seconds[True], seconds[False], strict=True)][1:]
     return {

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench_status.py [--json FILE] [--stages 100000]
 
-The plan is that of a simulated search in SQLite: trials part at steps 10 and 20 of 30, until so many stages have been
+The plan is that of a simulated search in SQLite: trials branch at steps 10 and 20 of 30, until so many stages have been
 trained, with the snapshots that searches write. Each figure is of a process of its own, from its start to its end.
 
 status_s, tree_s, report_s  wall seconds of ``hpstage status --json``, ``hpstage tree`` and ``hpstage report``

@@ -47,7 +47,7 @@ PROCESSES = (1, 8, 32)
 
 
 def search_records(trials: int = 1000) -> list[bytes]:
-    """What a search of trials that share beginnings writes: each parts from others at steps 10 and 20 of 30."""
+    """Return the records of a search whose trials share beginnings: they branch at steps 10 and 20 of 30."""
     from hpstage import schedule as s
     from hpstage.driver.driver import Driver
     from hpstage.execution.simulated import SimulatedExecutor

@@ -2,15 +2,15 @@
 
     .venv/bin/python scripts/bench_studies.py [--rounds 5] [--workers 1] [--json FILE]
 
-Both search the demo's model; of 8 trials each, the two have 4 learning-rate sequences in common, and all begin alike in
-twos. The plan is on a Redis server of the script's own; one Dask cluster serves all. In each round:
+Both search the demo's model; of 8 trials each, the two have 4 learning-rate sequences in common, and every two of them
+begin with the same rates. The plan is on a Redis server of this script; one Dask cluster serves all. In each round:
 
 alone       every trial of both trained by itself (sharing=False)
 apart       a plan for each study, one study after the other
 together    one plan, both started at once
 after       one plan, the second study started when the first has ended
 
-Predicted: what the plans' trees say before anything is measured: steps asked, over distinct steps. Measured: seconds of
+Predicted, from the plans' trees before anything is measured: requested steps over unique steps. Measured: seconds of
 workers (training, evaluating, loading, saving), as the journals have them. Takes about ten minutes on two cores; with a
 worker on each of them the drivers would be timed as well.
 """

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench_tree_aware.py [--seeds 8] [--metric accuracy|loss] [--workers 2] [--json FILE]
 
 All searches share one store, so that nothing is trained twice over all of them; what a search would train on a store
-of its own are its distinct steps. Takes about four minutes on two cores, and less when it is called again.
+of its own are its unique steps. Takes about four minutes on two cores, and less when it is called again.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def main() -> int:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     figures: dict[str, Any] = {}
     with local_cluster(options.workers) as cluster, Client(cluster) as client:
-        print(
-            f"{'median of ' + str(options.seeds) + ' seeds':<24}{'asked':>8}{'distinct':>10}{'complete':>10}{'best':>9}"
-        )
+        title = f"median of {options.seeds} seeds"
+        print(f"{title:<24}{'requested':>10}{'unique':>8}{'complete':>10}{'best':>9}")
         for name, pair in ALGORITHMS.items():
             for kind, algorithm in zip(("tree-aware", "plain"), pair, strict=True):
                 runs = [
@@ -75,7 +74,7 @@ def main() -> int:
                 middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
                 figures[f"{name}, {kind}"] = {"median": middle, "runs": runs}
                 print(
-                    f"{name + ', ' + kind:<24}{middle['steps_asked']:>8.0f}{middle['steps_unique']:>10.0f}"
+                    f"{name + ', ' + kind:<24}{middle['steps_asked']:>10.0f}{middle['steps_unique']:>8.0f}"
                     f"{middle['complete']:>10.0f}{middle['best']:>9.4f}"
                 )
     if options.json is not None:

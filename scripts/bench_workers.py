@@ -4,7 +4,7 @@
                                               [--workers 32] [--trials 300]
 
 makespan   searches on simulated workers, each with its default window: the makespan over the lower bound of the same
-           work (hpstage/plan/bound.py). 160 steps of 0.2 s, in a space whose trials begin alike (that of
+           work (hpstage/plan/bound.py). 160 steps of 0.2 s, in a space whose trials begin equally (that of
            bench_simulation.py), with TPESampler; the median of three seeds
 knowledge  TPESampler on Optuna alone, with so many trials open as full training has on 1 to 8, 16 and 32 workers, with
            one, 32, and all of them: the best value of a function of six numbers (0 is the least), the median of eight
@@ -71,20 +71,20 @@ def makespan(options: argparse.Namespace) -> dict[str, float]:
 
 
 def best(window: int, trials: int, seed: int) -> float:
-    """Return the best of so many trials, of which the oldest of ``window`` is told before another is proposed."""
+    """Return the best of so many trials, of which the oldest of ``window`` is reported before another is proposed."""
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     waiting: deque[optuna.Trial] = deque()
 
-    def tell() -> None:
+    def report() -> None:
         trial = waiting.popleft()
         study.tell(trial, sum((value - 0.3) ** 2 for value in trial.params.values()))
 
     for _ in range(trials):
         if len(waiting) == window:
-            tell()
+            report()
         waiting.append(study.ask({f"x{i}": optuna.distributions.FloatDistribution(-1.0, 1.0) for i in range(6)}))
     while waiting:
-        tell()
+        report()
     return study.best_value
 
 

@@ -5,9 +5,9 @@
 
 Real processes on this host, on loopback: a Redis server with an append-only file, a Dask scheduler, three workers and
 three drivers with studies that overlap, one of them with a local cluster. A seeded injector kills, freezes, starves and
-spoils; the same studies run undisturbed beside them, one process each. What must hold is checked without hpstage's own
-planning (tests/faults/oracles.py). Without root there is no disk to fill and no memory to limit, and those faults are
-left out.
+spoils; the same studies run undisturbed alongside, one process each. What must hold is checked without hpstage's
+own planning (tests/faults/oracles.py). Without root there is no disk to fill and no memory to limit, and those
+faults are left out.
 
 Ends with 1 if anything was amiss; then the folder stays, with journals, logs and the end of the plan's journal.
 """
@@ -78,7 +78,7 @@ def show(outcome: Outcome) -> None:
     rows += [("workers started", outcome.workers_started), ("drivers started", outcome.drivers_started)]
     rows += [(f"drivers left for {name}", count) for name, count in sorted(outcome.drivers_left.items())]
     rows += list(outcome.recovered.items())
-    rows += [("records in the journal", outcome.records), ("distinct steps", outcome.steps_unique)]
+    rows += [("records in the journal", outcome.records), ("unique steps", outcome.steps_unique)]
     rows += [("steps trained", outcome.steps_trained), ("of them again", outcome.steps_trained - outcome.steps_unique)]
     rows += [("violations", len(outcome.violations))]
     for name, value in rows:

@@ -19,7 +19,7 @@ from hpstage.store import MemoryJournal
 
 
 class Timed:
-    """An executor that tells how long it has measured."""
+    """An executor that reports how long it has measured."""
 
     def __init__(self) -> None:
         self.measured = 0.0

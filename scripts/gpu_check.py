@@ -9,9 +9,9 @@ costs    seconds to fork from a state on the device, on the host and on disk
 steps    seconds of a step by each step backend; CUDA graphs against eager training
 fused    siblings as one: seconds per member and step against eager training, peak memory, and whether bits depend on K
 chains   several chains on one device: steps per second of 1, 2 and 4 processes, and of as many CUDA streams in one
-search   a search on a local cluster by each step backend: bits and seconds beside each trial trained alone, one by one
+search   a search on a local cluster by each step backend: bits and seconds, compared to trials without sharing
 
-A part that fails says why, and the others go on. It needs nothing but hpstage, and exits with 0 where there is no GPU.
+A part that fails reports why, and the others run. It needs nothing but hpstage, and exits with 0 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def forked(subject: Images, sizes: Sizes) -> dict[str, bool]:
 
 
 def costs(device: torch.device, sizes: Sizes) -> dict[str, Any]:
-    """Return, by model, the bytes of a state, and median seconds to keep it and go on from it, by where it is kept."""
+    """Return, by model, the bytes of a state, and median seconds to save it and resume from it, by where it is kept."""
     return {model: cost(subject_on(device, model), sizes) for model in sizes.models}
 
 
@@ -274,7 +274,7 @@ def in_streams(device: torch.device, model: str, count: int, sizes: Sizes) -> di
 
 
 def search(device: torch.device, sizes: Sizes) -> dict[str, Any]:
-    """Return, by model and backend, whether every trial of a search equals itself trained alone, and what each took."""
+    """Return, by model and backend, whether every trial equals itself without sharing, and what each took."""
     return by_backend(device, sizes, searched)
 
 

@@ -238,10 +238,10 @@ def outcome(one: Subject, name: str, value: Any) -> tuple[str, str]:
     except Reached:
         pass
     except HpstageError as error:
-        told = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         words = {*one.names, shown(value), f"{type(value).__name__} cannot", f"{getattr(value, '__name__', '?')} is a"}
-        said = told.lower().replace("_", " ")
-        return ("clear" if any(word.lower().replace("_", " ") in said for word in words) else "unnamed"), told
+        said = text.lower().replace("_", " ")
+        return ("clear" if any(word.lower().replace("_", " ") in said for word in words) else "unnamed"), text
     except BaseException as error:
         return of_error(error)
     return ("accepted" if meaningful(one.of, one.annotations[name], name, value) else "wrong"), ""
@@ -272,12 +272,12 @@ def command_outcome(command: str, name: str, option: str, type_of: str, text: st
     stopped(command)
     base = commands()[command]
     words = [*base, f"{option}={text}"] if option else [text, *base[1:]]
-    told, said = io.StringIO(), io.StringIO()
+    errors, output = io.StringIO(), io.StringIO()
     status: object = 0
     before = sys.argv
     sys.argv = ["hpstage", command, *words]
     try:
-        with limited(SECONDS), contextlib.redirect_stderr(told), contextlib.redirect_stdout(said):
+        with limited(SECONDS), contextlib.redirect_stderr(errors), contextlib.redirect_stdout(output):
             main()
     except Reached:
         pass
@@ -287,7 +287,7 @@ def command_outcome(command: str, name: str, option: str, type_of: str, text: st
         return of_error(error)
     finally:
         sys.argv = before
-    lines = told.getvalue() or said.getvalue()
+    lines = errors.getvalue() or output.getvalue()
     if "Traceback (most" in lines:
         return "raw", " | ".join(lines.strip().splitlines()[-3:])
     if status:

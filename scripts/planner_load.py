@@ -1,4 +1,4 @@
-"""Trials that fill a plan, and workers that do what they are told at once: what the planner's bench is run on."""
+"""Trials that fill a plan, and workers that obey at once: the load of the planner's bench."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def insert(driver: Driver, kind: str, trials: int) -> dict[str, float]:
 
 
 class Prompt(Executor):
-    """Workers that do what they are told at once: the chains that have waited longest reach their next boundaries. A
+    """Workers that obey at once: the chains that have waited longest reach their next boundaries. A
     step takes a second."""
 
     def __init__(self, workers: int) -> None:

@@ -4,8 +4,8 @@
     .venv/bin/python scripts/record.py digits    two studies of the demo, one after the other
     .venv/bin/python scripts/record.py text      four studies of a model of text, 384 trials: some ten minutes
 
-It replaces notebooks/recorded/NAME. What would tell of this machine (host, addresses, process numbers) is replaced
-by plain names; all else is as it was trained.
+It replaces notebooks/recorded/NAME. What identifies this machine (host, addresses, process numbers) is replaced by
+plain names; all else is as it was trained.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Idle:
 
 
 def search(options: argparse.Namespace, cluster: LocalCluster) -> None:
-    # Here, since the workers, which are starting, import torch meanwhile.
+    # Here, since the workers, which are starting, import torch at the same time.
     import torch
     from small_cnn import SmallCnn
 

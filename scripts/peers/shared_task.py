@@ -59,7 +59,7 @@ def reported_steps(options: argparse.Namespace) -> list[int]:
 
 
 Report = Callable[[dict[str, float]], bool]
-"""Gives measured values and returns whether to go on."""
+"""Reports measured values and returns whether to continue."""
 
 
 def train(point: Mapping[str, Any], options: argparse.Namespace, report: Report) -> dict[str, float]:
@@ -80,7 +80,7 @@ def train(point: Mapping[str, Any], options: argparse.Namespace, report: Report)
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=point["lr"], momentum=0.9)
-    drops, asked = milestones(point, options.steps), reported_steps(options)
+    drops, requested = milestones(point, options.steps), reported_steps(options)
     order, used, found = torch.randperm(count), 0, {}
     for step in range(1, options.steps + 1):
         if not options.idle:
@@ -94,7 +94,7 @@ def train(point: Mapping[str, Any], options: argparse.Namespace, report: Report)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
             optimizer.step()
-        if step in asked:
+        if step in requested:
             with torch.no_grad():
                 accuracy = 0.5 if options.idle else (model(x[count:]).argmax(1) == y[count:]).double().mean().item()
             found = {"accuracy": accuracy, "step": float(step), "seconds": time.perf_counter() - began}

@@ -27,7 +27,7 @@ def test_figures_of_other_scripts_are_taken_wherever_they_tell_them(
     (tmp_path / "bench_states.py").write_text(script)
     assert dict(bench.of_others(tmp_path)) == {"save_stall_ratio": 0.2}
     assert capsys.readouterr().out.splitlines() == [
-        "left out, since bench_states.py does not tell it: prefetch_hidden",
+        "left out, since bench_states.py does not report it: prefetch_hidden",
         "left out, since there is no bench_elastic.py here: elastic_equal",
     ]
 
