@@ -170,7 +170,7 @@ class Reported(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The encoded result of a request: ``of`` the chain, or of the one that is not to train."""
+    """The encoded result of a request: to train the chain ``of``, or without it, of the last other request."""
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil
     of: ChainId | None = None
@@ -186,7 +186,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """The request to train a chain has arrived, so that the process may die of it."""
+    """The request to train a chain has arrived: if the process dies from now on, the chain may be the cause."""
 
     of: ChainId
 

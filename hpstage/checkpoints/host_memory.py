@@ -52,7 +52,7 @@ class HostMemory:
         return _MOST if self.total is None else min(_MOST, self.total // (_SHARE * self._sharers))
 
     def available(self) -> int | None:
-        """Return the bytes that can be taken without that others have to give up theirs; ``None`` if unknown."""
+        """Return the bytes that can be allocated without taking memory from other processes; ``None`` if unknown."""
         host = _table(self._meminfo).get("MemAvailable:")
         left = [] if host is None else [host << 10]
         for limit, used, stat in self._limits:

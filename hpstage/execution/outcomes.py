@@ -44,7 +44,7 @@ def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
 
 
 def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -> str | None:
-    """Return what to say of a name that was looked up and is no hyperparameter, of all others ``None``."""
+    """Return a hint if a name was looked up that is no hyperparameter; ``None`` for other errors."""
     match error:
         case KeyError(args=[str(name)]) if name not in values:
             has = ", ".join(map(repr, sorted(values))) or "none"

@@ -41,7 +41,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """What to train again: a part of one line, or all of it.
+    """The steps to train again: a part of one path, or all of it.
 
     Attributes:
         initial: the values at step 0, from which the trainable is set up.

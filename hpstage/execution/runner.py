@@ -405,7 +405,7 @@ class ChainRunner:
             self._synchronize()
 
     def _settle_saves(self, flight: Flight) -> None:
-        """Return once every report so far was given. Raises what a state could not be written with."""
+        """Return once every report so far was given. Raises the error of a state that could not be written."""
         flight.stop_clock()
         flight.saves.settle()
 

@@ -171,7 +171,7 @@ class Saves:
         yield _completed(report, save)
 
     def settle(self) -> None:
-        """Return once every report was given. Raises what a state could not be written with."""
+        """Return once every report was given. Raises the error of a state that could not be written."""
         with self._changed:
             self._settling_since = time.perf_counter()
             try:

@@ -102,9 +102,9 @@ class SimulatedCluster:
         self.pool = f"simulated/{uuid.uuid4().hex}"
         self.now = 0.0
         self.live: dict[WorkerId, StateKey | None] = {}
-        """The state that each slot holds, of those that are present."""
+        """The state that each present slot holds."""
         self.most = 0
-        """The most workers that were paid for at a time."""
+        """Maximum number of workers allocated at a time."""
         self._disruptions = disruptions
         self._members: list[Member] = []
         self._order = count()

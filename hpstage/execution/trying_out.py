@@ -1,4 +1,4 @@
-"""What the untrained model comes to, before anything is trained."""
+"""Metrics of the untrained model, before anything is trained."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _STEPS, _SLOW = 2, 10.0
 _BRIEF = 2.0
 """Seconds for which training waits: for steps that take no time, to learn at once that something is wrong."""
 _PATIENCE, _TIMES = 60.0, 2.0
-"""Seconds without an answer after which a fork counts as hanging, and the factor of the time it has had already."""
+"""Seconds to wait for a fork's answer: so many, and so many times the time that it had while training continued."""
 
 
 class Outcome(msgspec.Struct):

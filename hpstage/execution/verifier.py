@@ -49,7 +49,7 @@ class Verifier:
         return flight.verification
 
     def is_due(self, flight: Flight, boundary: Boundary | None, *, at_end: bool) -> bool:
-        """Whether :meth:`verify` has something to do where the chain stands."""
+        """Whether :meth:`verify` is due at the chain's current step."""
         if flight.verification is not None:
             return at_end or not flight.verification.is_pending()
         return self._has_news(flight, boundary)
