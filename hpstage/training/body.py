@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from hpstage.training.capture.context_managers import letting_through, swallowing
-from hpstage.training.capture.liveness import instructions_of, live, place, written_first
+from hpstage.training.capture.liveness import instructions_of, live, never_empty, place, written_first
 from hpstage.training.capture.stateful import ITERATORS
 from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.capture.variables import Variable
@@ -97,9 +97,10 @@ class Body:
             code, held = frame.f_code, _locals(frame)
             at = place(code, frame.f_lasti)
             places.append((code, at))
-            matter = partial(live, code, at, innermost=not index, outermost=index == len(frames) - 1)
-            bound = matter(untaken=swallowing(code))
             runs = frozenset(name for name, value in held.items() if isinstance(value, Run))
+            entered = never_empty(code, runs, counted="enumerate" not in frame.f_globals)
+            matter = partial(live, code, at, innermost=not index, outermost=index == len(frames) - 1, entered=entered)
+            bound = matter(untaken=swallowing(code))
             fresh = written_first(code, at, outermost=index == len(frames) - 1, runs=runs) if not index else frozenset()
             for name in sorted(matter(untaken=letting_through(frame, held))):
                 value = held.get(name, MISSING)

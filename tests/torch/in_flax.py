@@ -79,7 +79,7 @@ def test_a_search_gives_each_trial_the_metrics_of_its_own_run(page: ModuleType, 
         executor=hpstage.InlineExecutor(),
         store=tmp_path,
     )
-    assert result.savings.steps_trained == 16
+    assert result.savings.steps_trained == 10 + 4 + 6
     for trial in result.study.trials:
         space = page.space(optuna.trial.FixedTrial(trial.params))
         own_at = lambda step, space=space: {"lr": space["lr"].value(step), "seed": 0}  # noqa: E731

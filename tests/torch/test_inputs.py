@@ -241,6 +241,14 @@ def test_what_training_reads_is_in_its_key_or_refused_once_it_is_another(read: A
         search(in_loss(read))
 
 
+def test_options_that_a_compiler_takes_from_the_command_line_are_no_input(folder: Path) -> None:
+    names = {"__name__": "jax._src.cache_key"}
+    exec("import sys\ndef flags(): return float(len([one for one in sys.argv if one.startswith('--xla')]))", names)
+    before = search(in_loss(names["flags"]))  # type: ignore[arg-type]
+    sys.argv[1:] = ["--other"]
+    assert search(in_loss(names["flags"])) == before  # type: ignore[arg-type]
+
+
 class InDataset(Tiny):
     def dataset(self) -> Any:
         return TensorDataset(torch.full((8, 1), number(f"data/{NAME}.txt")))

@@ -557,8 +557,26 @@ def unbound_before(run: Run) -> None:
         stepped(run, parts, extra)
 
 
+def read_after_batches(run: Run) -> None:
+    """As scripts print it: the loss of an epoch's last batch."""
+    model, optimizer = begun(run)
+    loader = DataLoader(TensorDataset(*samples()), batch_size=8, shuffle=True)
+    for _ in run.steps():
+        for index, (x, y) in enumerate(run.batches(loader), 1):  # noqa: B007
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for x, _ in run.batches(loader):
+            shift = x.mean()
+            break
+        model.last = loss.item() + index + shift.item()
+        run.report(loss=loss.item())
+
+
 EXACT = [
     made_in_contexts,
+    read_after_batches,
     unbound_before,
     temporaries,
     enumerated,
@@ -591,6 +609,35 @@ def test_ordinary_loops_are_forked_anywhere(function: Callable[[Run], Any]) -> N
             forked.train(step, HP)
         assert digest(forked.state_dict()) == expected, fork
         forked.close()
+
+
+def of_nothing(run: Run) -> None:
+    begun(run)
+    loader = DataLoader(TensorDataset(*samples()), batch_size=10_000, drop_last=True)
+    for _ in run.steps():
+        for x, _ in run.batches(loader):
+            loss = x.mean()
+        run.report(loss=loss.item())
+
+
+def test_an_epoch_without_a_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match="an epoch of the data has no batch"):
+        trained(of_nothing, 1)
+
+
+def possibly_old(run: Run) -> None:
+    parts = begun(run)
+    for step in run.steps():
+        for x in run.batches(DataLoader(TensorDataset(*samples()), batch_size=8)):
+            if x[0].mean() > step:
+                loss = x[0].mean()
+        run.report(loss=float(loss))
+        stepped(run, parts)
+
+
+def test_what_only_some_batches_set_is_refused_by_name() -> None:
+    with pytest.raises(StateError, match="local variable loss"):
+        trained(possibly_old, LATE).state_dict()
 
 
 def test_a_state_is_taken_of_a_loop_that_waits_for_its_first_step() -> None:

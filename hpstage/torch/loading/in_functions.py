@@ -162,4 +162,9 @@ def _epoch(run: Run, loader: Loader) -> Iterator[Any]:
     loader.begin(run)
     if run._population is not None:
         run._samples += -run._samples % run._population
-    yield from loader.of_step(run, by_epoch=True)
+    empty = True
+    for batch in loader.of_step(run, by_epoch=True):
+        empty = False
+        yield batch
+    if empty:
+        raise UsageError("run.batches(): an epoch of the data has no batch; give more samples, or a smaller batch size")

@@ -52,6 +52,7 @@ def live(
     innermost: bool = True,
     outermost: bool = True,
     untaken: frozenset[int] = frozenset(),
+    entered: frozenset[int] = frozenset(),
     runs: frozenset[str] | None = None,
 ) -> frozenset[str]:
     """Return the variables of ``code``, paused at ``offset``, on which its further execution may depend.
@@ -64,6 +65,7 @@ def live(
         outermost: when this frame ends, everything ends. So code from which no path leads back to a loop that is
             paused here is ignored.
         untaken: offsets of jumps that are never taken.
+        entered: what :func:`never_empty` returns.
         runs: variables that hold what runs no nested function where its attributes and items are read. If given, every
             other instruction that may run code of anybody reads what functions nested in ``code`` read.
     """
@@ -72,6 +74,8 @@ def live(
     paused = starts[offset]
     after = [list(_successors(instructions, index, starts, untaken)) for index in range(len(instructions))]
     on_error = [_handlers(code, instruction.offset, starts) for instruction in instructions]
+    for begins in entered:
+        after[starts[begins]] = [starts[begins] + 2]  # behind FOR_ITER
     loop = instructions[paused].opname == "FOR_ITER"
     if innermost:
         on_error[paused] = []  # the only exceptions raised there end it
@@ -178,6 +182,58 @@ def written_first(code: CodeType, offset: int, *, outermost: bool, runs: frozens
     """Return variables that nested functions read, but not before ``code``, paused at ``offset``, has written them."""
     shared = _read_inside(code).intersection(code.co_cellvars)
     return shared - live(code, offset, innermost=True, outermost=outermost, runs=runs) if shared else shared
+
+
+_CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
+_ARGUMENTS = ("LOAD_CONST", "LOAD_SMALL_INT", "KW_NAMES", "PRECALL")
+
+
+@functools.lru_cache(_REMEMBERED)
+def never_empty(code: CodeType, runs: frozenset[str], *, counted: bool) -> frozenset[int]:
+    """Return the offsets where loops over ``run.batches(...)`` begin: an epoch has at least one batch, or is an error.
+
+    Args:
+        code: code of a function.
+        runs: variables that hold a run.
+        counted: ``enumerate`` is Python's, which may stand around it.
+    """
+    instructions = [item for item in instructions_of(code) if item.opname not in ("CACHE", "PUSH_NULL")]
+    found = set()
+    for index in range(2, len(instructions) - 1):
+        begins, loop = instructions[index : index + 2]
+        if (begins.opname, loop.opname) != ("GET_ITER", "FOR_ITER") or instructions[index - 1].opname not in _CALLS:
+            continue
+        call = _first_of_call(instructions, index - 1)
+        if counted and instructions[call].opname == "LOAD_GLOBAL" and instructions[call].argval == "enumerate":
+            inner_call = index - 2
+            while instructions[inner_call].opname in _ARGUMENTS:
+                inner_call -= 1
+            within = _first_of_call(instructions, inner_call)
+            call = within if within == call + 1 else call
+        method = instructions[call + 1]
+        if (
+            instructions[call].opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+            and instructions[call].argval in runs
+            and (method.opname, method.argval) in (("LOAD_METHOD", "batches"), ("LOAD_ATTR", "batches"))
+        ):
+            found.add(begins.offset)
+    return frozenset(found)
+
+
+def _first_of_call(instructions: Sequence[Instruction], index: int) -> int:
+    """Return the index of the first instruction of the expression ``name(...)`` or ``name.attribute(...)`` that ends
+    with a call; that of the call if it is another expression."""
+    where = instructions[index].positions
+    if instructions[index].opname not in _CALLS or where is None or where.col_offset is None:
+        return index
+    begin = where.lineno, where.col_offset
+    same = [
+        at
+        for at in range(index)
+        if (own := instructions[at].positions) is not None and (own.lineno, own.col_offset) == begin
+    ]
+    names = [at for at in same if instructions[at].opname not in _ARGUMENTS]
+    return names[0] if len(names) in (1, 2) and names[-1] - names[0] == len(names) - 1 else index
 
 
 def _is_of(runs: frozenset[str], instructions: Sequence[Instruction], index: int) -> bool:

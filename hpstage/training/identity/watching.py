@@ -43,6 +43,9 @@ _GRAIN = 10_000_000
 _MOST = 100_000
 """Number of files that are remembered. What is read beyond is likely to be samples of a data set."""
 
+# Packages that read the command line for options of their own, such as those of a compiler.
+_OWN_ARGUMENTS = frozenset(("jax", "jaxlib"))
+
 
 class Watch:
     """Records what the user's code reads while it is entered.
@@ -355,5 +358,7 @@ class _Arguments(list[str]):
         return list, (list(super().__iter__()),)
 
     def _note(self) -> None:
-        if _current is not None and not _current.arguments and _for_user(sys._getframe(2)):
+        frame = sys._getframe(2)
+        own = frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_ARGUMENTS
+        if _current is not None and not _current.arguments and not own and _for_user(frame):
             _record(_current, _ARGUMENT, "sys.argv")
