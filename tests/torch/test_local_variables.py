@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StateError, UsageError
@@ -611,18 +611,33 @@ def test_ordinary_loops_are_forked_anywhere(function: Callable[[Run], Any]) -> N
         forked.close()
 
 
-def of_nothing(run: Run) -> None:
-    begun(run)
-    loader = DataLoader(TensorDataset(*samples()), batch_size=10_000, drop_last=True)
-    for _ in run.steps():
-        for x, _ in run.batches(loader):
-            loss = x.mean()
-        run.report(loss=loss.item())
+class Empty(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": 0}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
 
 
-def test_an_epoch_without_a_batch_is_refused() -> None:
-    with pytest.raises(UsageError, match="an epoch of the data has no batch"):
-        trained(of_nothing, 1)
+def of_nothing(data: Callable[[], Any]) -> Callable[[Run], None]:
+    def function(run: Run) -> None:
+        begun(run)
+        loader = DataLoader(data(), batch_size=8, drop_last=True)
+        for _ in run.steps():
+            for batch in run.batches(loader):
+                loss = batch[0].mean()
+            run.report(loss=loss.item())
+
+    return function
+
+
+@pytest.mark.parametrize("data", [Empty, lambda: TensorDataset(*(part[:2] for part in samples()))])
+def test_an_epoch_without_a_batch_is_refused(data: Callable[[], Any]) -> None:
+    with pytest.raises(UsageError, match=r"is empty|every batch is dropped"):
+        trained(of_nothing(data), 1)
 
 
 def possibly_old(run: Run) -> None:
