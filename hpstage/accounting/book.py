@@ -112,7 +112,7 @@ class Book:
 
     @cached_property
     def pauses(self) -> Pauses:
-        """The periods between calls."""
+        """The periods between the calls of ``optimize`` that worked for the book."""
         return Pauses((call.first, call.last) for call in self.calls)
 
     @cached_property

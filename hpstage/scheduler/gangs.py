@@ -112,7 +112,8 @@ class Gangs:
         self._missed.pop(worker, None)
 
     def next_at(self, now: float) -> float | None:
-        """Return when the next worker may join a gang again, or ``None`` if none is left out for a while."""
+        """Return when the first of the workers that are excluded from gangs for a time may join one again. ``None``: no
+        worker is excluded, or no gangs are formed any more."""
         if self.widths.widest == 1:
             return None
         return min((until for _, until in self._missed.values() if until > now), default=None)

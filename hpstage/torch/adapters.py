@@ -1,4 +1,4 @@
-"""Which loop trains a TorchTrainable."""
+"""Which loop trains a TorchTrainable. :mod:`hpstage.training.trainables` finds the adapters of all other objects."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class MobileNetV2(Cifar10):
 
 
 def space(trial: optuna.Trial, epochs: int = 120) -> dict[str, s.Schedule | s.Scalar]:
-    """Warm-up and cosine, from one of two rates; cutout of 8 pixels, and of more from one of three epochs on."""
+    """Warm-up to one of two rates, then cosine; cutout of 8 pixels, then of 12 or 16 from one of three epochs on."""
     lr = trial.suggest_categorical("lr", [0.1, 0.05])
     side = trial.suggest_categorical("cutout", [12, 16])
     grown = epochs * trial.suggest_categorical("more_cutout_from", [50, 65, 80]) // 100

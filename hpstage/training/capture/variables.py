@@ -21,11 +21,11 @@ from hpstage.training.code.namespaces import MISSING, ClassAttributes, Globals
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A local variable of a frame that runs ``code``, and its value, if bound.
+    """A local variable of a paused frame that runs ``code``, with its value if it has one.
 
-    ``needed`` is whether it may be read even if no ``with`` block swallows an exception. A variable that is not needed
-    and that a fork has not bound cannot be read there without an error. ``fresh`` are variables of the frame that
-    functions nested in ``code`` read, but not before it has written them again.
+    ``needed``: ``code`` may read it later without a ``with`` block having swallowed an exception. One that is not
+    needed may have no value in a fork: reading it there is an error, and never gives a wrong value. ``fresh``: names of
+    variables of the frame that functions nested in ``code`` read only after ``code`` has assigned them again.
     """
 
     name: str

@@ -28,7 +28,8 @@ def is_open(described: Mapping[str, str]) -> bool:
 
 
 def candidates(described: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the description of an open workload by each step backend that the workers have."""
+    """Return a workload's description under each step backend that the workers have, by the backend's name. The given
+    description leaves that choice open (:func:`is_open`)."""
     common = {name: text for name, text in described.items() if not name.startswith(_CHOICE)}
     found: dict[str, dict[str, str]] = {}
     for name, text in described.items():
