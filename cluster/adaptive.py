@@ -16,12 +16,14 @@ from typing import Any
 from distributed import Client, Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from hpstage.cluster.private import is_fixed
+
 logger = logging.getLogger("hpstage")
 
 _TOPIC = "hpstage-demand"
 _INTERVAL = 1.0
 """Seconds between two looks at the demand, as between two of Dask's at the scheduler's answer."""
-_SHARE = 0.005
+_SHARE = 0.02
 """Share of the driver's time that looks take at most: with thousands of trials, each plays them all to their end."""
 _LONGEST = 600.0
 """Seconds beyond which a worker that joins does not count as one that was requested."""
@@ -106,11 +108,14 @@ class DemandFeed:
 
     def look(self, now: float) -> None:
         """Report the demand at ``now`` on the executor's clock to the scheduler: at most once a second, and less often
-        if it takes long to compute.
+        if it takes long to compute; never while it is a cluster of this process that does not adapt.
 
         Also if it is unchanged: an earlier report may have been lost.
         """
         if self._demand is None or self._client is None or time.monotonic() < self._next:
+            return
+        if is_fixed(self._client.cluster):
+            self._next = time.monotonic() + _INTERVAL
             return
         began = time.monotonic()
         self._report(self._demand(now, self.start_seconds))

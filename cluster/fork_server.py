@@ -50,6 +50,8 @@ _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
 _BUSY = ("torch._inductor", "torch.utils.tensorboard", "optuna.integration", "optuna.visualization")
 """Modules of theirs whose import starts processes and threads, or loads packages that may."""
+_BUSY_WITH = {"hpstage.torch.skorch": "pyarrow", "hpstage.torch.transformers": "datasets"}
+"""Modules whose import starts threads where another package is installed, which the library that they adapt imports."""
 _READ_BY_NO_IMPORT = frozenset(
     {"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "PYTHONHASHSEED", "SHLVL", "_", "__DASK_PARENT_PID"}
 )
@@ -338,8 +340,7 @@ def _imported() -> list[str]:
     """Return the modules to import ahead: those that this process has of installed packages that are safe to share."""
     shared = {package for package in _SHARED & sys.modules.keys() if not is_users(package)}
     found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
-    # Where datasets is installed, transformers imports it, and with it pyarrow, which starts threads.
-    busy = (*_BUSY, "hpstage.torch.transformers") if find_spec("datasets") else _BUSY
+    busy = (*_BUSY, *(name for name, package in _BUSY_WITH.items() if find_spec(package)))
     return [name for name in found if not name.startswith(busy)]
 
 

@@ -38,6 +38,11 @@ def start_workers(cluster: LocalCluster) -> None:
     cluster.sync(cluster._correct_state)
 
 
+def is_fixed(cluster: object) -> bool:
+    """Return whether nobody has called ``adapt()`` of a cluster, who would ask how many workers to have."""
+    return isinstance(cluster, LocalCluster) and cluster._adaptive is None
+
+
 def draw_apart() -> None:
     """Let Dask draw from a generator of its own, where it estimates the sizes of messages: its event loop runs next to
     the user's code, and next to training by ``InlineExecutor``, whose numbers it would draw from ``random``."""

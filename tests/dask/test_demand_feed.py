@@ -17,7 +17,7 @@ def test_a_look_that_takes_long_is_taken_less_often(takes: float, looks: int, mo
     now, reported = [0.0], []
     monkeypatch.setattr(adaptive, "time", SimpleNamespace(monotonic=lambda: now[0]))
     feed: Any = DemandFeed()
-    feed._client, feed._report = object(), reported.append
+    feed._client, feed._report = SimpleNamespace(cluster=None), reported.append
 
     def demand(at: float, start_seconds: float) -> int:
         now[0] += takes

@@ -144,12 +144,13 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_transformers_is_imported_ahead_unless_it_would_import_datasets(
-    installed: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", fork_server._BUSY_WITH)
+def test_an_adapter_is_imported_ahead_unless_that_would_start_threads(
+    name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "hpstage.torch.transformers"
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setattr(fork_server, "find_spec", lambda package: installed if package == "datasets" else None)
+    busy = fork_server._BUSY_WITH[name]
+    monkeypatch.setattr(fork_server, "find_spec", lambda package: installed if package == busy else None)
     assert (name in fork_server._imported()) is not installed
 
 

@@ -119,7 +119,8 @@ def test_what_several_searches_can_use_adds_up_until_they_end() -> None:
         def target() -> int:
             return int(watching.sync(watching.scheduler.adaptive_target))
 
-        with Client(cluster, set_as_default=False) as one, Client(cluster, set_as_default=False) as two:
+        address = cluster.scheduler_address  # a search that is given a cluster of its process looks only if it adapts
+        with Client(address, set_as_default=False) as one, Client(address, set_as_default=False) as two:
             feeds = DemandFeed(), DemandFeed()
             for feed, client in zip(feeds, (one, two), strict=True):
                 feed.connect(client)
