@@ -22,7 +22,7 @@ from tests.browser.conftest import Open, keep
 from tests.browser.trees import Tree
 
 pytest.importorskip("bokeh")
-pytestmark = [pytest.mark.sampled(5), pytest.mark.browser]
+pytestmark = [pytest.mark.sampled(10), pytest.mark.browser]
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 HOSTILE = "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'> \"'`${} \N{GRINNING FACE}"

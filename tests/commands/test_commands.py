@@ -53,7 +53,7 @@ from hpstage.testing.toys import Failing
 from tests.redis_server import RedisServer
 from tests.unit.searches import WORKLOAD, trial
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -32,7 +32,7 @@ from hpstage.store.opening import open_journal
 from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 STEPS = 8

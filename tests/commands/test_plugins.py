@@ -17,7 +17,7 @@ from hpstage import algos
 from hpstage.algorithm import Algorithm
 from hpstage.store import plugins
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 ROOT = Path(__file__).parents[2]
 

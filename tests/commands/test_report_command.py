@@ -20,7 +20,7 @@ from hpstage.store import RedisJournal, SQLiteJournal
 from tests.redis_server import RedisServer
 from tests.unit.reports import HOSTILE, Page, read, search
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -24,6 +24,8 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.store import SQLiteJournal
 from tests.unit.reports import search
 
+pytestmark = pytest.mark.sampled(4)
+
 HOSTILE = "evil \x1b[31m\x07<b>模型🙂</b>\r\n'\""
 LONG = "momentum_of_the_" * 12
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}

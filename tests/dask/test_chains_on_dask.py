@@ -18,7 +18,7 @@ from hpstage.testing.chains import chain, ended, key, outcome, reached, workers
 from hpstage.testing.toys import Counter, Gate
 from tests.dask.conftest import Run
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 Open = Callable[..., DaskExecutor]
 

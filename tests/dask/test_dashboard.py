@@ -29,6 +29,8 @@ from hpstage.testing.toys import Failing, Tape
 from tests.dask.steady import Steady
 from tests.dask.studies import search
 
+pytestmark = pytest.mark.sampled(4)
+
 # --- the fold -----------------------------------------------------------------------------------------------
 
 

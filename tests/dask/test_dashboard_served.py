@@ -29,6 +29,8 @@ from tests.dask.commands import Command, free_port, until
 from tests.dask.steady import Steady
 from tests.dask.studies import Running, search
 
+pytestmark = pytest.mark.sampled(4)
+
 PAGES = [f"/individual-hpstage-{name}" for name in PANELS]
 
 

@@ -28,7 +28,7 @@ from hpstage.training.trainables import as_trainable
 from tests.torch.test_endings import outcome as ends
 from tests.torch.test_endings import pruning, search, stopping
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

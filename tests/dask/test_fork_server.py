@@ -37,7 +37,7 @@ from tests.dask.processes import ROOT
 from tests.dask.steady import first, is_forked
 from tests.dask.test_exactness import Net
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
+pytestmark = [pytest.mark.sampled(4), pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
 
 
 class Looking(Counter):

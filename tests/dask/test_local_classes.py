@@ -13,6 +13,8 @@ from distributed import Client
 import hpstage
 from hpstage.store import MemoryJournal
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

@@ -24,7 +24,7 @@ from hpstage.testing.chains import chain, ended, outcome, reached, workers
 from hpstage.testing.toys import Counter
 from tests.dask.processes import ROOT
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 
 def test_workers_are_not_profiled(client: Client) -> None:

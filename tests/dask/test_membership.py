@@ -26,7 +26,7 @@ from hpstage.testing.toys import Counter, Gate
 from tests.dask.oddities import Deadly, Measuring
 from tests.dask.processes import Processes
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 Open = Callable[..., DaskExecutor]
 
@@ -42,6 +42,7 @@ def client(client_of_nannies: Client) -> Client:
     return client_of_nannies
 
 
+@pytest.mark.ci
 def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:

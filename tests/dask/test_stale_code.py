@@ -126,6 +126,7 @@ def test_a_notebook_that_has_imported_a_helper_before_it_was_edited_is_refused_b
     assert found(worker, tmp_path) == 300.0
 
 
+@pytest.mark.ci
 def test_a_stated_version_stands_for_code_that_differs_on_purpose(
     write: Write, worker: LocalCluster, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_search_runs_under_tls_and_strangers_are_refused(address: str, certifi
     leave_loops()  # as Dask does where a client cannot connect
 
 
+@pytest.mark.ci
 def test_a_worker_that_is_not_trusted_says_so_and_does_not_join(address: str, certificates: Path, start: Start) -> None:
     stranger = start("worker", address, "--nworkers", "1", *options(certificates, "stranger"))
     stranger.says(f"no scheduler at {address} (TLS fails, and the scheduler's log has the reason")

@@ -26,7 +26,7 @@ from tests.dask.processes import Processes, is_running
 from tests.dask.processes import until as until_true
 from tests.unit.searches import failures_after
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 Open = Callable[..., DaskExecutor]
 

@@ -21,7 +21,7 @@ from hpstage.cluster.watch import Watch
 from hpstage.testing.toys import Tape
 from tests.dask.commands import until
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 BEATS = watch._BEATS
 ANSWERS = {"answered": True, "reported": False, "computes": False}

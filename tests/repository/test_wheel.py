@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ["hpstage", "cluster", "algos", "pyproject.toml", "README.md", "LICENSE"]
 
 pytestmark = [
-    pytest.mark.sampled(4),
+    pytest.mark.sampled(8),
     pytest.mark.skipif(
         importlib.util.find_spec("build") is None or importlib.util.find_spec("setuptools") is None,
         reason="needs the packages build and setuptools to make a wheel without a network",

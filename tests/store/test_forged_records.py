@@ -26,7 +26,7 @@ from hpstage.store import Journal, MemoryJournal, RedisJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 VALUES: list[object] = [
     None, True, -1, 0, 1, 2**53, 2**63 - 1, 2**64, 10**30, 1e308, "", "x", "../../etc/passwd", "\x00", "\ud800",

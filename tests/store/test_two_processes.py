@@ -30,7 +30,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

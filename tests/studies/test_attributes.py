@@ -25,7 +25,7 @@ from hpstage.store import MemoryJournal
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
-    pytest.mark.sampled(8),
+    pytest.mark.sampled(16),
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
     pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning"),
 ]

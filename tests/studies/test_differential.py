@@ -19,7 +19,7 @@ from tests.studies.differential import KINDS, PRUNERS, SAMPLERS, TRIALS, Case, I
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
-    pytest.mark.sampled(8),
+    pytest.mark.sampled(16),
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
     pytest.mark.filterwarnings("ignore:.constraints_func. has been deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Constraints have been set, but CmaEsSampler will not use them"),

@@ -32,7 +32,7 @@ from tests.redis_server import RedisServer
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
-    pytest.mark.sampled(8),
+    pytest.mark.sampled(16),
     pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
 ]
 

@@ -193,6 +193,7 @@ def test_what_a_store_names_is_imported_from_the_current_folder_only(
     assert "this was run" not in found.output
 
 
+@pytest.mark.ci
 def test_a_script_that_searches_where_it_is_imported_is_not_run_again(tmp_path: Path) -> None:
     script = search_by_running(tmp_path)
     script.write_text(script.read_text().replace('if __name__ == "__main__":', "if True:"))

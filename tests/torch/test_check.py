@@ -32,7 +32,7 @@ from tests.torch.test_pickles import space as of_estimators
 from tests.torch.test_references_to_itself import Table
 from tests.torch.trainables import CASES, Small, network, samples, sgd
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(16)
 
 ROOT = Path(__file__).parents[2]
 
@@ -193,6 +193,7 @@ def test_steps_go_on_past_the_first_joint_of_the_schedules_where_it_is_near(chil
     assert hpstage.check(Own(), ending, n_forks=9, children=children).forks == (1, 2)
 
 
+@pytest.mark.ci
 def test_code_that_fails_is_told_with_its_traceback(check: Callable[..., hpstage.CheckReport]) -> None:
     class Failing(Small):
         def evaluate(self, model: torch.nn.Module) -> dict[str, float]:

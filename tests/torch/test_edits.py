@@ -15,7 +15,7 @@ import pytest
 
 from tests.torch.edits.cases import DECIDES, HEAD, LIMITS, SAME, filled
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(16)
 
 ROOT = Path(__file__).parents[2]
 NAMES = {name: f"case_{number:03d}" for number, name in enumerate([*DECIDES, *SAME])}
@@ -43,6 +43,7 @@ def refused(key: object) -> bool:
 
 
 @pytest.mark.parametrize("name", [*DECIDES, *SAME])
+@pytest.mark.ci
 def test_the_key_is_equal_in_every_process_and_folder(name: str) -> None:
     one, again, _ = keys()
     assert one[NAMES[name]] == again[NAMES[name]]

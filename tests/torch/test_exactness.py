@@ -39,7 +39,7 @@ from tests.torch.trainables import (
     sgd,
 )
 
-pytestmark = [pytest.mark.sampled(8), pytest.mark.forks]
+pytestmark = [pytest.mark.sampled(16), pytest.mark.forks]
 
 
 class Noisy(Small):

@@ -19,7 +19,7 @@ from hpstage import schedule as s
 from hpstage.execution.first_steps import RATES, STEPPED, STILL, UNSTEPPED
 from hpstage.torch import TorchTrainable
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)

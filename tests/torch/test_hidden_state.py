@@ -19,7 +19,7 @@ from hpstage.plan.facts import StateKey
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome
 
-pytestmark = [pytest.mark.sampled(5), pytest.mark.forks]
+pytestmark = [pytest.mark.sampled(10), pytest.mark.forks]
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from tests.torch.lit import CPU, EPOCH, HP, LitShapes, ShapesDataModule, fitted
 from tests.torch.test_transformers import alone
 
 pytestmark = [
-    pytest.mark.sampled(5),
+    pytest.mark.sampled(10),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning 2.6 under torch 2.13
 ]

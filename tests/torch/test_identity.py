@@ -29,7 +29,7 @@ from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 SCRIPT = '''
 import math

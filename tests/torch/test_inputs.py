@@ -30,7 +30,7 @@ from hpstage.errors import StoreError
 from hpstage.training.identity.inputs import Inputs
 from tests.torch import reading
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(16)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

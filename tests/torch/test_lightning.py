@@ -36,7 +36,7 @@ from hpstage.torch.lightning import LightningTrainable
 from tests.torch.lit import BATCH, CASES, CPU, EPOCH, HP, Case, Hooked, LitShapes, Scheduled, ShapesDataModule, fitted
 
 pytestmark = [
-    pytest.mark.sampled(5),
+    pytest.mark.sampled(10),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning 2.6 under torch 2.13
 ]

@@ -17,7 +17,7 @@ import pytest
 from hpstage.errors import UsageError
 from hpstage.training.identity.workload import Identity, differences, drifts, identify
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(16)
 
 ROOT = Path(__file__).parents[2]
 

@@ -27,7 +27,7 @@ from tests.torch.loading import (
 )
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome, samples
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(16)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -25,7 +25,7 @@ from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import network, samples, sgd
 
-pytestmark = [pytest.mark.sampled(8), pytest.mark.forks]
+pytestmark = [pytest.mark.sampled(16), pytest.mark.forks]
 
 HP = {"lr": 0.1, "momentum": 0.9, "batch_size": 8}
 LATE = 6

@@ -16,7 +16,7 @@ from tests.torch.oddities import ODDITIES, Odd
 
 # torch says these once in a process, so that it hangs on the order of tests who hears them.
 pytestmark = [
-    pytest.mark.sampled(8),
+    pytest.mark.sampled(16),
     pytest.mark.forks,
     pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),

@@ -18,7 +18,7 @@ from hpstage.errors import HpstageError
 from hpstage.execution.verification import ForkVerification, portrait_of
 from hpstage.training.trainables import as_trainable
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 STEPS = 7
 FORMS = ("float32", "bfloat16", "channels_last")

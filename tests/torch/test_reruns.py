@@ -29,7 +29,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 STEPS = 12
 
 pytestmark = [
-    pytest.mark.sampled(4),
+    pytest.mark.sampled(8),
     pytest.mark.forks,
     pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing is trained again in forks"),
 ]

@@ -23,7 +23,7 @@ from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 BACKENDS: Any = torch.backends
 

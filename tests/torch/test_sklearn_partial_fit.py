@@ -17,7 +17,7 @@ pytest.importorskip("sklearn")
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 
 class DigitsClassifier:

@@ -27,7 +27,7 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.torch.trainables import Small, network, ordinary_loop, samples
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 STEPS = 8
 

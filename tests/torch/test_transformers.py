@@ -37,7 +37,7 @@ from tests.torch.hugging_face import (
     without_dropout,
 )
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 # --- the same as Trainer alone
 

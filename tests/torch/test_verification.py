@@ -33,7 +33,7 @@ from hpstage.training.run import Run
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import CASES, Small, network, ordinary_loop, samples, sgd
 
-pytestmark = [pytest.mark.sampled(8), pytest.mark.forks]
+pytestmark = [pytest.mark.sampled(16), pytest.mark.forks]
 
 STEPS = 8
 

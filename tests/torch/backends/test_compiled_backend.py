@@ -30,7 +30,7 @@ from tests.torch.backends.searches import search
 from tests.torch.trainables import Averaged, Small, adam, advance, fresh, hp_at, outcome
 
 pytestmark = [
-    pytest.mark.sampled(5),
+    pytest.mark.sampled(10),
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler"),
 ]
 
@@ -123,6 +123,7 @@ class Own(Tiny):
         return loss
 
 
+@pytest.mark.ci
 def test_of_an_update_of_the_users_own_the_loss_is_compiled() -> None:
     trainable = advance(fresh(by("compiled", Own)()), 0, 5)
     assert compiled_of(trainable).compiled == 1

@@ -25,7 +25,7 @@ from hpstage.training.identity.torch_settings import torch_settings
 from hpstage.training.trainables import as_trainable
 from tests.torch.backends.slips import HP, OWN, PROCESS, AugmentedProduct, KnowsOfCompilers, LookedUp, Slip
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 CLASSES = [

@@ -19,7 +19,7 @@ from tests.torch.backends.forking import by, forks_exactly
 from tests.torch.backends.odd_programs import ODD, Hooked, Printing, SideEffects, Surgery, Tiny
 from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 
 class Words(nn.Module):

@@ -22,7 +22,7 @@ from tests.torch.backends.forking import by, hp_at
 from tests.torch.backends.odd_programs import Tiny
 from tests.torch.backends.searches import search
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 
 class Batched(StackedBackend):

@@ -15,7 +15,7 @@ from hpstage import schedule as s
 from hpstage.errors import UsageError
 from tests.torch.backends.test_siblings import Siblings, X, Y, kept, search
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 SETTINGS: dict[str, Any] = {"scale": 1.0}
 

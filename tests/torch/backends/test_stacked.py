@@ -24,7 +24,7 @@ from tests.torch.backends.siblings import (
     train_eagerly,
 )
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 KINDS: dict[str, type[Sibling]] = {kind.__name__: kind for kind in (Mlp, Cnn, Nesterov, CoupledAdam, TinyGpt)}
 STEPS = 4

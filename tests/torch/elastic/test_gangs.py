@@ -24,7 +24,7 @@ from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, LOGGING, STEPS, Nodes, hp_at
 from tests.torch.elastic.followers import TIMEOUT, Followers, key_of, trained
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 
 @cache

@@ -23,7 +23,7 @@ from tests.torch.elastic.cases import CASES, Nodes, hp_at
 from tests.torch.elastic.followers import trained
 from tests.torch.trainables import Small, network, samples
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 
 class Plain(Small):

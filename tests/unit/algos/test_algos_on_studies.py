@@ -31,7 +31,7 @@ from tests.unit.search.test_resume import SEARCHES, Fuse, call, outcome
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
-    pytest.mark.sampled(5),
+    pytest.mark.sampled(10),
     pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
 ]
 

@@ -22,7 +22,7 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-pytestmark = [pytest.mark.sampled(5), pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")]
+pytestmark = [pytest.mark.sampled(10), pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")]
 
 
 class Foreign(BaseSampler):

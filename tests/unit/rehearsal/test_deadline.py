@@ -13,7 +13,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.errors import UsageError
 from hpstage.execution.simulated_cluster import Disruptions
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 HOUR = 3600.0
 

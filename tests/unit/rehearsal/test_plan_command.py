@@ -18,7 +18,7 @@ from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.testing.toys import Tape
 from tests.unit.rehearsal.drops import random
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 SCRIPT = """
 from hpstage import schedule as s

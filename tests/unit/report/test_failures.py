@@ -31,6 +31,8 @@ from hpstage.testing.toys import Failing
 from tests.unit.reports import Page, read, search, write
 from tests.unit.searches import Search, trial
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

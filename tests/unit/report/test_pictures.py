@@ -55,7 +55,7 @@ from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

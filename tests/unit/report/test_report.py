@@ -47,7 +47,7 @@ from hpstage.store.memory import MemoryJournal
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

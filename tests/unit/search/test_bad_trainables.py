@@ -17,6 +17,8 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.search.tapes import search
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

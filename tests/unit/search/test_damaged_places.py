@@ -23,6 +23,8 @@ from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 from tests.unit.search.tapes import GRID, check_values, search, space
 
+pytestmark = pytest.mark.sampled(4)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

@@ -18,7 +18,7 @@ from hpstage.errors import UsageError
 from hpstage.optuna import StageTreeSampler
 from hpstage.training.identity.workload import code_identity
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 STEPS = 20
 

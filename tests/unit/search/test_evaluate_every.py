@@ -22,7 +22,7 @@ from hpstage.search.targets import Targets
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 STEPS = 16
 

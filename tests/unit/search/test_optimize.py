@@ -29,7 +29,7 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 from tests.unit.searches import schedules
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(16)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

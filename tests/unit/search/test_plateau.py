@@ -26,7 +26,7 @@ from hpstage.testing.toys import Tape, alone
 from tests.bundled import Tapes
 from tests.unit.search.test_resume import Fuse
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 STEPS = 16
 

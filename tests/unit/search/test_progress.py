@@ -25,7 +25,7 @@ from hpstage.search.progress.render import render
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

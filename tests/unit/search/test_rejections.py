@@ -27,7 +27,7 @@ from hpstage.rehearsal.samplers import values_met
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

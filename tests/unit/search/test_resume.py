@@ -27,7 +27,7 @@ from tests.unit.searches import Search, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
-    pytest.mark.sampled(8),
+    pytest.mark.sampled(16),
     pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning"),
 ]
 

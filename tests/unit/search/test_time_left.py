@@ -28,7 +28,7 @@ from hpstage.search.progress.display import Display
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

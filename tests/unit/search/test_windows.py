@@ -20,7 +20,7 @@ from hpstage.plan.facts import WorkerId
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(10)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

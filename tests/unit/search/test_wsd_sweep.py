@@ -24,7 +24,7 @@ from hpstage.testing.toys import Tape, alone
 from tests.unit.search.test_resume import Fuse, Fused
 from tests.unit.searches import Search, trial
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 HORIZONS = [40, 60, 80, 100, 120, 160]
 FRACTION = 0.2
