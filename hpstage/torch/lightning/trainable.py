@@ -76,7 +76,10 @@ class LightningTrainable:
         if isinstance(train_dataloaders, LightningDataModule):
             train_dataloaders, datamodule = None, train_dataloaders
         if (datamodule is None) == (train_dataloaders is None):
-            raise UsageError("pass a datamodule, or train_dataloaders and val_dataloaders, and not both")
+            raise UsageError(
+                "pass a datamodule, or train_dataloaders and val_dataloaders, and not both. If the module makes its "
+                "loaders itself, pass what it returns: train_dataloaders=Module(...).train_dataloader()"
+            )
         self.module = module
         self.train_dataloaders = train_dataloaders
         self.val_dataloaders = val_dataloaders
