@@ -65,8 +65,8 @@ def _warn_of_nothing(session: Session, ledger: Ledger, n_trials: int | None) -> 
     if not session.trials and session.expected == 0 and n_trials != 0:
         states = [trial.state for trial in ledger.trials()]
         logger.warning(
-            "Nothing was trained: study %r has all points of its sampler's space (%d complete, %d failed). A new study "
-            "on the same store searches them again, and trains nothing twice",
+            "Nothing was trained: study %r already has a trial for every point of its sampler's space (%d complete, %d "
+            "failed). To search them again without retraining, use a new study on the same store",
             ledger.name,
             states.count(TrialState.COMPLETE),
             states.count(TrialState.FAIL),

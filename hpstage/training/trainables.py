@@ -69,7 +69,7 @@ def _adapter_of(kind: type) -> Callable[[object], Adapter] | None:
 
 _OWN = {
     "hpstage.torch.lightning.trainable.LightningTrainable": "hpstage.torch.lightning.loop:LightningLoop",
-    "hpstage.torch.trainable.TorchTrainable": "hpstage.torch.adapters:loop_of",
+    "hpstage.torch.trainable.TorchTrainable": "hpstage.torch.loops:loop_of",
 }
 """What adapts hpstage's own classes, as an entry point names it."""
 

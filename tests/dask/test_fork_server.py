@@ -251,7 +251,7 @@ def test_a_server_and_its_forks_end_with_a_search_that_is_killed() -> None:
 
 
 @pytest.mark.ci
-def test_searches_on_a_cluster_that_is_kept_find_what_they_would_alone(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_searches_that_reuse_a_cluster_find_the_same_as_on_their_own(cluster: LocalCluster, tmp_path: Path) -> None:
     for number in range(2):
         assert values(searched(Tape(), executor=cluster, store=tmp_path / f"store-{number}")) == expected()
     assert cluster.status.name == "running"

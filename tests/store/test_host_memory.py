@@ -66,7 +66,7 @@ def test_a_group_above_limits_it_and_max_is_no_limit(tmp_path: Path) -> None:
     assert (memory(tmp_path).total, memory(tmp_path).available()) == (8 * GB, GB)
 
 
-def test_older_groups_are_read_as_well(tmp_path: Path) -> None:
+def test_memory_limits_of_cgroups_v1_are_read_too(tmp_path: Path) -> None:
     host(tmp_path, 64 * GB, 40 * GB, "9:cpu:/x\n4:memory:/job/step\n0::/")
     old_group(tmp_path / "groups" / "memory" / "job", 9223372036854771712, GB)
     old_group(tmp_path / "groups" / "memory" / "job" / "step", 2 * GB, GB, cached=GB // 2)

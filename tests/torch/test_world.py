@@ -196,7 +196,7 @@ def test_hooks_that_are_taken_away_within_a_step_leave_nothing_by_which_forks_di
     assert portrait_of(advance(forked, FORK, STEPS)) == portrait_of(straight)
 
 
-def test_a_setting_that_differs_is_named_alone() -> None:
+def test_only_the_setting_that_differs_is_named() -> None:
     trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
     before = trainable.portrait()
     torch.set_default_dtype(torch.float64)

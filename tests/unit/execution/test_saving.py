@@ -249,7 +249,7 @@ def test_a_state_that_is_live_already_is_written_as_it_is_now(tmp_path: Path) ->
     assert reached.kept.digest == digest({"array": np.full(Sums.size, 4.0)})
 
 
-def test_small_states_are_written_at_once(tmp_path: Path) -> None:
+def test_small_states_are_written_by_the_training_thread(tmp_path: Path) -> None:
     threads: list[str] = []
     store = Shaky(tmp_path, {key(step): lambda: threads.append(threading.current_thread().name) for step in (2, 4)})
 
