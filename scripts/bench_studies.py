@@ -104,15 +104,16 @@ class Round:
         after = self.search(("low",), ("high",))
         seconds_apart = sum(plan.totals.worker_seconds for plan in apart)
         steps_apart = sum(merged(plan).steps_unique for plan in apart)
+        requested = merged(together)
         figures: dict[str, float] = {
-            "steps asked": together.steps_asked,
+            "steps asked": requested.steps_asked,
             "distinct steps, apart": steps_apart,
-            "distinct steps, one plan": together.steps_unique,
-            "predicted alone / one plan": together.merge_rate,
-            "predicted apart / one plan": steps_apart / together.steps_unique,
+            "distinct steps, one plan": requested.steps_unique,
+            "predicted alone / one plan": requested.merge_rate,
+            "predicted apart / one plan": steps_apart / requested.steps_unique,
         }
         for name, plan in (("together", together), ("after", after)):
-            assert merged(plan).steps_unique == together.steps_unique
+            assert merged(plan).steps_unique == requested.steps_unique
             figures[f"{name}: steps trained"] = plan.totals.steps_trained + plan.totals.steps_wasted
             figures[f"{name}: alone / measured"] = alone.totals.worker_seconds / plan.totals.worker_seconds
             figures[f"{name}: apart / measured"] = seconds_apart / plan.totals.worker_seconds
