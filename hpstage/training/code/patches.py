@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import operator
 import sys
@@ -24,6 +25,7 @@ _HOOKS = "_global_"
 _Item = TypeVar("_Item")
 _clean: dict[str, tuple[Mapping[str, Any], list[type], list[Any]]] = {}
 """By library's module in which nothing of the user's was: its names, its classes, and the values of all their names."""
+atexit.register(_clean.clear)  # what modules hold ends with them, in their order
 _clean_of: frozenset[str] = frozenset()
 """The user's modules then."""
 
