@@ -83,6 +83,20 @@ class LitShapes(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=self.hparams.momentum)
 
 
+class WithData(LitShapes):
+    """Makes its loaders itself, as Lightning's first tutorials do."""
+
+    def setup(self, stage: str) -> None:
+        self.data = ShapesDataModule(shuffle=self.hparams.width == 4)
+        self.data.setup(stage)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self.data.train_dataloader()
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.data.val_dataloader()
+
+
 class InOrder(Sampler[int]):
     """hpstage's order of samples, for a plain DataLoader."""
 
@@ -303,16 +317,21 @@ class Case:
     data: Callable[[], ShapesDataModule] = ShapesDataModule
     callbacks: Callable[[], list[L.Callback]] = list
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    own_data: bool = False
 
     def trainable(self) -> LightningTrainable:
         arguments = {**CPU, **self.trainer, "callbacks": self.callbacks()}
-        return LightningTrainable(self.module, self.data(), trainer=arguments)
+        return LightningTrainable(self.module, None if self.own_data else self.data(), trainer=arguments)
 
 
 CASES = {
     "plain": Case(),
     "short last batch": Case(data=lambda: ShapesDataModule(drop_last=False)),
     "in order": Case(data=lambda: ShapesDataModule(shuffle=False)),
+    "data of the module": Case(WithData, own_data=True),
+    "data by a hyperparameter": Case(
+        WithData, {"lr": 0.1, "width": 5}, lambda: ShapesDataModule(shuffle=False), own_data=True
+    ),
     "step per epoch": Case(Scheduled),
     "onecycle": Case(OneCycle, trainer={"max_epochs": 3}),
     "plateau": Case(Plateau),

@@ -153,7 +153,9 @@ def test_the_function_is_asked_for_metrics_only_where_they_are_wanted() -> None:
         if step == 2:
             assert trainable.evaluate() == {"total": 6.0}
     assert events == ["reported at 2"]
-    with pytest.raises(TrainingError, match=r"not known: they were not requested when adding trained it; report .* run.report"):
+    with pytest.raises(
+        TrainingError, match=r"not known: they were not requested when adding trained it; report .* run.report"
+    ):
         trainable.evaluate()
 
 

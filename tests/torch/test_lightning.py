@@ -316,8 +316,10 @@ def test_arguments_of_the_trainer_that_are_not_carried_over_are_named(arguments:
 def test_a_module_that_is_made_already_and_missing_data_are_refused() -> None:
     with pytest.raises(UsageError, match="pass the class LitShapes"):
         LightningTrainable(LitShapes(), ShapesDataModule())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="pass a datamodule, or train_dataloaders"):
+    with pytest.raises(UsageError, match="pass a datamodule, or train_dataloaders and val_dataloaders"):
         LightningTrainable(LitShapes)
+    with pytest.raises(UsageError, match="and not both"):
+        LightningTrainable(LitShapes, [], datamodule=ShapesDataModule())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The data of a LightningTrainable: loaded once per process, and served in an order that hpstage decides."""
+"""The data of a LightningTrainable: loaded once per process, unless a module makes its own, and served in an order that
+hpstage decides."""
 
 from __future__ import annotations
 
@@ -18,6 +19,26 @@ if TYPE_CHECKING:
     from hpstage.torch.lightning.trainable import LightningTrainable
 
 
+class TrainingSet:
+    """What ``train_dataloader()`` has returned.
+
+    Raises:
+        UsageError: hpstage cannot decide its order.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        if not isinstance(loader, DataLoader):
+            raise UsageError(f"train_dataloader() returned {type(loader).__name__}; it must return one DataLoader")
+        batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
+        if not isinstance(batches, Batches):
+            raise UsageError(
+                f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; let it be "
+                f"one over a map-style data set"
+            )
+        self.batches = batches
+        self.batch_size = loader.batch_size or 1
+
+
 class Data:
     """The DataModule of a trainable after ``setup("fit")``, and its training set."""
 
@@ -31,17 +52,7 @@ class Data:
         rekey(0, 0, Purpose.DATA)
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
-        loader = self.datamodule.train_dataloader()
-        if not isinstance(loader, DataLoader):
-            raise UsageError(f"train_dataloader() returned {type(loader).__name__}; it must return one DataLoader")
-        batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
-        if not isinstance(batches, Batches):
-            raise UsageError(
-                f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; let it be "
-                f"one over a map-style data set"
-            )
-        self.batches = batches
-        self.batch_size = loader.batch_size or 1
+        self.training = TrainingSet(self.datamodule.train_dataloader())
         held: Any = self.datamodule  # what has been done is not done again by each Trainer
         held.prepare_data = held.setup = held.teardown = _nothing
 
@@ -62,16 +73,16 @@ class TrainingBatches:
     An epoch ends with a short batch, or none if the DataLoader drops it. The cursor is the number of samples passed.
 
     Args:
-        data: where they come from.
+        training: where they come from.
         pause: is called where the next batch is requested, and returns the seed.
     """
 
-    def __init__(self, data: Data, pause: Callable[[], int]) -> None:
-        self._batches = data.batches
-        self._cut = data.batches.cut
+    def __init__(self, training: TrainingSet, pause: Callable[[], int]) -> None:
+        self._batches = training.batches
+        self._cut = training.batches.cut
         self._pause = pause
-        self.dataset = data.batches.dataset  # Lightning looks whether it is a stream
-        self.batch_size = data.batch_size
+        self.dataset = training.batches.dataset  # Lightning looks whether it is a stream
+        self.batch_size = self.given_size = training.batch_size
         self.samples = 0
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
 from hpstage.torch.horizon import Horizon, limits
 from hpstage.torch.lightning.carried import checked_callbacks
-from hpstage.torch.lightning.data import Data, TrainingBatches
+from hpstage.torch.lightning.data import Data, TrainingBatches, TrainingSet
 from hpstage.torch.lightning.horizon import TRAINER, WatchedTrainer, horizon_of, stated_by
 from hpstage.torch.lightning.progress import Progress
 from hpstage.torch.lightning.steering import Steering
@@ -25,27 +25,45 @@ from hpstage.training.randomness import Purpose, rekey, seed_of
 from hpstage.training.run import Run, Steps
 
 
-def fit(subject: LightningTrainable, data: Data, run: Run) -> None:
-    """Train a new module of ``subject`` by a Trainer of its own, one batch per step of ``run``."""
+def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any], run: Run) -> None:
+    """Train a new module of ``subject`` by a Trainer of its own, one batch per step of ``run``.
+
+    Args:
+        data: without it the module makes its own.
+        loaders: gets the batches of the training set that a module has made, which may have processes.
+    """
     with _quiet():
         module = subject.build(run.hp)
-        session = Session(subject, data, run, module)
-        datamodule: Any = data.datamodule
-        datamodule.train_dataloader = session.training_batches
-        session.trainer.fit(module, datamodule=datamodule)
+        session = Session(subject, run, module)
+        if data is not None:
+            datamodule: Any = data.datamodule
+            datamodule.train_dataloader = lambda: session.training_batches(data.training)
+            session.trainer.fit(module, datamodule=datamodule)
+            return
+
+        def train_dataloader() -> TrainingBatches:
+            training = TrainingSet(makes())
+            if (earlier := loaders.pop("train", None)) is not None:
+                earlier.close()
+            loaders["train"] = training.batches
+            training.batches.settle()
+            return session.training_batches(training)
+
+        makes, made = module.train_dataloader, cast(Any, module)
+        made.train_dataloader = train_dataloader
+        session.trainer.fit(module)
 
 
 class Session:
     """A Trainer within ``fit``, its module and its data. Its state is what belongs to neither model nor optimizer."""
 
-    def __init__(self, subject: LightningTrainable, data: Data, run: Run, module: LightningModule) -> None:
+    _batches: TrainingBatches
+
+    def __init__(self, subject: LightningTrainable, run: Run, module: LightningModule) -> None:
         self._subject = subject
-        self._data = data
         self._run = run
         self._steps = Steps(run)
         self._module = module
-        self._batches = TrainingBatches(data, self._next)
-        self._batches.batch_size = self._size()
         self._progress: Progress | None = None
         self._steering: Steering | None = None
         self.ended = False
@@ -61,7 +79,9 @@ class Session:
             num_sanity_val_steps=0,
         )
 
-    def training_batches(self) -> TrainingBatches:
+    def training_batches(self, training: TrainingSet) -> TrainingBatches:
+        self._batches = TrainingBatches(training, self._next)
+        self._batches.batch_size = self._size()
         return self._batches
 
     def measured(self) -> dict[str, float]:
@@ -173,7 +193,7 @@ class Session:
                 optimizer.zero_grad()
 
     def _size(self) -> int:
-        size = self._run.hp.get("batch_size", self._data.batch_size)
+        size = self._run.hp.get("batch_size", self._batches.given_size)
         if type(size) is not int or size < 1:
             raise UsageError(f"the hyperparameter 'batch_size' is {size!r}; it is a whole number of at least 1")
         return size

@@ -85,11 +85,15 @@ class LightningLoop(FunctionTrainable):
     def see_data(self) -> Contents:
         """Return what can be seen of the data of training and validation."""
         if self._contents is None:
-            data = self._loaded()
-            batches, validation = data.batches, {"validation": data.of_validation()}
-            options = {**batches.options, **({"draws": DRAWS} if batches.draws else {})}
-            self._contents = contents_of(batches.dataset, validation, owner=self.subject, options=options)
+            self._contents = self._seen(self._loaded())
         return self._contents
+
+    def _seen(self, data: Data | None) -> Contents:
+        if data is None:
+            return Contents("of the module", f"made by each {self._name}", whole=False)
+        batches, validation = data.training.batches, {"validation": data.of_validation()}
+        options = {**batches.options, **({"draws": DRAWS} if batches.draws else {})}
+        return contents_of(batches.dataset, validation, owner=self.subject, options=options)
 
     def describe_environment(self) -> dict[str, str]:
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
@@ -104,16 +108,19 @@ class LightningLoop(FunctionTrainable):
             torch.device("cpu") if self.subject.arguments.get("accelerator") == "cpu" else environment.default_device()
         )
 
-    def _loaded(self) -> Data:
-        if self._data is None:
-            self._data = data = Data(self.subject)
-            self._reached["datamodule"] = data.datamodule
-            self._function = partial(fit, self.subject, data)
-        self._loaders["train"] = self._data.batches  # closed with the last run
+    def _loaded(self) -> Data | None:
+        if self._function is _not_loaded:
+            if not self.subject.makes_data:
+                self._data = Data(self.subject)
+                self._reached["datamodule"] = self._data.datamodule
+            self._function = partial(fit, self.subject, self._data, self._loaders)
+        if self._data is not None:
+            self._loaders["train"] = self._data.training.batches  # closed with the last run
         return self._data
 
     def _run_to_loop(self, state: Mapping[str, Any] | None) -> Body:
-        self._loaded().batches.settle()
+        if (data := self._loaded()) is not None:
+            data.training.batches.settle()
         if self._device().type == "cuda":
             environment.use_deterministic_algorithms()
         return super()._run_to_loop(state)

@@ -37,7 +37,8 @@ class LightningTrainable:
     Args:
         module: the class, or a function of hyperparameters, that makes the LightningModule.
         train_dataloaders: as for ``Trainer.fit``: a DataLoader, or a LightningDataModule. Its data are loaded once per
-            process. hpstage decides the order, shuffled if the DataLoader shuffles.
+            process. hpstage decides the order, shuffled if the DataLoader shuffles. Without any data the module's own
+            ``train_dataloader()`` is called, for each fork of a trial anew.
         val_dataloaders: as for ``Trainer.fit``: one DataLoader or several.
         datamodule: as for ``Trainer.fit``.
         trainer: arguments of ``lightning.Trainer`` (see :mod:`hpstage.torch.lightning.carried`). Unless it says
@@ -75,10 +76,12 @@ class LightningTrainable:
             raise UsageError(f"step_unit is {step_unit!r}; it must be 'batch' or 'epoch'")
         if isinstance(train_dataloaders, LightningDataModule):
             train_dataloaders, datamodule = None, train_dataloaders
-        if (datamodule is None) == (train_dataloaders is None):
+        if datamodule is not None and train_dataloaders is not None:
+            raise UsageError("pass a datamodule, or train_dataloaders and val_dataloaders, and not both")
+        if datamodule is None and train_dataloaders is None and not _makes_data(module):
             raise UsageError(
-                "pass a datamodule, or train_dataloaders and val_dataloaders, and not both. If the module makes its "
-                "loaders itself, pass what it returns: train_dataloaders=Module(...).train_dataloader()"
+                f"{module.__name__} has no train_dataloader(): pass a datamodule, or train_dataloaders and "
+                f"val_dataloaders"
             )
         self.module = module
         self.train_dataloaders = train_dataloaders
@@ -93,6 +96,11 @@ class LightningTrainable:
         self.version = version
         self.data_version = data_version
         self.stateless = tuple(stateless)
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether each module makes its own data."""
+        return self.datamodule is None and self.train_dataloaders is None
 
     @property
     def name(self) -> str:
@@ -123,3 +131,11 @@ class LightningTrainable:
                 f"LightningModule of the package lightning (pytorch_lightning is another)"
             )
         return module
+
+
+def _makes_data(module: Callable[..., LightningModule]) -> bool:
+    """Whether modules have data of their own, as far as that can be seen of what makes them."""
+    return not isinstance(module, type) or getattr(module, "train_dataloader", None) not in (
+        None,
+        LightningModule.train_dataloader,
+    )
