@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import gc
 import inspect
 import sys
@@ -15,7 +16,15 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from hpstage.training.capture.context_managers import letting_through, swallowing
-from hpstage.training.capture.liveness import instructions_of, live, never_empty, place, written_first
+from hpstage.training.capture.kind import is_atom, same_value
+from hpstage.training.capture.liveness import (
+    instructions_of,
+    keeps_only_variables,
+    live,
+    never_empty,
+    place,
+    written_first,
+)
 from hpstage.training.capture.stateful import ITERATORS
 from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.capture.variables import Variable
@@ -47,8 +56,11 @@ class Body:
         self.run = run
         self.ended = False
         self._function = function
+        self._forked = run._state is not None
         self._error: BaseException | None = None
         self._around: list[tuple[str, object]] | None = None
+        self._attached: dict[FrameType, dict[str, object]] = {}
+        run._attaching = self._note_variables
         self._settings = read_all()  # some belong to a thread
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._main,), name=THREAD, daemon=True)
@@ -64,6 +76,11 @@ class Body:
         except Abandoned:
             pass  # unwound on request
         except BaseException as error:
+            if isinstance(error, UnboundLocalError) and self._forked:
+                error.add_note(
+                    "This is a fork: local variables that no state can hold have no value in it, such as tensors of a "
+                    "graph of gradients. Keep what later steps read as loss.detach() or loss.item()."
+                )
             # Drop our own frame, so that the traceback starts in the user's code.
             self._error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         finally:
@@ -93,6 +110,10 @@ class Body:
         """Return where the user's functions are paused, and their variables that may matter except ``passed_by``."""
         frames = list(self._frames())
         places, variables = [], []
+        settable = bool(frames) and all(
+            keeps_only_variables(frame.f_code, place(frame.f_code, frame.f_lasti), innermost=not index)
+            for index, frame in enumerate(frames)
+        )
         for index, frame in enumerate(frames):
             code, held = frame.f_code, _locals(frame)
             at = place(code, frame.f_lasti)
@@ -105,13 +126,30 @@ class Body:
             for name in sorted(matter(untaken=letting_through(frame, held))):
                 value = held.get(name, MISSING)
                 if name not in passed_by and not isinstance(value, Run | Steps):
-                    variables.append(Variable(name, code, value, needed=name in bound, fresh=fresh))
+                    can_be_set = settable and not index
+                    late = not same_value(self._attached.get(frame, {}).get(name, MISSING), value)
+                    variables.append(Variable(name, code, value, name in bound, fresh, can_be_set, late))
         if frames and self._around is None:
             self._around = _around_steps(frames[0])
         for name, one in self._around or ():
             if name not in passed_by:
                 variables.append(Variable(name, frames[-1].f_code, one, needed=True))
+        self._attached.clear()  # only what the loop begins with is compared with it
         return Pause(tuple(places), tuple(variables))
+
+    def _note_variables(self) -> None:
+        """Remember the local variables where the run is attached, which do not depend on the state that it restores."""
+        for frame in self._frames():
+            self._attached[frame] = {name: value for name, value in _locals(frame).items() if is_atom(value)}
+
+    def write(self, values: dict[str, object]) -> None:
+        """Set local variables of the innermost of the user's functions. Call it in their thread."""
+        frame = next(self._frames())
+        variables: Any = frame.f_locals
+        variables.update(values)
+        if type(variables) is dict:  # a copy, before 3.13
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+            variables.clear()
 
     def _frames(self) -> Iterator[FrameType]:
         """Yield the frames of the user's functions, innermost first."""

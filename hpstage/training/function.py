@@ -134,17 +134,22 @@ class FunctionTrainable(Adapter):
         stream = run._stream  # where the run begins, until it takes its first batch
         if stream is None and run._given is not None:
             stream = next((loader.position() for loader in self._loaders.values()), None)
+        captured = self._world.capture(pause.variables, but=lambda path: path.partition(".")[0] in own)
+        # Older versions of hpstage, which do not set local variables, refuse a state that has any.
+        local = {"locals": captured.pop("locals")} if "locals" in captured else {}
         return {
             "parts": sorted(run._parts or ()),
-            "captured": self._world.capture(pause.variables, but=lambda path: path.partition(".")[0] in own),
+            "captured": captured,
             "own": {name: (run._parts or {})[name].state_dict() for name in own},
             "samples": run._samples,
             "population": run._population,
             "metrics": run._metrics,
-        } | ({} if stream is None else {"stream": stream})
+            **({} if stream is None else {"stream": stream}),
+            **local,
+        }
 
     def load_state_dict(self, state: object) -> None:
-        if not isinstance(state, dict) or state.keys() - {"stream"} != _PARTS:
+        if not isinstance(state, dict) or state.keys() - {"stream", "locals"} != _PARTS:
             raise StateError("this is no state of a training function")
         self._end()
         self._begin(state)
@@ -223,7 +228,8 @@ class FunctionTrainable(Adapter):
             )
         self._entered = entered = body.pause(stateless_of(self.subject))
         try:
-            body.in_its_thread(lambda: self._world.enter(entered.variables))
+            own = None if state is None else state.get("locals")
+            body.in_its_thread(lambda: self._world.enter(entered.variables, own, body.write))
         except BaseException:
             self._end()
             raise

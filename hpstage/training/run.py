@@ -57,6 +57,7 @@ class Run:
         self._unwanted: dict[str, Any] | None = None  # a report that was not requested
         self.wants_report = self._metrics is None
         self._baton = Baton()
+        self._attaching: Callable[[], None] = _nothing
 
     if not TYPE_CHECKING:  # for which a run has the attributes that are written here, and no others
 
@@ -94,6 +95,8 @@ class Run:
                 self._followers.append(Follower(part, self.hp))
         self._parts = parts
         self._attached.update(parts)
+        self._attaching()
+        self._attaching = _nothing  # it holds the call that this run is an argument of
         self._world.begin()
         if self._state is not None:
             kept = self._state["parts"]
@@ -233,3 +236,7 @@ class Steps(Iterator[int]):
 
 def _scheduler(torch: Any) -> Any:
     return torch.optim.lr_scheduler.LRScheduler
+
+
+def _nothing() -> None:
+    """Nobody follows this run."""

@@ -46,6 +46,7 @@ events: list[str] = []
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Any:
     events.clear()
+    gc.collect()  # trainables of other tests
     before = threading.active_count()
     yield
     if threading.active_count() != before:

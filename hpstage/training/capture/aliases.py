@@ -80,7 +80,7 @@ class Rebuilt:
     """The inverse of :class:`Places`: memory reconstructed from results of :meth:`Places.of`."""
 
     def __init__(self, base: Survey, written: Any) -> None:
-        self._base = base
+        self.base = base
         self._written = written
         self._storages: dict[int, Any] = {}
 
@@ -112,7 +112,7 @@ class Rebuilt:
                     memory if library is None else library.from_numpy(memory).to(device, copy=True).untyped_storage()
                 )
             return self._storages[number]
-        record = self._base.paths.get(place[1])
+        record = self.base.paths.get(place[1])
         if record is None or record.kind is not VALUES:
             raise StateError(f"the state refers to the memory of {place[1]}, which is not here: it is of other code")
         if record.content.storage is not None:

@@ -5,6 +5,7 @@ A state may come from anyone: it names classes, functions and generators, which 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -42,8 +43,8 @@ def may_be_given(function: object) -> bool:
 
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
-    """Return the class of that name if its instances are defined by their attributes: a class of the user met before
-    training began, or one of torch's modules and optimizers. Creating an instance runs none of its code."""
+    """Return the class of that name if its instances are defined by their attributes: a class of the user, or a
+    dataclass, met before training began, or one of torch's modules and optimizers. Creating an instance runs none of its code."""
     library = torch()
     if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
         kinds = _kinds_of_torch(library)
@@ -52,7 +53,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
             return None
     else:
         kind = base.named.get((module, qualname))
-        if not isinstance(kind, type) or not is_users_code(kind):
+        if not isinstance(kind, type) or not (is_users_code(kind) or dataclasses.is_dataclass(kind)):
             return None
     if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
         return None

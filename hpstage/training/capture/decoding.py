@@ -42,6 +42,11 @@ class Decoder:
         self._kept: dict[tuple[str, object], object] = {}
         self._memory = Rebuilt(base, memory)
 
+    def admit(self, local: Survey) -> None:
+        """From now on, find these objects by their paths, too."""
+        self._base = self._base.joined(local)
+        self._memory.base = self._base
+
     def keep(self, changed: dict[str, Plain]) -> None:
         """Remember what owners have set themselves, before everything is restored."""
         for path, (kind, *parts) in changed.items():

@@ -63,12 +63,32 @@ class Encoder:
         self._now = now
         self._but = but
         self._new: dict[int, tuple[object, int]] = {}
+        self._local = Survey()
         self._places = Places(base, now)
 
     @property
     def memory(self) -> Plain:
         """Memory shared by several new values; complete once everything is written."""
         return self._places.written
+
+    def admit(self, local: Survey) -> None:
+        """From now on, refer by path to these objects, too, unless they were written out before.
+
+        Raises:
+            StateError: one has its memory in common with something new, which a state would keep apart.
+        """
+        self._local = local
+        for record in local:
+            place = self._places.of(record.obj) if record.kind.name == "values" and record.obj in self._now else None
+            if place is not None and place[0] == "in":
+                raise StateError(
+                    f"{record.path} has its memory in common with a tensor or array that training has made, and no "
+                    f"state can hold both: keep a copy; {excluding(record.path)}"
+                )
+
+    def is_new(self, value: object) -> bool:
+        """Return whether an object has been written out."""
+        return id(value) in self._new
 
     def content(self, record: Record, content: Any) -> Plain:
         """Encode the content of an object that is in the base."""
@@ -157,6 +177,10 @@ class Encoder:
             return "@", known
         if id(value) in self._new:
             return "again", self._new[id(value)][1]
+        if (local := self._local.path_of(value)) is not None:
+            if UNKNOWN in local:
+                raise self._mixed_up(local)
+            return "@", local
         if kind is tuple:
             return "tuple", self._list(path, value)
         if kind is types.MethodType:
@@ -168,6 +192,16 @@ class Encoder:
         if kind is types.BuiltinFunctionType or kind is types.FunctionType:
             return self._named(path, value)
         return self._fresh(path, value)
+
+    def attempt(self, path: str, value: Any) -> Plain:
+        """Encode a value that may be left out where it cannot be written out: nothing refers to its parts then."""
+        made = len(self._new)
+        try:
+            return self.value(path, value)
+        except StateError:
+            for new in list(self._new)[made:]:
+                del self._new[new]
+            raise
 
     def _referred(self, path: str, value: Any) -> Plain:
         """Encode what a weak reference refers to."""
@@ -214,7 +248,7 @@ class Encoder:
         name = getattr(value, "__module__", None), name_of(value)
         if any(value is kind for kind in BUILTINS):
             return "builtin", value.__name__
-        if self._base.named.get(name) is value:
+        if self._base.named.get(name) is value or self._local.named.get(name) is value:
             return "named", *name
         found = pure.name_of(value)
         if found is not None:
@@ -259,7 +293,8 @@ class Encoder:
             return "random", number, source, RandomSource().read(value, frozenset()), _bits(value)
         if arrays is not None and (kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator)):
             return self._numbers(path, number, value)
-        if creatable(self._base, kind.__module__, name_of(kind)) is kind:
+        name = kind.__module__, name_of(kind)
+        if creatable(self._base, *name) is kind or creatable(self._local, *name) is kind:
             items = self._list(path, tuple.__iter__(value)) if issubclass(kind, tuple) else None
             own = self._pairs(path, own_of(value))
             return "instance", number, kind.__module__, name_of(kind), items, own
@@ -387,13 +422,10 @@ class Encoder:
         """Encode keys and values. A value that cannot be written out may be unchanged since ``before``."""
         pairs = []
         for index, (key, item) in enumerate(dict.items(items)):
-            made = len(self._new)
             inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
             try:
-                plain = self.value(inner, item)
+                plain = self.attempt(inner, item)
             except StateError:
-                for key_of_new in list(self._new)[made:]:
-                    del self._new[key_of_new]
                 if type(key) is str and before.get(key, MISSING) is item:
                     plain = ("same",)
                 elif self._but(inner):

@@ -106,6 +106,16 @@ def live(
 
 
 @functools.lru_cache(_REMEMBERED)
+def keeps_only_variables(code: CodeType, offset: int, *, innermost: bool) -> bool:
+    """Return whether nothing but its variables decides how ``code``, paused at ``offset``, continues: it is in no loop
+    over an iterator besides the one that is paused here, and the innermost function is in no expression."""
+    items = instructions_of(code)
+    loops = [item for item in items if item.opname == "FOR_ITER" and item.offset < offset < item.argval]
+    at = next(item for item in items if item.offset == offset)
+    return not loops and (not innermost or at.opname == "FOR_ITER")
+
+
+@functools.lru_cache(_REMEMBERED)
 def instructions_of(code: CodeType) -> Sequence[Instruction]:
     return list(dis.get_instructions(code))
 

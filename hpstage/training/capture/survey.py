@@ -90,6 +90,15 @@ class Survey:
         self.beyond: Collection[str] = ()
         """Names by which code reaches memory that a tensor or array shares but does not show."""
 
+    def joined(self, more: Survey) -> Survey:
+        """Return a survey of what either has met; of what both have, this one's records."""
+        found = Survey()
+        found.records, found.paths = more.records | self.records, more.paths | self.paths
+        found.named, found.cached = more.named | self.named, more.cached | self.cached
+        found.within_libraries, found.weak = self.within_libraries | more.within_libraries, self.weak | more.weak
+        found.beyond = self.beyond or more.beyond
+        return found
+
     def __contains__(self, obj: object) -> bool:
         return id(obj) in self.records
 

@@ -49,14 +49,19 @@ class Unwatched(World):
     def begin(self) -> None:
         self.base = Survey()
 
-    def enter(self, variables: Iterable[Variable]) -> None:
+    def enter(
+        self,
+        variables: Iterable[Variable],
+        state: Mapping[str, Any] | None = None,
+        write: Callable[[dict[str, object]], None] | None = None,
+    ) -> None:
         """Trust local variables."""
 
     def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
         """Leave everything as it is."""
 
     def capture(
-        self, variables: Iterable[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
+        self, variables: Sequence[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}

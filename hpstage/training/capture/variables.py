@@ -1,20 +1,22 @@
-"""Local variables of paused code. They belong to no state: those that matter must stay as they were."""
+"""Local variables of paused code: those that matter are in the state, or must stay as they were."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.aliases import holding
-from hpstage.training.capture.kind import same_value
+from hpstage.training.capture.decoding import Decoder
+from hpstage.training.capture.encoding import Encoder, Plain
+from hpstage.training.capture.kind import is_atom, same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import Difference, shown, text_of, texts_of
 from hpstage.training.capture.stateless import LOCAL, MOST, root_of, to_exclude
 from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
-from hpstage.training.capture.values import Marked
+from hpstage.training.capture.values import Marked, storable
 from hpstage.training.code.bytecode import inner
 from hpstage.training.code.namespaces import MISSING, ClassAttributes, Globals
 
@@ -26,6 +28,8 @@ class Variable:
     ``needed``: ``code`` may read it later without a ``with`` block having swallowed an exception. One that is not
     needed may have no value in a fork: reading it there is an error, and never gives a wrong value. ``fresh``: names of
     variables of the frame that functions nested in ``code`` read only after ``code`` has assigned them again.
+    ``settable``: a fork can set it, since the frame keeps nothing else: no iterator of a loop around, no operand.
+    ``late``: it had no value, or another, where ``run.attach()`` was called.
     """
 
     name: str
@@ -33,6 +37,8 @@ class Variable:
     value: object = MISSING
     needed: bool = True
     fresh: frozenset[str] = frozenset()
+    settable: bool = False
+    late: bool = False
 
 
 class Variables:
@@ -46,43 +52,95 @@ class Variables:
 
     def __init__(self, variables: Iterable[Variable], surveyor: Surveyor, world: Survey) -> None:
         self._variables = list(variables)
-        roots = ((LOCAL + variable.name, variable.value) for variable in self._variables)
-        self._only_here = surveyor.survey(roots, beyond=world)
+        self._surveyor = surveyor
+        self._only_here = surveyor.survey(_roots(self._variables), beyond=world)
         with plainly():
             for record in self._only_here:
                 if record.kind is VALUES:
                     record.content = Marked(record.obj, sampled=True)
 
-    def check(self, variables: Iterable[Variable], world: Survey) -> None:
-        """Compare with the present values of the same variables, in the given world.
+    def survey(self, variables: Sequence[Variable], world: Survey) -> Survey:
+        """Survey what is reachable only through the same variables now, in the given world."""
+        return self._surveyor.survey(_roots(variables), known=self._only_here, beyond=world)
+
+    def capture(self, variables: Sequence[Variable], world: Survey, now: Survey, encoder: Encoder) -> dict[str, Plain]:
+        """Return what has changed as a plain state.
+
+        Args:
+            variables: the same variables as they are now.
+            world: the present world.
+            now: what :meth:`survey` returned.
+            encoder: has written out what has changed in the world.
 
         Raises:
-            StateError: something has changed. The message names all that has.
+            StateError: no state can hold it. The message names all that has changed so.
         """
         found: list[Difference] = []
-        for before, now in zip(self._variables, variables, strict=True):
-            if before.value is MISSING and not before.needed:
+        values: dict[str, Plain] = {}
+        changed: dict[str, Plain] = {}
+        encoder.admit(self._only_here)
+        for record, present in self._changed_contents(world, now, encoder):
+            try:
+                if record.kind is VALUES and present.plain:
+                    values[record.path] = storable(record.obj)
+                if record.kind is not VALUES or not present.same_place(record.content):
+                    changed[record.path] = encoder.content(record, present)
+            except StateError:
+                found += self._differences(record)
+        named: dict[str, Plain] = {}
+        for before, after in zip(self._variables, variables, strict=True):
+            name, value = after.name, after.value
+            same = same_value(before.value, value)
+            derived = before.late and is_atom(value)  # from what attach() has restored, possibly
+            if (before.value is MISSING and not before.needed) or (
+                same and not derived and not _leads_to_new(value, encoder)
+            ):
                 continue
-            if not same_value(before.value, now.value) and not _in_a_known_cell(now, world):
-                found.append((LOCAL + now.name, text_of(before.value, world), text_of(now.value, world)))
+            if after.settable and value is not MISSING:
+                try:
+                    named[name] = encoder.attempt(LOCAL + name, value)
+                    continue
+                except StateError:
+                    if before.value is MISSING:
+                        continue  # nor has it a value in a fork: reading it there is an error
+            if not same and not _in_a_known_cell(after, world):
+                found.append((LOCAL + name, text_of(before.value, world), text_of(value, world)))
+        if found:
+            functions = {one.name for one in self._variables if isinstance(one.value, types.FunctionType)}
+            raise _changed(found, functions)
+        return {"values": values, "changed": changed, "variables": named} if values or changed or named else {}
+
+    def load(self, state: Mapping[str, Any], decoder: Decoder, write: Callable[[dict[str, object]], None]) -> None:
+        """Restore a captured state; ``write`` sets variables."""
+        decoder.admit(self._only_here)
+        with plainly():
+            decoder.fill(state["values"], state["changed"])
+            for path, content in state["changed"].items():
+                decoder.write(path, content)
+            write({name: decoder.value(value) for name, value in state["variables"].items()})
+
+    def _changed_contents(self, world: Survey, now: Survey, encoder: Encoder) -> Iterator[tuple[Record, Any]]:
+        """Yield what has changed with its present content, and what leads to objects that are new to a fork."""
         fresh = self._fresh_cells()
         changed = [
             record
             for record in self._only_here
-            if record.kind is not CACHE and id(record.obj) not in fresh and record.changed()
+            if record.kind is not CACHE
+            and id(record.obj) not in fresh
+            and record.obj in now
+            and (record.changed() or any(encoder.is_new(child) for _, child in record.inner))
         ]
-        if changed:
-            classes = {_space(record.obj) for record in world if isinstance(record.obj, ClassAttributes)}
-            in_state = holding(world)
-            for record in changed:
-                if isinstance(record.obj, ClassAttributes) and _space(record.obj) in classes:
-                    continue
-                if record.kind is VALUES and record.content.same_place(record.read()) and in_state(record.obj):
-                    continue  # another name for something in the state
-                found += self._differences(record)
-        if found:
-            functions = {one.name for one in self._variables if isinstance(one.value, types.FunctionType)}
-            raise _changed(found, functions)
+        if not changed:
+            return
+        classes = {_space(record.obj) for record in world if isinstance(record.obj, ClassAttributes)}
+        in_state = holding(world)
+        for record in changed:
+            content = record.read()
+            if isinstance(record.obj, ClassAttributes) and _space(record.obj) in classes:
+                continue
+            if record.kind is VALUES and record.content.same_place(content) and in_state(record.obj):
+                continue  # another name for something in the state
+            yield record, content
 
     def _fresh_cells(self) -> set[int]:
         """Return ids of cells that are written again before a function reads them."""
@@ -110,6 +168,16 @@ class Variables:
         texts = [(path, before.get(path, _NOTHING), now.get(path, _NOTHING)) for path in {**before, **now}]
         found = [(path, was, has_become) for path, was, has_become in texts if was != has_become]
         return found or [(record.path, "something else", f"a {type(record.obj).__qualname__} that has changed")]
+
+
+def _leads_to_new(value: object, encoder: Encoder) -> bool:
+    if type(value) is tuple:
+        return any(_leads_to_new(item, encoder) for item in value)
+    return encoder.is_new(value.__self__ if type(value) is types.MethodType else value)
+
+
+def _roots(variables: Iterable[Variable]) -> list[tuple[str, object]]:
+    return [(LOCAL + variable.name, variable.value) for variable in variables]
 
 
 _NOTHING = "nothing"

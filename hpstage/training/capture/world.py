@@ -56,6 +56,7 @@ class World:
         self._cached: dict[int, Record] = {}
         self._filled: dict[int, Any] = {}
         self._entered: Variables | None = None
+        self._decoder: Decoder | None = None  # until the loop is entered
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_only()  # torch may have been imported, or set to compile, since the last survey
@@ -158,9 +159,18 @@ class World:
             if before is not None and before is not record:  # setup has changed it
                 record.content = Marked(record.obj, sampled=True, copied=True)
 
-    def enter(self, variables: Iterable[Variable]) -> None:
-        """Enter a loop in which these local variables may matter, until :meth:`leave`. They belong to no state, so
-        anything reachable only through them has to stay as it is now.
+    def enter(
+        self,
+        variables: Iterable[Variable],
+        state: Mapping[str, Any] | None = None,
+        write: Callable[[dict[str, object]], None] | None = None,
+    ) -> None:
+        """Enter a loop in which these local variables may matter, until :meth:`leave`.
+
+        Args:
+            variables: as they are where the loop begins.
+            state: what :meth:`capture` returned of them, with the state that was loaded last.
+            write: sets them.
 
         Raises:
             StateError: something is reachable that cannot be inspected.
@@ -168,14 +178,19 @@ class World:
         assert self.base is not None, "begin() comes first"
         now = self._surveyor.survey(self._all_roots(), known=self.base)
         self._entered = Variables(variables, self._surveyor, now)
+        decoder, self._decoder = self._decoder, None
+        if state is not None:
+            assert decoder is not None and write is not None
+            self._entered.load(state, decoder, write)
 
     def leave(self) -> None:
-        self._entered = None
+        self._entered = self._decoder = None
 
     def capture(
-        self, variables: Iterable[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
+        self, variables: Sequence[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
     ) -> dict[str, Any]:
-        """Return what training has changed as a plain state; its tensors are those in use.
+        """Return what training has changed as a plain state; its tensors are those in use. ``locals`` is what has
+        changed of local variables, and of what only they reach.
 
         Args:
             variables: the variables that were given to :meth:`enter`, as they are now.
@@ -192,12 +207,11 @@ class World:
         self._refuse_caches_of_state(base, now)
         for key in now.weak - base.weak:
             raise held_by_nothing(now.records[key].path)
-        if self._entered is not None:
-            self._entered.check(variables, now)
+        local = Survey() if self._entered is None else self._entered.survey(variables, now)
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         with plainly():
-            encoder = Encoder(base, now, but)
+            encoder = Encoder(base, now.joined(local), but)
             for path, record in now.paths.items():
                 if record.kind is STORAGE and record.obj not in base and path.rpartition(".")[0] in base.paths:
                     raise StateError(
@@ -232,7 +246,8 @@ class World:
                     if not but(record.path):
                         raise
                     changed[record.path] = ANSWERED
-        return {"values": values, "changed": changed, "memory": encoder.memory}
+            own = {} if self._entered is None else self._entered.capture(variables, now, local, encoder)
+        return {"values": values, "changed": changed, "memory": encoder.memory} | ({"locals": own} if own else {})
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a captured state, starting from :meth:`begin` or from any training since.
@@ -245,7 +260,7 @@ class World:
         base = self.base
         assert base is not None, "begin() comes first"
         changed = state["changed"]
-        decoder = Decoder(base, state["memory"])
+        self._decoder = decoder = Decoder(base, state["memory"])
         decoder.keep(changed)
         self._rewind([path for path, content in changed.items() if is_answered(content)])
         with plainly():
