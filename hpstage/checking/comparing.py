@@ -47,7 +47,8 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
             (name, here, there), *rest = found
             return Apart(0, WORKLOAD + name, here, there, False, tuple(WORKLOAD + name for name, _, _ in rest))
     at_once = _at_once(straight.snapshots.get(other.fork, {}), other.loaded)
-    for step in sorted(straight.snapshots.keys() & other.snapshots.keys()):
+    steps = sorted(straight.snapshots.keys() & other.snapshots.keys())
+    for step in steps:
         found = sorted(
             _differences(straight.snapshots[step], other.snapshots[step], reports, answered and other.fork > 0),
             key=lambda difference: (difference[0] not in at_once, _rank(difference[0])),
@@ -55,7 +56,14 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
         if found:
             (path, here, there), *rest = found
             others = tuple(shown(path) for path, _, _ in rest)
-            causes = (difference[0] for difference in rest if not follows(difference))
+            causes = dict.fromkeys(difference[0] for difference in rest if not follows(difference))
+            for later in steps[steps.index(step) + 1 :]:
+                paths = [path for path, _, _ in differences(straight.snapshots[later], other.snapshots[later])]
+                if not all(path.startswith((LOCAL, STATE)) for path in paths):
+                    break
+                # As long as nothing but local variables differs, training does not depend on them: a clock's, say.
+                causes |= dict.fromkeys(path for path in paths if path.startswith(LOCAL))
+            causes.pop(path, None)
             return Apart(step, shown(path), here, there, path in at_once, others, tuple(map(shown, causes)))
     for step in sorted(straight.metrics.keys() & other.metrics.keys()):
         found = list(differences(straight.metrics[step], other.metrics[step]))

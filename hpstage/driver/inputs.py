@@ -72,10 +72,9 @@ def _notice_of_shared(names: list[str]) -> str:
 
 def _notice(names: list[str]) -> str:
     return (
-        f"Training reads {_listed(names)}, of which the workload's key knows nothing: this store is refused once it "
-        f"changes. Hold a file's path, or the value of a variable, in an attribute of the trainable, or parse "
-        f"arguments at module level, into a global, so that its content counts, or state `data_version` and change it "
-        f"with the data. {_UNLESS}"
+        f"Training reads {_listed(names)}, which the workload's key does not cover: once it changes, this store is "
+        f"refused. To have it in the key, hold a file's path or a variable's value in an attribute of the trainable, "
+        f"parse arguments at module level, or state `data_version`. {_UNLESS}"
     )
 
 

@@ -14,11 +14,13 @@
 
 The function runs in a separate thread with strict hand-over: either it runs or hpstage does, never both. It is paused
 where it requests the next step from ``run.steps()`` (or ``run.batches(loader)``). To fork, hpstage calls the function
-again, and ``run.attach`` restores the state of its arguments. So whatever training changes must be attached; local
-variables are not part of the state. Whenever a state is captured, local variables that may be read before they are
-written again (:mod:`hpstage.training.capture.liveness`) must have the values that they had when the loop began. A
-variable that has changed is refused by name, no matter how late it changes. Variables that training does not depend on
-(a list of losses to inspect) are listed in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
+again, ``run.attach`` restores the state of its arguments, and where the loop begins, local variables are set. Whenever
+a state is captured, those that may be read before they are written again
+(:mod:`hpstage.training.capture.liveness`) are in it, with what only they reach. They must have the values that they had
+when the loop began where they are not all that decides how the function continues: within a loop over another iterator,
+and where the steps come from ``next``. A variable that no state can hold is refused by name, no matter how late it
+changes. Variables that training does not depend on (a clock, a list of losses to inspect) are listed in the function's
+attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations

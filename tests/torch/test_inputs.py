@@ -376,7 +376,7 @@ def test_what_is_read_is_named_once_with_the_remedy(folder: Path, caplog: pytest
     for n_trials in (1, 2, 3):
         search(in_loss(read), n_trials=n_trials)
     [warning] = [record.getMessage() for record in caplog.records if "Training reads" in record.getMessage()]
-    assert "Training reads data/scale.txt, of which the workload's key knows nothing" in warning
+    assert "Training reads data/scale.txt, which the workload's key does not cover" in warning
     assert all(remedy in warning for remedy in ("an attribute", "`data_version`", "`stateless`"))
 
 

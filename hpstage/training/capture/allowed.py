@@ -44,7 +44,8 @@ def may_be_given(function: object) -> bool:
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
     """Return the class of that name if its instances are defined by their attributes: a class of the user, or a
-    dataclass, met before training began, or one of torch's modules and optimizers. Creating an instance runs none of its code."""
+    dataclass, met before training began, or one of torch's modules and optimizers. Creating an instance
+    runs none of its code."""
     library = torch()
     if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
         kinds = _kinds_of_torch(library)
