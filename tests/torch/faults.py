@@ -429,28 +429,6 @@ class SetsPrecision(Small):
 
 
 NAMED: dict[str, tuple[Callable[[], object], str]] = {
-    "a dict of tensors": (lambda: loop(lambda m: {"loss": torch.zeros(())}, _mean), "local variable held"),
-    "a list": (lambda: loop(lambda m: [], _listed), "local variable held"),
-    "a deque": (lambda: loop(lambda m: deque(maxlen=3), _windowed), "local variable held"),
-    "an array": (lambda: loop(lambda m: np.zeros(2), _counted), "local variable held"),
-    "an AveragedModel": (
-        lambda: loop(
-            lambda m: AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
-            lambda held, m, loss: _near(held.module, m, loss),
-            lambda held, m: held.update_parameters(m),
-        ),
-        "local variable held",
-    ),
-    "a deep-copied module": (lambda: loop(copy.deepcopy, _near, _follow), "local variable held"),
-    "an EMA object": (
-        lambda: loop(lambda m: Ema(m, 0.9), _shadowed, lambda held, m: held.update(m)),
-        "local variable held",
-    ),
-    "a second model and optimizer": (lambda: loop(lambda m: _critic(), _criticised), "local variable held"),
-    "a GradScaler": (lambda: loop(lambda m: torch.amp.GradScaler("cpu"), _rescaled), "local variable held"),
-    "a generator of its own": (lambda: loop(lambda m: torch.Generator(), _noisy), "local variable held"),
-    "a generator of the data set's": (lambda: loop(lambda m: Augmented(), _augmented), "local variable held"),
-    "an unattached object": (lambda: loop(lambda m: Tracker(), _tracked), "local variable held"),
     "counters of an optimizer": (Counts, r"self\.optimizer\.calls"),
     "momentum that loading casts": (Cast, r"momentum(?s:.)*another form"),
     "state that loading drops": (Drops, r"momentum_buffer"),
@@ -513,9 +491,30 @@ class SeedsConstantly(Small):
         return super().loss(model, batch)
 
 
+HELD: dict[str, Callable[[], object]] = {
+    "a dict of tensors": lambda: loop(lambda m: {"loss": torch.zeros(())}, _mean),
+    "a list": lambda: loop(lambda m: [], _listed),
+    "a deque": lambda: loop(lambda m: deque(maxlen=3), _windowed),
+    "an array": lambda: loop(lambda m: np.zeros(2), _counted),
+    "an AveragedModel": lambda: loop(
+        lambda m: AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
+        lambda held, m, loss: _near(held.module, m, loss),
+        lambda held, m: held.update_parameters(m),
+    ),
+    "a deep-copied module": lambda: loop(copy.deepcopy, _near, _follow),
+    "an EMA object": lambda: loop(lambda m: Ema(m, 0.9), _shadowed, lambda held, m: held.update(m)),
+    "a second model and optimizer": lambda: loop(lambda m: _critic(), _criticised),
+    "a GradScaler": lambda: loop(lambda m: torch.amp.GradScaler("cpu"), _rescaled),
+    "a generator of its own": lambda: loop(lambda m: torch.Generator(), _noisy),
+    "a generator of the data set's": lambda: loop(lambda m: Augmented(), _augmented),
+    "an unattached object": lambda: loop(lambda m: Tracker(), _tracked),
+}
+"""What local variables of an ordinary loop hold, which is in its state."""
+
 EXACT: dict[str, Callable[[], object]] = {
     "evaluate() that leaves training mode": LeavesTrainMode,
     "setup() that forgets": Forgets,
     "seeding with a constant": SeedsConstantly,
     "a setting for one kind of trial": SetsPrecision,
+    **HELD,
 }

@@ -23,7 +23,7 @@ from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.errors import UsageError
 from hpstage.training.run import Run
 from tests.torch.backends.slips import Clamps
-from tests.torch.faults import EXACT, NAMED, Own, in_the_environment
+from tests.torch.faults import EXACT, HELD, NAMED, Own, in_the_environment
 from tests.torch.patterns import PATTERNS
 from tests.torch.test_endings import stopping
 from tests.torch.test_measure import Costly, Silent
@@ -64,11 +64,17 @@ def one_line(text: object) -> str:
 
 
 # Found, refused and named as others here: as what a local variable holds, as an iterator, as a name in the code.
-ALIKE = {name for name, (_, told) in list(NAMED.items())[2:] if told.startswith("local variable")}
-ALIKE |= {"a generator function", "the position of a reader", "an address", "entropy", "hash() of a string"}
+ALIKE = {
+    *list(HELD)[2:],
+    "a DataLoader's iterator in a local variable",
+    "a generator function",
+    "an address",
+    "entropy",
+}
+ALIKE |= {"the position of a reader", "hash() of a string"}
 ALIKE |= {"a generator without a seed", "seeding by the clock", "a thread beside training", "seeding with a constant"}
 # Each tried in processes of its own, as the variables of its environment differ.
-SLOWLY = {"a dict of tensors", "counters of an optimizer", "torch.set_num_threads()"}
+SLOWLY = {"counters of an optimizer", "torch.set_num_threads()"}
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
@@ -176,9 +182,9 @@ def test_a_report_tells_where_what_why_and_the_remedy(check: Callable[..., hpsta
 def test_a_local_variable_that_changes_is_refused_with_the_first_state(
     check: Callable[..., hpstage.CheckReport],
 ) -> None:
-    finding = check(NAMED["a list"][0]()).differences[0]
+    finding = check(NAMED["a DataLoader's iterator in a local variable"][0]()).differences[0]
     assert (finding.way, finding.verdict) == ("straight through", "refused")
-    assert re.search("local variable held.* Attach `held`", one_line(finding))
+    assert re.search("local variable batches.* Attach `batches`", one_line(finding))
 
 
 @pytest.mark.ci

@@ -82,7 +82,7 @@ class TrainingBatches:
         self._cut = training.batches.cut
         self._pause = pause
         self.dataset = training.batches.dataset  # Lightning looks whether it is a stream
-        self.batch_size = self.given_size = training.batch_size
+        self.batch_size = self.default_size = training.batch_size
         self.samples = 0
 
     def __len__(self) -> int:

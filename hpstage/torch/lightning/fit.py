@@ -193,7 +193,7 @@ class Session:
                 optimizer.zero_grad()
 
     def _size(self) -> int:
-        size = self._run.hp.get("batch_size", self._batches.given_size)
+        size = self._run.hp.get("batch_size", self._batches.default_size)
         if type(size) is not int or size < 1:
             raise UsageError(f"the hyperparameter 'batch_size' is {size!r}; it is a whole number of at least 1")
         return size

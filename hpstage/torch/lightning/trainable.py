@@ -38,7 +38,7 @@ class LightningTrainable:
         module: the class, or a function of hyperparameters, that makes the LightningModule.
         train_dataloaders: as for ``Trainer.fit``: a DataLoader, or a LightningDataModule. Its data are loaded once per
             process. hpstage decides the order, shuffled if the DataLoader shuffles. Without any data the module's own
-            ``train_dataloader()`` is called, for each fork of a trial anew.
+            ``train_dataloader()`` is called, once more for each fork of a trial.
         val_dataloaders: as for ``Trainer.fit``: one DataLoader or several.
         datamodule: as for ``Trainer.fit``.
         trainer: arguments of ``lightning.Trainer`` (see :mod:`hpstage.torch.lightning.carried`). Unless it says
