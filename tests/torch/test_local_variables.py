@@ -431,7 +431,7 @@ def choosing_code(run: Run) -> None:
 
 
 REFUSED: dict[Callable[[Run], None], str] = {
-    drawing_late: "local variable batches, .* further on",
+    drawing_late: "local variable batches is a range_iterator that has moved on",
     loading_late: "local variable batches",
     over_epochs: "local variable",
     within_epochs: "local variable count",

@@ -145,7 +145,7 @@ class Encoder:
             return StateError(
                 f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
                 f"would continue from another one. Make what it gives a function of the step, or keep a position of "
-                f"your own"
+                f"your own; {excluding(path)}"
             )
         if kind == "bulk":
             why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"

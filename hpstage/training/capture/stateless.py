@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Sequence
 
 LOCAL = "local variable "
 """Path prefix of local variables of paused code, and of what they hold."""
@@ -18,9 +20,26 @@ def to_exclude(*paths: str) -> str:
     return f"`stateless = {tuple(names)!r}`"
 
 
+_UNLESS = "if training does not depend on it, name it in `stateless`: "
+
+
 def excluding(*paths: str) -> str:
     """Return the remedy for changes that do not matter."""
-    return f"if training does not depend on it, name it in `stateless`: {to_exclude(*paths)}"
+    return f"{_UNLESS}{to_exclude(*paths)}"
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Return messages about changes that no state can hold as one, which excludes all of them at once."""
+    if len(texts) == 1:
+        return texts[0]
+    parts = [text.partition(f"; {_UNLESS}") for text in texts[:MOST]]
+    lines = "".join(f"\n  {text}" for text, *_ in parts)
+    more = f"\n  and {len(texts) - MOST} more" if len(texts) > MOST else ""
+    names = dict.fromkeys(name for _, _, line in parts if line for name in ast.literal_eval(line.strip("`")[12:]))
+    unless = f"\nIf training does not depend on them, name them in `stateless`: `stateless = {(*names,)!r}`"
+    return (
+        f"no state can hold {len(texts)} of the changes that training has made:{lines}{more}{unless if names else ''}"
+    )
 
 
 def root_of(path: str) -> str:

@@ -14,7 +14,7 @@ from hpstage.training.capture.encoding import Encoder, Plain
 from hpstage.training.capture.kind import is_atom, same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import Difference, shown, text_of, texts_of
-from hpstage.training.capture.stateless import LOCAL, MOST, root_of, to_exclude
+from hpstage.training.capture.stateless import LOCAL, MOST, joined, root_of, to_exclude
 from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked, storable
 from hpstage.training.code.bytecode import inner
@@ -76,17 +76,22 @@ class Variables:
             StateError: no state can hold it. The message names all that has changed so.
         """
         found: list[Difference] = []
+        refused: list[str] = []
         values: dict[str, Plain] = {}
         changed: dict[str, Plain] = {}
         encoder.admit(self._only_here)
+        settable = {variable.name for variable in variables if variable.settable}
         for record, present in self._changed_contents(world, now, encoder):
+            if root_of(record.path) not in settable:
+                found += self._differences(record)
+                continue
             try:
                 if record.kind is VALUES and present.plain:
                     values[record.path] = storable(record.obj)
                 if record.kind is not VALUES or not present.same_place(record.content):
                     changed[record.path] = encoder.content(record, present)
-            except StateError:
-                found += self._differences(record)
+            except StateError as error:
+                refused.append(str(error))
         named: dict[str, Plain] = {}
         for before, after in zip(self._variables, variables, strict=True):
             name, value = after.name, after.value
@@ -100,14 +105,17 @@ class Variables:
                 try:
                     named[name] = encoder.attempt(LOCAL + name, value)
                     continue
-                except StateError:
-                    if before.value is MISSING:
-                        continue  # nor has it a value in a fork: reading it there is an error
+                except StateError as error:
+                    if before.value is not MISSING:
+                        refused.append(str(error))
+                    continue  # in a fork it has no value either: reading it there is an error
             if not same and not _in_a_known_cell(after, world):
                 found.append((LOCAL + name, text_of(before.value, world), text_of(value, world)))
         if found:
             functions = {one.name for one in self._variables if isinstance(one.value, types.FunctionType)}
-            raise _changed(found, functions)
+            refused.append(_changed(found, functions))
+        if refused:
+            raise StateError(joined(refused))
         return {"values": values, "changed": changed, "variables": named} if values or changed or named else {}
 
     def load(self, state: Mapping[str, Any], decoder: Decoder, write: Callable[[dict[str, object]], None]) -> None:
@@ -183,9 +191,8 @@ def _roots(variables: Iterable[Variable]) -> list[tuple[str, object]]:
 _NOTHING = "nothing"
 
 
-def _changed(found: list[Difference], functions: Collection[str]) -> StateError:
-    """Return the error. ``functions`` are variables that hold functions: what has changed there are variables that they
-    close over."""
+def _changed(found: list[Difference], functions: Collection[str]) -> str:
+    """Return the message. ``functions`` are variables that hold functions: what has changed there is what they close over."""
     roots = {path: root_of(path) for path, _, _ in found}
     closed = {path.rpartition(".")[2]: root for path, root in roots.items() if root in functions}
     names = list(dict.fromkeys(root for root in roots.values() if root not in functions)) or list(closed)
@@ -215,7 +222,7 @@ def _changed(found: list[Difference], functions: Collection[str]) -> StateError:
             f"began, which it may read in a later step, and which are in no state, so that a fork would continue "
             f"differently:{''.join(lines)}\n"
         )
-    return StateError(
+    return (
         f"{what}Attach {attach} (anything with state_dict and load_state_dict can be), keep it as an attribute of "
         f"something that is attached, or make it a function of the step; if training does not depend on it, name it in "
         f"`stateless` of the function: {to_exclude(*(path for path, _, _ in found))}{more}"

@@ -24,7 +24,7 @@ from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_only, hooks_of_all
 from hpstage.training.capture.stateful import arguments_kept
-from hpstage.training.capture.stateless import excluding
+from hpstage.training.capture.stateless import excluding, joined
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
@@ -210,6 +210,7 @@ class World:
         local = Survey() if self._entered is None else self._entered.survey(variables, now)
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
+        refused: list[str] = []
         with plainly():
             encoder = Encoder(base, now.joined(local), but)
             for path, record in now.paths.items():
@@ -242,10 +243,12 @@ class World:
                     continue
                 try:
                     changed[record.path] = encoder.content(record, content)
-                except StateError:
+                except StateError as error:
                     if not but(record.path):
-                        raise
+                        refused.append(str(error))
                     changed[record.path] = ANSWERED
+            if refused:
+                raise StateError(joined(refused))
             own = {} if self._entered is None else self._entered.capture(variables, now, local, encoder)
         return {"values": values, "changed": changed, "memory": encoder.memory} | ({"locals": own} if own else {})
 
