@@ -192,7 +192,7 @@ _NOTHING = "nothing"
 
 
 def _changed(found: list[Difference], functions: Collection[str]) -> str:
-    """Return the message. ``functions`` are variables that hold functions: what has changed there is what they close over."""
+    """Return the message. ``functions`` are variables that hold functions: they close over what has changed there."""
     roots = {path: root_of(path) for path, _, _ in found}
     closed = {path.rpartition(".")[2]: root for path, root in roots.items() if root in functions}
     names = list(dict.fromkeys(root for root in roots.values() if root not in functions)) or list(closed)
