@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from distributed import Worker
 from msgspec.structs import replace
 
+from hpstage.cluster.feed import publish
 from hpstage.cluster.messages import BeginAudit, Load, Retrain, decode_loaded, decode_retrained, encode
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.execution.retraining import Retrained
@@ -102,7 +103,7 @@ class Auditing:
         return _outcome(order.audit, await trainer.answer(decode_retrained))
 
     def _report(self, ended: AuditEnded) -> None:
-        self._worker.log_event(self._topic, {"audited": encode(ended)})
+        publish(self._worker, self._topic, {"audited": encode(ended)})
 
 
 def _failed(audit: Audit, message: str) -> AuditEnded:

@@ -29,7 +29,7 @@ class Connection:
         where: the scheduler's address, or the cluster.
         security: as for the cluster's other clients.
         topic: topic of the run's feed.
-        on_feed: called with each event of the feed: its time, and the message; like ``on_left``, on Dask's loop.
+        on_feed: called with each message of the feed; like ``on_left``, on Dask's loop.
         present: returns the incarnation of a worker at this moment, empty if none is known.
         on_left: called when a worker is gone, with the incarnation that it was.
         timeout: seconds to wait for the scheduler; by default Dask's.
@@ -44,7 +44,7 @@ class Connection:
         security: Security | None,
         topic: str,
         *,
-        on_feed: Callable[[tuple[float, dict[str, Any]]], None],
+        on_feed: Callable[[dict[str, Any]], None],
         present: Callable[[WorkerId], str],
         on_left: Callable[[WorkerId, Departure, str], None],
         timeout: float | None = None,
@@ -74,7 +74,7 @@ class Connection:
         """
         self.client.subscribe_topic("all", self._on_cluster)
         self._all = True
-        self.client.subscribe_topic(self._topic, self._on_feed)
+        self.client.subscribe_topic(self._topic, lambda event: self._on_feed(event[1]))
         echo = f"{self._topic}-echo"  # delivered no sooner than events of topics subscribed to before
         self.client.subscribe_topic(echo, lambda _: self._received.set())
         deadline = time.monotonic() + _ECHO

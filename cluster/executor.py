@@ -26,6 +26,8 @@ from hpstage.cluster.connection import Connection
 from hpstage.cluster.courier import Courier
 from hpstage.cluster.dashboard import page_of
 from hpstage.cluster.dashboard.follower import Follower
+from hpstage.cluster.direct import DirectChain, site_of
+from hpstage.cluster.feed import receivers
 from hpstage.cluster.followers import Followers
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.inbox import Inbox
@@ -134,7 +136,7 @@ class DaskExecutor(Executor):
         self._checkpoints = b""
         self._started = 0
         self._most_slots = 1  # of a worker present in open()
-        self._futures: dict[ChainId, Future] = {}
+        self._futures: dict[ChainId, Future | DirectChain] = {}
         self._audits: dict[AuditId, WorkerId] = {}  # that were begun, and may have ended
         self._followers = Followers(self._on_refused)
         self._lock = threading.Lock()  # protects the futures
@@ -168,6 +170,8 @@ class DaskExecutor(Executor):
         self._plugin = TrainingPlugin(
             self._run, packed, driver=driver, script=this_script(), silence=self.worker_timeout
         )
+        if isinstance(self._where, LocalCluster):
+            receivers[self._name] = self._on_feed
         try:
             connection = self._connect()
             connection.forget_the_dead(name_of(""))
@@ -269,10 +273,8 @@ class DaskExecutor(Executor):
             return  # the driver will read that it has left
         if not self._connected:
             return  # wait() will report that all workers have left
-        key = self._new_key()
         encoded = encode(chain)
-        arguments: tuple[object, ...] = self._run, key, encoded, self._checkpoints, worker, incarnations[0]
-        future = self._submit(host_of(worker), key, site.run_chain, *arguments)
+        future = self._begin(host_of(worker), self._new_key(), encoded, self._checkpoints, worker, incarnations[0])
         followers = {}
         for rank, member in enumerate(chain.gang, 1):
             key = self._new_key()
@@ -285,6 +287,13 @@ class DaskExecutor(Executor):
         if self._inbox.runs_on(chain.id) is None:
             self._release([chain.id])  # its worker has just left
         future.add_done_callback(lambda done: self._on_done(chain.id, done))
+
+    def _begin(self, worker: WorkerId, key: str, *arguments: object) -> Future | DirectChain:
+        assert self._connection is not None, "open() comes first"
+        here = site_of(self._connection.client, self._name, worker)
+        if here is not None:
+            return DirectChain(here, key, *arguments)
+        return self._submit(worker, key, site.run_chain, self._run, key, *arguments)
 
     def _new_key(self) -> str:
         """Return a unique key: Dask would confuse two tasks with the same key."""
@@ -406,6 +415,7 @@ class DaskExecutor(Executor):
 
     def close(self) -> None:
         self._closed.set()
+        receivers.pop(self._name, None)
         if self._reconnecting is not None:
             self._reconnecting.join()
         connection = self._connection
@@ -422,8 +432,7 @@ class DaskExecutor(Executor):
 
     # --- on Dask's threads --------------------------------------------------------------------------------
 
-    def _on_feed(self, event: tuple[float, dict[str, Any]]) -> None:
-        _, message = event
+    def _on_feed(self, message: dict[str, Any]) -> None:
         if "trying" in message:
             self._inquiries.begun(message["trying"])
         elif "audited" in message:
@@ -464,7 +473,7 @@ class DaskExecutor(Executor):
                 future.release()
             self._followers.release(chain)
 
-    def _on_done(self, chain: ChainId, future: Future) -> None:
+    def _on_done(self, chain: ChainId, future: Future | DirectChain) -> None:
         worker = self._inbox.runs_on(chain)
         cancelled = future.cancelled()
         if worker is not None and not cancelled:

@@ -22,6 +22,7 @@ from distributed import Worker, get_worker
 from msgspec.structs import asdict
 
 from hpstage.cluster.auditing import Auditing, make_way
+from hpstage.cluster.feed import publish
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.meetings import BUSY, Meeting, apart, handler_of
 from hpstage.cluster.messages import (
@@ -81,6 +82,7 @@ class Site:
 
     def __init__(self, name: str, worker: Worker, load: Load, silence: float) -> None:
         self.description: Description | None = None
+        self.loop = asyncio.get_running_loop()
         self._name = name
         self._worker = worker
         self._load = load
@@ -92,6 +94,7 @@ class Site:
         self._leaving = False  # begin no more chains
         self._gone = asyncio.Event()
         self._running: dict[ChainId, str] = {}  # the current chains, and their tasks' keys
+        self._direct: set[asyncio.Task[Any]] = set()  # those that train chains without one of Dask's
         self._entering = asyncio.Lock()
         self._losing = asyncio.Lock()
         self._sharing = 0  # number of chains that share this run's turn
@@ -146,7 +149,7 @@ class Site:
             trainer, self._trainer = self._trainer, None
             if trainer is not None:
                 await trainer.finish(_GRACE)
-        self._worker.log_event(self._name, {"ready": encode(self.description)})
+        publish(self._worker, self._name, {"ready": encode(self.description)})
 
     @property
     def _was_killed(self) -> bool:
@@ -168,7 +171,7 @@ class Site:
 
     def _notice(self, clause: str) -> None:
         """Have the driver log a notice about the training process."""
-        self._worker.log_event(self._name, {"notice": f"worker {self._worker.address}: its training process {clause}"})
+        publish(self._worker, self._name, {"notice": f"worker {self._worker.address}: its training process {clause}"})
 
     async def _keep(self) -> None:
         """Start a new process whenever one has ended."""
@@ -200,7 +203,7 @@ class Site:
         reason = "died" if to_blame else "closed"
         incarnation = "" if self.description is None else self.description.incarnation
         lost = {"lost": self._worker.address, "incarnation": incarnation, "reason": reason, "message": message}
-        self._worker.log_event(self._name, lost)
+        publish(self._worker, self._name, lost)
 
     async def _ready(self, incarnation: str | None = None) -> Trainer:
         """Return the training process. Raises :class:`TrainingProcessLost` if it is another incarnation than this."""
@@ -217,7 +220,7 @@ class Site:
     async def answer(self, key: str, request: bytes) -> dict[str, Any] | None:
         async with self._turn():
             await make_way(self._worker)
-            self._worker.log_event(self._name, {"trying": key})
+            publish(self._worker, self._name, {"trying": key})
             if key in self._abandoned:
                 return None
             try:
@@ -240,7 +243,7 @@ class Site:
             if chain.id in self._refusals:
                 report = apart(report, self._refusals[chain.id])
             # Immediately over the feed, which may lose reports, and all together in the result, which may not.
-            self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
+            publish(self._worker, self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
             reports.append(report)
 
         async with self._shared_turn():
@@ -273,6 +276,16 @@ class Site:
                 if trainer is not None:
                     trainer.send(Forget())  # there may be no further chain
         return reports
+
+    async def train_directly(self, *arguments: Any) -> list[bytes]:
+        """Like :meth:`train`, but not as a task of Dask's, which would be cancelled before the site is closed."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._direct.add(task)
+        try:
+            return await self.train(*arguments)
+        finally:
+            self._direct.discard(task)
 
     async def _call(self, member: WorkerId, gathering: Gathering) -> None:
         """Announce to a worker of a gang where it meets. If the worker does not come, the gang does not form."""
@@ -413,6 +426,8 @@ class Site:
         """Stop the running chain and end the process."""
         self._closed = True
         self._gone.set()
+        for direct in self._direct:
+            direct.cancel()
         await self._auditing.end()
         self._worker.handlers.pop(self._name, None)
         self._worker.handlers.pop(handler_of(self._name), None)

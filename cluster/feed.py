@@ -1,0 +1,24 @@
+"""The feed of a run: messages of its sites to the driver, over a topic of Dask's, or directly within a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Worker
+
+from hpstage.cluster.local_worker import LocalWorker
+
+Receiver = Callable[[dict[str, Any]], None]
+
+receivers: dict[str, Receiver] = {}
+"""What receives the feeds of runs, by their names, of drivers that share the event loop of a local cluster."""
+
+
+def publish(worker: Worker, run: str, message: dict[str, Any]) -> None:
+    """Send a message to the driver of a run."""
+    receive = receivers.get(run) if isinstance(worker, LocalWorker) else None
+    if receive is None:
+        worker.log_event(run, message)
+    else:
+        receive(message)

@@ -1,0 +1,91 @@
+"""Chains on a local cluster that a driver is given, which are started by calls and not as Dask's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from distributed import LocalCluster
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor, local_cluster
+from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.testing.chains import chain, ended, outcome, reached, until, workers
+from hpstage.testing.toys import Counter, Gate
+
+
+@contextmanager
+def opened(cluster: LocalCluster, folder: Path, gate: Gate | None = None) -> Iterator[DaskExecutor]:
+    executor = DaskExecutor(cluster)
+    with closing(executor):
+        executor.open(Counter(gate), FolderCheckpoints(folder / "states", "w"))
+        yield executor
+
+
+def tasks(cluster: LocalCluster, executor: DaskExecutor) -> list[str]:
+    return [key for key in cluster.scheduler.tasks if key.startswith(executor._name)]
+
+
+def shut(folder: Path) -> Gate:
+    folder.mkdir()
+    gate = Gate(folder)
+    gate.shut(1)
+    return gate
+
+
+def test_a_chain_needs_no_task_unless_the_cluster_adapts(tmp_path: Path) -> None:
+    with local_cluster(1, gpus=0) as cluster:
+        for adapts in (False, True):
+            if adapts:
+                cluster.adapt(minimum=1, maximum=1)  # Dask would stop workers that have no task
+            folder = tmp_path / str(adapts)
+            gate = shut(folder)
+            with opened(cluster, folder, gate) as executor:
+                [worker] = workers(executor, 1)
+                executor.start(worker, chain("c", 5))
+                gate.wait()
+                assert len(tasks(cluster, executor)) == adapts
+                gate.open()
+                reports = ended(executor, "c")
+                assert outcome(reports, "c").outcome == "done" and reached(reports, "c")[-1].step == 5
+
+
+def test_a_worker_that_is_retired_while_it_trains_leaves_with_its_chain(tmp_path: Path) -> None:
+    gate = shut(tmp_path / "gate")
+    with local_cluster(1, gpus=0) as cluster, opened(cluster, tmp_path, gate) as executor:
+        [worker] = workers(executor, 1)
+        executor.start(worker, chain("c", 10**9))
+        gate.wait()
+        cluster.scale(0)
+        reports = until(executor, lambda seen: any(isinstance(report, WorkerLeft) for report in seen))
+        gate.open()
+        assert [report.reason for report in reports if isinstance(report, WorkerLeft)] == ["closed"]
+        assert not executor._futures
+
+
+def test_a_training_process_that_dies_counts_as_one_loss(tmp_path: Path) -> None:
+    gate = shut(tmp_path / "gate")
+    with local_cluster(1, gpus=0) as cluster, opened(cluster, tmp_path, gate) as executor:
+        [worker] = workers(executor, 1)
+        executor.start(worker, chain("c", 10**9))
+        gate.wait()
+        [at] = cluster.workers.values()
+        at.plugins[executor._name].site._trainer.kill()
+        reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
+        assert [report.reason for report in reports if isinstance(report, WorkerLeft)] == ["died"]
+        assert not any(isinstance(report, ChainEnded) for report in reports)
+
+
+def test_a_chain_that_is_abandoned_gives_its_turn_to_another_search(tmp_path: Path) -> None:
+    gate = shut(tmp_path / "gate")
+    with local_cluster(1, gpus=0) as cluster:
+        with opened(cluster, tmp_path, gate) as executor:
+            [worker] = workers(executor, 1)
+            executor.start(worker, chain("c", 10**9))
+            gate.wait()
+        gate.open()
+        with opened(cluster, tmp_path) as executor:
+            [worker] = workers(executor, 1)
+            executor.start(worker, chain("d", 5))
+            assert outcome(ended(executor, "d"), "d").outcome == "done"
