@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from hpstage.errors import StoreError, UsageError
 from hpstage.optuna import private
 from hpstage.optuna.attributes import drop_brought
+from hpstage.optuna.decided import decide
 from hpstage.optuna.identity import study_identity
 from hpstage.optuna.influence import within
 from hpstage.optuna.proposed_again import BecameAnother, ProposedAgain, is_note
@@ -405,7 +406,7 @@ class Ledger:
 
     def should_prune(self, storage_id: int) -> bool:
         """Return the pruner's decision on the trial, after its last report."""
-        return self.study.pruner.prune(self.study, self.trial(storage_id))
+        return decide(self.study, self.trial(storage_id))
 
     def claim(self, storage_id: int) -> FrozenTrial:
         """Let a trial that was withdrawn to the queue run again. Return it."""
@@ -413,8 +414,14 @@ class Ledger:
         return self.trial(storage_id)
 
     def finish(self, number: int, values: Sequence[float] | None, state: TrialState) -> FrozenTrial:
-        """End a running trial."""
-        return self.study.tell(number, values, state=state, skip_if_finished=True)
+        """End a running trial. One that somebody else has ended, or set to WAITING, stays as it is."""
+        try:
+            return self.study.tell(number, values, state=state, skip_if_finished=True)
+        except ValueError:
+            trial = self.trials()[number]
+            if trial.state != TrialState.WAITING:
+                raise
+            return trial
 
     def withdraw(self, trial: FrozenTrial, attrs: Mapping[str, Any] = _NO_ATTRS) -> TrialState:
         """Withdraw a trial that was proposed but has no value, so that it or its grid point is proposed again.

@@ -13,7 +13,8 @@ from optuna.trial import FrozenTrial
 from hpstage.optuna import private
 
 # System attributes that a trial has before its sampler is called: queued, or forked from another in a grid's study.
-_GIVEN, _OF_FORK = ("fixed_params",), ("fixed_params", "grid_id", "search_space")
+_OF_GRID = ("grid_id", "search_space")
+_GIVEN, _OF_FORK = ("fixed_params",), ("fixed_params", *_OF_GRID)
 
 
 class BecameAnother(BaseException):
@@ -30,7 +31,8 @@ class ProposedAgain:
         notes: what samplers had kept in the study's attributes before the proposal; ``None`` if that is unknown.
 
     Raises:
-        BecameAnother: the trial gets other parameters or attributes than it has. These are not written.
+        BecameAnother: the trial gets other parameters than it has, or becomes another point of a grid. These are not
+            written. Other attributes may differ: CmaEsSampler writes memory that it has not initialized.
     """
 
     def __init__(self, storage: BaseStorage, cut_off: FrozenTrial, notes: Mapping[str, Any] | None) -> None:
@@ -61,7 +63,7 @@ class ProposedAgain:
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         known = self._cut_off.system_attrs
         if trial_id == self._id:
-            if key in known and known[key] != value:
+            if key in _OF_GRID and known.get(key, value) != value:
                 raise BecameAnother
             self._seen.system_attrs[key] = value
         self._storage.set_trial_system_attr(trial_id, key, value)

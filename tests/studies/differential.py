@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -195,6 +196,13 @@ class Climber(BaseSampler):
         return drawn.sample_independent(study, trial, param_name, param_distribution)
 
 
+class Noting(of.RandomSampler):
+    """Notes on each trial what is never the same twice, as CmaEsSampler does with memory that is not initialized."""
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        study._storage.set_trial_system_attr(trial._trial_id, "noted", uuid.uuid4().hex)
+
+
 LISTING = (of.GridSampler, of.BruteForceSampler)
 SAMPLERS: dict[str, Callable[[str], BaseSampler]] = {
     "random": lambda kind: of.RandomSampler(seed=1),
@@ -224,6 +232,7 @@ SAMPLERS: dict[str, Callable[[str], BaseSampler]] = {
     "partial-random": lambda kind: of.PartialFixedSampler({"drop": 0.4}, of.RandomSampler(seed=1)),
     "partial-tpe": lambda kind: of.PartialFixedSampler({"drop": 0.4}, SAMPLERS["tpe-multivariate"](kind)),
     "own": lambda kind: Climber(1),
+    "noting": lambda kind: Noting(seed=1),
 }
 
 

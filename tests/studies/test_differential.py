@@ -9,9 +9,12 @@ from __future__ import annotations
 import random
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from hpstage.errors import UsageError
@@ -88,7 +91,7 @@ def resumed(kind: str, sampler: str, interruption: Interruption, folder: Path) -
 
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("number", [6, 10])
-@pytest.mark.parametrize("sampler", ["brute-force", "gp", "qmc-sobol", "nsga-ii", "grid", "own"])
+@pytest.mark.parametrize("sampler", ["brute-force", "gp", "qmc-sobol", "nsga-ii", "grid", "own", "noting"])
 @pytest.mark.one_in(3)
 def test_a_proposal_that_is_cut_off_is_made_again(place: str, number: int, sampler: str, tmp_path: Path) -> None:
     study = expected(Case("constraints", sampler))
@@ -101,6 +104,31 @@ def test_a_proposal_that_is_cut_off_is_made_again(place: str, number: int, sampl
 def test_a_queued_trial_that_is_cut_off_is_made_again(place: str, number: int, tmp_path: Path) -> None:
     study = expected(Case("enqueue", "random"))
     assert record(resumed("enqueue", "random", Interruption(place, number), tmp_path)) == record(study)
+
+
+class Mortal(JournalStorage):
+    """A journal whose process dies as the ``at``-th trial is pruned."""
+
+    def __init__(self, folder: Path, at: int = 0) -> None:
+        super().__init__(JournalFileBackend(str(folder / "optuna.log")))
+        self.left = at
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
+        self.left -= state == TrialState.PRUNED
+        if state == TrialState.PRUNED and not self.left:
+            raise KeyboardInterrupt
+        return super().set_trial_state_values(trial_id, state, values)
+
+
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("pruner", ["halving", "hyperband"])
+def test_a_decision_to_prune_holds_whenever_the_process_dies(pruner: str, at: int, tmp_path: Path) -> None:
+    study = Case("conditional", "random", pruner).in_optuna()
+    with pytest.raises(KeyboardInterrupt):
+        Case("conditional", "random", pruner).in_hpstage(Mortal(tmp_path, at), tmp_path / "plan")
+    assert record(Case("conditional", "random", pruner).in_hpstage(Mortal(tmp_path), tmp_path / "plan")) == record(
+        study
+    )
 
 
 @pytest.mark.parametrize("kind", ["grid", "conditional", "constraints", "objectives"])
