@@ -28,7 +28,11 @@ _WORKER = WorkerId("inline")
 
 
 class InlineExecutor(Executor):
-    """Trains in this process. Chains run inside ``wait``, up to the next report: one at a time, or as a bundle."""
+    """Trains in this process. Chains run inside ``wait``, up to the next report: one at a time, or as a bundle.
+
+    Training draws from the global generators as in a process of its own: the user's space, sampler and callbacks, which
+    may draw from them in between, find them as they have left them.
+    """
 
     def __init__(self) -> None:
         self._trainable: Trainable | None = None
@@ -75,7 +79,8 @@ class InlineExecutor(Executor):
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         assert self._bundle is not None, "use() comes first"
-        return self._bundle.try_out(initial)
+        with generators_restored():
+            return self._bundle.try_out(initial)
 
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
         assert self._trainable is not None, "open() comes first"
@@ -112,7 +117,8 @@ class InlineExecutor(Executor):
 
     def wait(self, timeout: float | None) -> list[Report]:
         if not self._events and self._bundle:
-            report = self._bundle.go_on()
+            with generators_restored():
+                report = self._bundle.go_on()
             if report is None:
                 return []
             assert not isinstance(report, Gathering), "there are no others here"

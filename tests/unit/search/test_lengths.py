@@ -236,6 +236,30 @@ def test_trying_out_a_space_that_draws_leaves_the_global_generators_as_they_were
     assert (random.random(), np.random.random()) == expected
 
 
+def test_a_space_that_draws_from_the_global_generators_draws_what_it_draws_without_training() -> None:
+    found, study = [], optuna.create_study()
+
+    def draw() -> float:
+        return random.random() + np.random.random()
+
+    def space(trial: Any) -> dict[str, float]:
+        value = draw()
+        if trial.study is study:
+            found.append(value)
+        return {"lr": value}
+
+    random.seed(1)
+    np.random.seed(1)
+    search(space, study=study, n_trials=4, algorithm=FullTraining(window=1), callbacks=[lambda *_: random.random()])
+    random.seed(1)
+    np.random.seed(1)
+    expected = []
+    for _ in range(4):
+        expected.append(draw())
+        random.random()
+    assert found == expected
+
+
 def test_what_else_a_space_raises_is_left_to_the_trials_of_the_study() -> None:
     """In the one in memory there is no history."""
     study = optuna.create_study()
