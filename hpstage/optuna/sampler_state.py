@@ -3,7 +3,7 @@
 Optuna's samplers hold NumPy ``RandomState`` objects, wrapped in ``LazyRandomState``, and so do the samplers and
 strategies they consist of; ``GPSampler`` also holds the kernels that it has fitted last. Everything else that decides a
 proposal is in the study's storage. Samplers of others hold any random generator, numbers that change, and samplers,
-also in lists and dicts. Strings are never written: they may be secret.
+also in lists and dicts. Strings are never written: they may be secret. What else changes is noticed, and named once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import pickle
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import optuna
 
@@ -30,6 +33,7 @@ _NUMBERS = (bool, int, float)
 # Maximum number of a sampler's attributes that are inspected at each proposal, and of levels of nesting.
 _MOST, _DEEPEST = 256, 8
 _SMALL = 1 << 16
+_STATELESS = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class _Parts:
     """Samplers that fit kernels."""
     others: dict[str, object] = field(default_factory=dict)
     """What cannot be kept, as far as it is cheap to see that it has changed."""
+    large: set[int] = field(default_factory=set)
+    """Ids of objects whose content is not looked at: it is too large, or cannot be pickled."""
     _seen: set[int] = field(default_factory=set)
 
     def add(self, path: str, holder: Any, name: Any, value: object, own: bool, depth: int) -> None:
@@ -57,10 +63,10 @@ class _Parts:
                 self.generators[path] = value
         elif _is_sampler(value):
             self.add_all(value, f"{path}.", depth + 1)
-        elif type(value) in (list, tuple, dict):
+        elif isinstance(value, list | tuple | dict | deque):
             self._add_items(path, value, own, depth)
-        elif own and not (callable(value) or isinstance(value, ModuleType) or _home(value).startswith("optuna.")):
-            self.others[path] = _glance(value)
+        elif own and not (isinstance(value, _STATELESS) or _home(value).startswith("optuna.")):
+            self.others[path] = self._glance(value)
 
     def add_all(self, owner: object, path: str = "", depth: int = 0) -> None:
         if id(owner) in self._seen or depth > _DEEPEST:
@@ -69,30 +75,64 @@ class _Parts:
         own = not _home(owner).startswith(("optuna.", "hpstage."))
         if isinstance(owner, optuna.samplers.GPSampler):
             self.kernels[f"{path}kernels"] = owner
-        for name, value in sorted(getattr(owner, "__dict__", {}).items()):
+        for name, value in sorted(_fields(owner).items()):
             self.add(f"{path}{name}", owner, name, value, own, depth)
 
     def _add_items(self, path: str, value: Any, own: bool, depth: int) -> None:
         if own:
-            self.others[path] = len(value) if type(value) is not tuple else _glance(value)
+            self.others[path] = len(value) if not isinstance(value, tuple) else self._glance(value)
         if id(value) in self._seen or depth >= _DEEPEST or len(self._seen) + len(value) > _MOST:
             return
         self._seen.add(id(value))
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             self.add(f"{path}[{key!r}]", value, key, item, own, depth + 1)
 
+    def _glance(self, value: object) -> object:
+        """Return a fingerprint that changes if the value is replaced or grows, or if the content of a small one
+        changes."""
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, Iterator):
+            return object()  # it changes whenever it is used
+        if isinstance(value, tuple):
+            return value if all(type(item) in _NUMBERS for item in value) else (id(value), len(value))
+        if isinstance(value, np.ndarray) and value.nbytes <= _SMALL:
+            return value.tobytes()
+        if id(value) not in self.large:
+            content = _Content()
+            try:
+                _Pickler(content).dump(value)
+                return content.written
+            except Exception:  # whatever the pickling of a user's object raises
+                self.large.add(id(value))
+        return id(value), len(value) if isinstance(value, Sized) else 0
 
-def _glance(value: object) -> object:
-    """Return a fingerprint that changes if the value is replaced or grows, or if a small array changes."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Iterator):
-        return object()  # it changes whenever it is used
-    if isinstance(value, np.ndarray) and value.nbytes <= _SMALL:
-        return value.tobytes()
-    if type(value) is tuple and all(type(item) in _NUMBERS for item in value):
-        return value
-    return id(value), len(value) if isinstance(value, Sized) else 0
+
+class _Content:
+    """A file that is written to memory, and refuses to become large."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, more: Any) -> None:
+        if len(self.written) + len(more) > _SMALL:
+            raise ValueError("too large")
+        self.written += more
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves out what is Optuna's own, such as a study and its trials, but for samplers."""
+
+    def persistent_id(self, value: object) -> int | None:
+        return id(value) if _home(value).startswith("optuna.") and not _is_sampler(value) else None
+
+
+def _fields(owner: object) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots as well."""
+    slots = [
+        name for kind in type(owner).__mro__ for name, of in vars(kind).items() if type(of) is MemberDescriptorType
+    ]
+    return {name: getattr(owner, name) for name in slots if hasattr(owner, name)} | getattr(owner, "__dict__", {})
 
 
 def _is_sampler(value: object) -> bool:
@@ -103,8 +143,8 @@ def _home(value: object) -> str:
     return type(value).__module__
 
 
-def _parts_of(sampler: optuna.samplers.BaseSampler) -> _Parts:
-    parts = _Parts()
+def _parts_of(sampler: optuna.samplers.BaseSampler, large: set[int]) -> _Parts:
+    parts = _Parts(large=large)
     parts.add_all(sampler)
     return parts
 
@@ -112,12 +152,15 @@ def _parts_of(sampler: optuna.samplers.BaseSampler) -> _Parts:
 class SamplerState:
     """The state of one sampler. Remembers the last recorded states, to omit what is unchanged.
 
-    The state is that after a proposal: what the sampler counts when a trial ends is kept with the next proposal.
+    The state is that after a proposal, or after the end of a trial. A process that is killed between the end of a trial
+    in the study and its record here loses what the sampler draws or counts at that end.
     """
 
     def __init__(self, sampler: optuna.samplers.BaseSampler) -> None:
         self._sampler = sampler
-        parts = _parts_of(sampler)
+        self._large: set[int] = set()
+        self._unchanged: dict[str, RandomState] = {}
+        parts = _parts_of(sampler, self._large)
         # Numbers that never change are settings: those of the process that resumes hold.
         self._last = {path: json.dumps(number) for path, (_, _, number) in parts.numbers.items()}
         self._last |= dict.fromkeys(parts.kernels, "{}")
@@ -125,24 +168,28 @@ class SamplerState:
         self._kept = parts.numbers.keys() | parts.generators.keys()
 
     def take(self) -> dict[str, RandomState | str]:
-        """Return the current state: of each NumPy ``RandomState`` about 70 bytes, plus 3.4 kB whenever it has turned
-        over; of other generators, and of numbers that have changed, JSON. Warn once of what changes and is not kept."""
+        """Return what has changed of the state: of each NumPy ``RandomState`` about 70 bytes, plus 3.4 kB whenever it
+        has turned over; of other generators, and of numbers, JSON. Warn once of what changes and is not kept."""
         states: dict[str, RandomState | str] = {}
-        parts = _parts_of(self._sampler)
+        parts = _parts_of(self._sampler, self._large)
         for path, rng in parts.generators.items():
             state = _state_of(rng)
             if isinstance(state, str):
-                states[path] = state
+                if self._last.get(path) != state:
+                    self._last[path] = states[path] = state
                 continue
             key = base64.b64encode(np.asarray(state["state"]["key"], "<u4").tobytes()).decode()
             known = self._last.get(path) == key
             self._last[path] = key
-            states[path] = RandomState(
+            now = RandomState(
                 pos=int(state["state"]["pos"]),
                 has_gauss=int(state["has_gauss"]),
                 gauss=float(state["gauss"]),
                 key=None if known else key,
             )
+            if self._unchanged.get(path) != now:
+                states[path] = now
+            self._unchanged[path] = msgspec.structs.replace(now, key=None)
         written_out = {path: json.dumps(number) for path, (_, _, number) in parts.numbers.items()}
         written_out |= {path: json.dumps(private.kernels_of(sampler)) for path, sampler in parts.kernels.items()}
         for path, written in written_out.items():
@@ -177,7 +224,7 @@ class SamplerState:
                     self._last[path] = state
                 elif state.key is not None:
                     self._last[path] = state.key
-        parts = _parts_of(self._sampler)
+        parts = _parts_of(self._sampler, self._large)
         for path, state in latest.items():
             try:
                 if path in parts.numbers and isinstance(state, str):
@@ -230,7 +277,9 @@ def _array(content: dict[str, Any]) -> Any:
 def _set(holder: Any, name: Any, now: object, value: object) -> None:
     if value == now:
         return
-    if isinstance(holder, list | dict):
+    if isinstance(holder, list | dict | deque):
         holder[name] = value
-    else:
+    elif name in vars(holder):
         vars(holder)[name] = value  # a property of that name may be read-only
+    else:
+        setattr(holder, name, value)  # in a slot

@@ -435,8 +435,9 @@ class ForkedFrom(Record, frozen=True):
 
 
 class TrialProposed(Record, frozen=True, tag=True, omit_defaults=True):
-    """The study's trial ``number`` belongs to the current search; ``sampler`` holds the sampler's state after it was
-    proposed (or, if ``number`` is None, before the first): of other parts than a ``RandomState``, as JSON.
+    """The study's trial ``number`` belongs to the current search; ``sampler`` holds what has changed of the sampler's
+    state after it was proposed (or, if ``number`` is None, before the first, or after the end of one): of other parts
+    than a ``RandomState``, as JSON.
 
     ``fork``: set if an algorithm forked it from another trial. ``extends``: the finished trial that it replaces and
     continues. ``params`` are the study's, for readers of the plan without the study: values that are not JSON scalars

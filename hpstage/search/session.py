@@ -470,6 +470,7 @@ class Session:
         frozen = self._outcomes.end(trial, state, self._roster.metrics)
         if frozen is None:
             return
+        self._roster.trial_ended()
         self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others continue
         self._count(trial, 1)
         if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:

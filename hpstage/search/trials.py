@@ -219,6 +219,11 @@ class Roster(Trials):
             self._notes = notes
         return states
 
+    def trial_ended(self) -> None:
+        """Record what the sampler has drawn or counted as a trial ended."""
+        if states := self._sampler.take():
+            self._driver.log.write([TrialProposed(self._started.study, None, None, states)])
+
     # --- new trials ---------------------------------------------------------------------------------------
 
     def propose(self) -> SessionTrial:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -82,6 +83,43 @@ class Bandit(Foreign):
         return float(arms[self.turn % 3].sample_independent(*about))
 
 
+class Slotted(Foreign):
+    __slots__ = ("rng", "turn")
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.turn = random.Random(seed), 0
+
+    def draw(self, *about: Any) -> float:
+        self.turn += 1
+        return (self.rng.random() + 0.1 * self.turn) % 1
+
+
+class Rotating(Foreign):
+    def __init__(self, seed: int) -> None:
+        self.rngs = deque(random.Random(seed + more) for more in range(3))
+        self.turns = OrderedDict(count=0)
+
+    def draw(self, *about: Any) -> float:
+        self.rngs.rotate()
+        self.turns["count"] += 1
+        return (self.rngs[0].random() + 0.1 * self.turns["count"]) % 1
+
+
+class AtEnds(Generator):
+    """Draws and counts when a trial has ended."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.ended = 0
+
+    def draw(self, *about: Any) -> float:
+        return (super().draw() + 0.1 * self.ended) % 1
+
+    def after_trial(self, *about: Any) -> None:
+        self.ended += 1
+        self.rng.random(3)
+
+
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "generator": Generator,
     **{kind.__name__: lambda seed, kind=kind: Generator(seed, kind) for kind in (np.random.MT19937, np.random.Philox)},
@@ -89,6 +127,9 @@ SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "python": Python,
     "counters": Counting,
     "bandit": Bandit,
+    "slots": Slotted,
+    "containers": Rotating,
+    "ends": AtEnds,
     "partial": lambda seed: optuna.samplers.PartialFixedSampler({"b": 0.25}, Bandit(seed)),
 }
 
@@ -146,6 +187,22 @@ def grown(values: list[float]) -> list[float]:
     return values
 
 
+class Holder:
+    """A class of the user's that is no sampler."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+
+class Drawing(random.Random):
+    pass
+
+
+def drawn(holder: Any) -> Any:
+    getattr(holder, "rng", holder).random()
+    return holder
+
+
 def used(values: Any) -> Any:
     next(values)
     return values
@@ -162,8 +219,11 @@ def used(values: Any) -> Any:
         (np.zeros(3), lambda array: array + 1),
         ("a", lambda text: text + "b"),
         (deque([1]), lambda past: deque([*past, 2])),
+        (Holder(), drawn),
+        (Drawing(1), drawn),
+        ({1}, lambda numbers: numbers | {len(numbers) + 1}),
     ],
-    ids=["list", "dict", "number", "tuple", "iterator", "array", "text", "deque"],
+    ids=["list", "dict", "number", "tuple", "iterator", "array", "text", "deque", "object", "subclass", "set"],
 )
 def test_what_changes_and_is_not_kept_is_named_once(
     first: Any, change: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
@@ -183,7 +243,7 @@ class Odd(RandomSampler):
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed)
         self.system, self.other_bits = random.SystemRandom(), np.random.RandomState(np.random.PCG64(seed))
-        self.mode, self.secret = Mode.A, "sk-SECRET"
+        self.mode, self.secret, self.large, self.lock = Mode.A, "sk-SECRET", bytearray(1 << 20), threading.Lock()
         self.study = optuna.create_study()
         self.deep: Any = []
         for _ in range(3000):
