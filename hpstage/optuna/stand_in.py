@@ -48,7 +48,7 @@ def described_trials(
             try:
                 described = describe(space, trial, steps, cut=cut, catch=catch)
             except Rejected as error:
-                study.tell(trial, state=TrialState.PRUNED)
+                ledger.finish(trial.number, None, TrialState.PRUNED)
                 rejected += 1
                 works |= isinstance(error.cause, optuna.TrialPruned)
                 if not works and rejected == _WRONG:

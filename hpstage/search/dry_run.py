@@ -70,7 +70,7 @@ def try_out_space(request: Request) -> bool:
                         ) from error
                 except Exception:  # see above
                     logger.debug("The space was tried out with %s and raised", trial.params, exc_info=True)
-                study.tell(trial, state=TrialState.FAIL)
+                ledger.finish(trial.number, None, TrialState.FAIL)
     with patient(request.study):
         Ledger(request.study).check_compatible(distributions)
     return works

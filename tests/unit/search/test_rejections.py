@@ -175,6 +175,28 @@ def test_a_space_that_rejects_everything_says_so(caplog: pytest.LogCaptureFixtur
     assert "No trial of the search has a value: the space rejected all 12" in caplog.text
 
 
+@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.FAIL, TrialState.WAITING], ids=lambda one: one.name)
+@pytest.mark.parametrize("catch", [(), (Unstable,)], ids=repr)
+def test_the_error_of_a_space_that_has_ended_its_own_trial_is_the_users(state: TrialState, catch: Any) -> None:
+    def suggest(trial: optuna.Trial) -> dict[str, object]:
+        if trial.number == 3:
+            if state == TrialState.WAITING:
+                trial.storage.set_trial_state_values(trial._trial_id, state)
+            else:
+                trial.study.tell(trial, 1.0 if state == TrialState.COMPLETE else None, state=state)
+            raise Unstable("mine")
+        return {"rate": trial.suggest_float("rate", 0, 1)}
+
+    study = optuna.create_study()
+    if catch:
+        search(study, suggest, catch=catch, n_trials=6)
+    else:
+        with pytest.raises(Unstable, match="mine"):
+            search(study, suggest, catch=catch, n_trials=6)
+    assert study.trials[3].state == state
+    assert len(study.trials) == (6 if catch else 4)
+
+
 def test_an_error_of_a_schedule_is_no_rejection() -> None:
     def wrong(trial: optuna.Trial) -> dict[str, object]:
         return {"rate": hpstage.schedule.piecewise({0: 1.0, trial.suggest_int("drop", -1, 5): 2.0})}
