@@ -1,6 +1,7 @@
 """Describes the workloads of many modules and prints what is part of their keys, as JSON.
 
-``python -m tests.torch.edits.process FOLDER``: each module has a trainable ``T``, and may have a function ``undo``.
+``python -m tests.torch.edits.process FOLDER``: each folder in it has a module ``edited``, with a trainable ``T`` and
+maybe a function ``undo``. All have one name, as libraries are searched for patches anew when there are other modules.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 
 
-def key_of(name: str) -> object:
-    module = importlib.import_module(name)
+def key_of(folder: Path) -> object:
+    sys.path.insert(0, str(folder))
+    module = importlib.import_module("edited")
     try:
         trainable = as_trainable(module.T() if isinstance(module.T, type) else module.T)
         environment = describe(trainable)
@@ -25,17 +27,17 @@ def key_of(name: str) -> object:
         return [sorted(environment.described.items()), sorted(environment.identity.items())]
     finally:
         getattr(module, "undo", lambda: None)()
-        del sys.modules[name]  # its operators count as long as it is loaded
+        del sys.modules["edited"]  # its operators count as long as it is loaded
+        sys.path.remove(str(folder))
 
 
 def main(folder: str) -> None:
-    sys.path.insert(0, folder)
     found: dict[str, object] = {}
-    for path in sorted(Path(folder).glob("case_*.py")):
+    for each in sorted(Path(folder).iterdir()):
         try:
-            found[path.stem] = key_of(path.stem)
+            found[each.name] = key_of(each)
         except Exception as error:
-            found[path.stem] = f"{type(error).__name__}: {error}"
+            found[each.name] = f"{type(error).__name__}: {error}"
     sys.stdout.write(json.dumps(found))
 
 
