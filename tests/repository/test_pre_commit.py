@@ -18,7 +18,7 @@ def hooks() -> list[dict[str, Any]]:
 
 
 def test_the_hooks_are_the_checks_that_ci_runs(hooks: list[dict[str, Any]]) -> None:
-    assert "\n./scripts/test ||" in (ROOT / ".ci" / "run").read_text()
+    assert (ROOT / ".ci" / "run").read_text().endswith(" exec ./scripts/test\n")
     checks = [line.strip() for line in (ROOT / "scripts" / "test").read_text().splitlines()]
     assert [hook["entry"] for hook in hooks] == [line for line in checks if line.startswith(".venv/bin/ruff ")]
 
