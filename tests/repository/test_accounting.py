@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.repository.test_rooms import ARROWS, FILES
+from tests.repository.test_rooms import FILES, arrows
 
 COUNTS = {
     "report.tree.labels": "the width of a text",
@@ -31,7 +31,7 @@ def test_who_decides_knows_of_no_figures(room: str) -> None:
         (name, found)
         for name in FILES
         if name.partition(".")[0] == room
-        for found in ARROWS[name]
+        for found in arrows()[name]
         if found.partition(".")[0] == "accounting"
     ]
 
@@ -49,7 +49,7 @@ def test_who_shows_figures_computes_none() -> None:
 
 def test_only_accounting_folds_its_tables() -> None:
     tables = {"accounting.payments", "accounting.tally", "accounting.presence"}
-    uses = {name for name in FILES if name.partition(".")[0] != "accounting" and ARROWS[name] & tables}
+    uses = {name for name in FILES if name.partition(".")[0] != "accounting" and arrows()[name] & tables}
     assert uses == {"cluster.dashboard.study"}, "the page shows a study's tally"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def imports_of(name: str) -> Iterator[str]:
         yield from ours & FILES.keys()
 
 
-ARROWS = {name: {found for found in imports_of(name) if found != name} for name in FILES}
+@functools.cache
+def arrows() -> dict[str, set[str]]:
+    return {name: {found for found in imports_of(name) if found != name} for name in FILES}
 
 
 def room(name: str) -> int:
@@ -77,7 +80,7 @@ def test_every_file_is_in_a_room() -> None:
 
 
 def test_arrows_run_downwards() -> None:
-    upwards = {(name, found) for name in FILES for found in ARROWS[name] if room(found) > room(name)}
+    upwards = {(name, found) for name in FILES for found in arrows()[name] if room(found) > room(name)}
     assert upwards == set(UPWARDS)
 
 
@@ -92,7 +95,7 @@ def test_no_two_files_lead_to_each_other() -> None:
         if name in done:
             return
         way.append(name)
-        for found in sorted(ARROWS[name]):
+        for found in sorted(arrows()[name]):
             follow(found)
         way.pop()
         done.add(name)

@@ -126,19 +126,21 @@ def test_a_folder_that_is_a_link_is_not_followed_when_it_is_removed(store: Folde
     assert sorted(path.name for path in precious.iterdir()) == sorted(NAMES)
 
 
-BOMBS: dict[str, object] = {
-    "one leaf": [{"name": "a", "kind": "torch", "dtype": "int8", "shape": [TERABYTE]}],
-    "bytes": [{"name": "a", "kind": "bytes", "dtype": "uint8", "shape": [TERABYTE]}],
-    "an array": [{"name": "a", "kind": "numpy", "dtype": "<f8", "shape": [TERABYTE // 8]}],
-    "a million leaves": [{"name": f"{i}", "kind": "torch", "dtype": "int8", "shape": [10**6]} for i in range(10**6)],
-    "nothing of nothing": [{"name": "a", "kind": "torch", "dtype": "int8", "shape": [0, 1 << 62, 1 << 62]}],
+BOMBS: dict[str, Callable[[], object]] = {
+    "one leaf": lambda: [{"name": "a", "kind": "torch", "dtype": "int8", "shape": [TERABYTE]}],
+    "bytes": lambda: [{"name": "a", "kind": "bytes", "dtype": "uint8", "shape": [TERABYTE]}],
+    "an array": lambda: [{"name": "a", "kind": "numpy", "dtype": "<f8", "shape": [TERABYTE // 8]}],
+    "a million leaves": lambda: [
+        {"name": f"{i}", "kind": "torch", "dtype": "int8", "shape": [10**6]} for i in range(10**6)
+    ],
+    "nothing of nothing": lambda: [{"name": "a", "kind": "torch", "dtype": "int8", "shape": [0, 1 << 62, 1 << 62]}],
 }
 
 
 @pytest.mark.parametrize("which", BOMBS)
 def test_a_header_of_a_terabyte_takes_no_memory(store: FolderCheckpoints, which: str) -> None:
     folder = folder_of(store)
-    content = msgspec.json.encode({"tree": ["leaf", 0], "leaves": BOMBS[which]})
+    content = msgspec.json.encode({"tree": ["leaf", 0], "leaves": BOMBS[which]()})
     (folder / files.STRUCTURE).write_bytes(content)
     manifest = store.manifest(KEY)
     checksums = {**manifest.files, files.STRUCTURE: xxhash.xxh3_128_hexdigest(content)}
