@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
     others are slow, and so many that they find the same again. Of a file that is marked ``sampled(n)`` every n-th test
-    is in the default suite, the others are run by .ci/run, as notebooks are, which take too long as well. Of what
-    Hypothesis draws both have few examples; with the slow tests come many."""
+    is in the default suite, the others are run by .ci/run, as notebooks are, which take too long as well. Of the others
+    of a test that is marked ``ci_one_in(n)`` .ci/run has every n-th, and the rest is slow. Of what Hypothesis draws
+    both have few examples; with the slow tests come many."""
     met: Counter[str] = Counter()
+    in_ci: dict[str, Iterator[int]] = {}
     for item in items:
         mark = item.get_closest_marker("one_in")
         if mark is not None:
@@ -81,6 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if met[str(item.path)] % sampled.args[0]:
                 item.add_marker(pytest.mark.ci)
             met[str(item.path)] += 1
+        mark = item.get_closest_marker("ci_one_in")
+        if mark is not None and item.get_closest_marker("ci") and not item.get_closest_marker("slow"):
+            cases = in_ci.setdefault(item.nodeid.partition("[")[0], count(len(in_ci)))
+            if next(cases) % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
         many = is_hypothesis_test(getattr(item, "obj", None)) and not _leaves_out_slow(config)
         if many:
             item.add_marker(pytest.mark.slow)

@@ -129,6 +129,7 @@ def sampler(seed: int = 0) -> optuna.samplers.BaseSampler:
 
 @pytest.mark.parametrize("kind", ["memory", "journal", "database"])
 @pytest.mark.parametrize("rate", RATES)
+@pytest.mark.ci_one_in(2)
 def test_a_queued_trial_brings_nothing_along_of_what_is_measured(tmp_path: Path, kind: str, rate: float) -> None:
     study = optuna.create_study(storage=storage_of(kind, tmp_path), sampler=sampler())
     study.enqueue_trial({"rate": rate}, user_attrs={**STALE, "mine": 5})

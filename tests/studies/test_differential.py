@@ -48,6 +48,7 @@ def expected(case: Case) -> optuna.Study:
 
 @cases
 @pytest.mark.one_in(10)
+@pytest.mark.ci_one_in(2)
 def test_the_study_is_that_of_optunas_own_loop(kind: str, sampler: str, pruner: str | None) -> None:
     mine, plain = Case(kind, sampler, pruner), Case(kind, sampler, pruner)
     study = expected(plain)
@@ -58,6 +59,7 @@ def test_the_study_is_that_of_optunas_own_loop(kind: str, sampler: str, pruner: 
 
 @cases
 @pytest.mark.one_in(17)
+@pytest.mark.ci_one_in(2)
 def test_interrupted_and_resumed_it_is_still_that_study(
     kind: str, sampler: str, pruner: str | None, tmp_path: Path
 ) -> None:
@@ -93,6 +95,7 @@ def resumed(kind: str, sampler: str, interruption: Interruption, folder: Path) -
 @pytest.mark.parametrize("number", [6, 10])
 @pytest.mark.parametrize("sampler", ["brute-force", "gp", "qmc-sobol", "nsga-ii", "grid", "own", "noting"])
 @pytest.mark.one_in(3)
+@pytest.mark.ci_one_in(2)
 def test_a_proposal_that_is_cut_off_is_made_again(place: str, number: int, sampler: str, tmp_path: Path) -> None:
     study = expected(Case("constraints", sampler))
     assert record(resumed("constraints", sampler, Interruption(place, number), tmp_path)) == record(study)

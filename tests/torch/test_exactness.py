@@ -99,6 +99,7 @@ EVERY_STYLE: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.ci_one_in(2)
 class TestTrainables(TrainableContract):
     steps, fork = STEPS, FORK
 

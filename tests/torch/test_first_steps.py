@@ -267,6 +267,7 @@ def test_a_trial_that_learns_nothing_is_warned_of_once(
         *("two steps", "no rate", "swapped", "alternating", "frozen at first", "frozen", "numpy", "numpy, frozen"),
     ],
 )
+@pytest.mark.ci_one_in(2)
 def test_a_trial_that_learns_later_or_is_not_to_learn_is_not_warned_of(
     make: Callable[[], object],
     steps: int,

@@ -39,6 +39,7 @@ def begun(name: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.ci_one_in(3)
 def test_a_fork_equals_training_straight_through(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:
@@ -49,6 +50,7 @@ def test_a_fork_equals_training_straight_through(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.ci_one_in(3)
 def test_a_fork_on_a_worker_that_has_trained_before_equals_training_straight_through(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:

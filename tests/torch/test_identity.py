@@ -176,6 +176,7 @@ def test_what_does_not_decide_training_does_not_change_the_identity(
         ("math.pi", "math.e"),
     ],
 )
+@pytest.mark.ci_one_in(2)
 def test_what_a_class_reaches_changes_its_identity(change: tuple[str, str], identities: Identities) -> None:
     changed, same = identities(change)
     digits, train = identities()
@@ -305,6 +306,7 @@ class Named(dict[str, int]):
         (functools.partial(adam, lr=1), functools.partial(adam, lr=2)),
     ],
 )
+@pytest.mark.ci_one_in(2)
 def test_attributes_of_the_object_count_by_value(one: Any, other: Any) -> None:
     assert code_identity(Configured(a=one)) == code_identity(Configured(a=one))
     assert code_identity(Configured(a=one)) != code_identity(Configured(a=other))

@@ -233,6 +233,7 @@ def in_loss(read: Callable[[], float]) -> Tiny:
 
 
 @pytest.mark.parametrize("read", READ.values(), ids=READ)
+@pytest.mark.ci_one_in(3)
 def test_what_training_reads_is_in_its_key_or_refused_once_it_is_another(read: Any, folder: Path) -> None:
     before = search(in_loss(read))
     assert search(in_loss(read)) == before

@@ -84,6 +84,7 @@ class TestContract(TrainableContract):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.ci_one_in(2)
 def test_training_equals_that_of_the_trainer_alone_and_forks_at_any_step(name: str) -> None:
     case = CASES[name]
     alone = trained_alone(case)

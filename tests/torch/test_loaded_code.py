@@ -149,6 +149,7 @@ WHOLE = {
 @pytest.mark.parametrize(
     "change", [("return 2", "return 3"), ("WIDTH = 3", "WIDTH = 4"), ("[width] * 2", "[width] * 3"), ("5", "6")]
 )
+@pytest.mark.ci_one_in(3)
 def test_a_module_that_is_used_as_a_whole_counts_with_all_that_it_holds(
     script: str, change: tuple[str, str], write: Write
 ) -> None:
@@ -458,6 +459,7 @@ LOOKUPS = [
 
 
 @pytest.mark.parametrize("how", LOOKUPS)
+@pytest.mark.ci_one_in(2)
 def test_all_of_a_module_counts_whose_names_are_looked_up_by_texts(how: str, write: Write) -> None:
     script = LOOKED_UP.format(how=how)
     before = code(write("script", script=script).Trainable())
@@ -545,6 +547,7 @@ MADE = {
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("helper", MADE.values(), ids=MADE)
+@pytest.mark.ci_one_in(2)
 def test_what_libraries_make_of_the_users_code_counts_as_that_code(helper: str, write: Write) -> None:
     script = "import helper\ndef train(run): return helper.act"
     before = code(write("script", script=script, helper=helper).train)

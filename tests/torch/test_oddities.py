@@ -89,6 +89,7 @@ def trained(name: str, place: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)
+@pytest.mark.ci_one_in(2)
 def test_it_is_captured_exactly_or_refused_by_name(name: str, place: str) -> None:
     refused = ODDITIES[name].refused
     if refused is None:

@@ -157,6 +157,7 @@ def test_many_trials_that_share_equal_trials_alone(recipe: Recipe, tree: list[Tr
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", sorted(KEEPERS))
 @pytest.mark.one_in(11)
+@pytest.mark.ci_one_in(2)
 def test_whatever_counts_wherever_it_is_kept_is_captured(name: str, place: str) -> None:
     tree = [Trial(0.01, 5, 3, False, frozenset({2})), Trial(0.01, 6, 4, True, frozenset())]
     check(Recipe(keepers=((name, place),)), tree)

@@ -67,6 +67,7 @@ class Leaking(Small):
 
 @pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.ci_one_in(2)
 def test_a_trial_of_every_style_is_trained_again_alone_with_the_same_bits(
     name: str, captured: bool, tmp_path: Path
 ) -> None:

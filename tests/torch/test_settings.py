@@ -72,6 +72,7 @@ SETTERS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", SETTERS)
+@pytest.mark.ci_one_in(2)
 def test_a_setting_made_before_the_search_is_in_the_key_and_can_be_taken_back_and_set_elsewhere(name: str) -> None:
     before, usual = settings.read_all(), key()
     SETTERS[name]()

@@ -249,6 +249,7 @@ PASSING = [
 
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("make", [Tiny, Own])
+@pytest.mark.ci_one_in(3)
 def test_a_passing_failure_of_the_compiler_is_no_verdict_on_the_code(
     make: type[Tiny], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

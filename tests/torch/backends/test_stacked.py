@@ -87,6 +87,7 @@ def test_one_member_trains_as_one_of_five_and_as_one_of_two(name: str) -> None:
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ["Mlp", "Cnn", "TinyGpt"])
 @pytest.mark.parametrize("members", range(1, 25))
+@pytest.mark.ci_one_in(2)
 def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
     check_companies(name, [list(range(members))])
 

@@ -268,6 +268,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.ci_one_in(2)
 def test_what_nodes_cannot_share_is_refused_before_training(name: str) -> None:
     make, match = REFUSED[name]
     with pytest.raises(UsageError, match=match):

@@ -61,6 +61,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     [FullTraining(), SuccessiveHalving(2, 2), MedianStopping(4, 4, 2), ASHA(2, 2), PopulationBasedTraining(4)],
     ids=lambda algorithm: type(algorithm).__name__,
 )
+@pytest.mark.ci_one_in(2)
 def test_curves_have_the_values_of_training_alone_and_change_nothing_else(algorithm: Algorithm, every: int) -> None:
     plain = search(MemoryJournal(), algorithm=algorithm)
     result = search(MemoryJournal(), algorithm=algorithm, evaluate_every=every)

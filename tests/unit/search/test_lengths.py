@@ -97,6 +97,7 @@ def check_trials(result: hpstage.Result, space: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("space", [stated, ending, mixed])
+@pytest.mark.ci_one_in(2)
 def test_each_trial_ends_at_its_own_end_under_every_algorithm(algorithm: Algorithm, space: Callable[..., Any]) -> None:
     result = search(space, algorithm=algorithm)
     check_trials(result, space)

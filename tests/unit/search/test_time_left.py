@@ -106,6 +106,7 @@ def errors(views: list[ProgressView]) -> list[float]:
     ids=lambda one: type(one).__name__,
 )
 @pytest.mark.one_in(4)
+@pytest.mark.ci_one_in(2)
 def test_from_a_quarter_of_a_search_on_the_time_left_is_within_a_factor_of_two(
     monkeypatch, algorithm, space, workers, seed
 ):
