@@ -192,6 +192,7 @@ def hugging_face_of(**length: int) -> Any:
         (9, "Trial 0: it has 9 steps, but {}(max_steps=6) ends training after 6"),
     ],
 )
+@pytest.mark.ci_one_in(2)
 def test_a_length_that_differs_is_told_once(
     make: Any, trainer: str, steps: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,6 +155,7 @@ def identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Identities:
         ("def space(trial)", "NEW = 3\n\n\ndef space(trial)"),
     ],
 )
+@pytest.mark.ci_one_in(2)
 def test_what_does_not_decide_training_does_not_change_the_identity(
     change: tuple[str, str], identities: Identities
 ) -> None:

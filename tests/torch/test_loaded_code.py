@@ -490,6 +490,7 @@ def test_subclasses_in_other_modules_count_where_subclasses_are_asked_for(write:
         "[importlib.import_module(name) for name in ('pkg.small', 'pkg.large')]",
     ],
 )
+@pytest.mark.ci_one_in(2)
 def test_a_module_that_is_imported_by_a_text_counts_as_a_whole(how: str, write: Write) -> None:
     script, small = LOOKED_UP.format(how=how), "class Small:\n    def forward(self): return 2"
     texts = {"script": script, "helper": small, "pkg____init__": "", "pkg__small": small}

@@ -302,6 +302,7 @@ def dropping(trial: optuna.Trial) -> dict[str, Any]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.ci_one_in(2)
 def test_an_environment_continues_in_the_middle_of_an_episode(name: str, tmp_path: Path) -> None:
     make, evaluation = ENVIRONMENTS[name]
     subject = StableBaselines3Trainable(make, evaluation, episodes=1)
@@ -484,6 +485,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.ci_one_in(2)
 def test_a_number_that_changes_has_an_effect_and_forks_continue_with_it(name: str) -> None:
     make, after = CHANGES[name]
     algorithm: Any = make({})

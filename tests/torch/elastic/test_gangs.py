@@ -61,6 +61,7 @@ def test_the_port_is_recognised() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.ci_one_in(2)
 def test_one_widened_and_narrowed_again_gives_the_bits_of_one(followers: Followers, case: str) -> None:
     assert in_gangs(followers, case, [(1, 3), (2, 7), (1, STEPS)]) == alone(case)
 

@@ -533,6 +533,7 @@ def failed_search() -> MemoryJournal:
 
 
 @pytest.mark.parametrize("name", DRAW)
+@pytest.mark.ci_one_in(2)
 def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path: Path) -> None:
     _, journal = search(name=HOSTILE, n_trials=6, metric=HOSTILE)
     figure = DRAW[name](open_book(journal))

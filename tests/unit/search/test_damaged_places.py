@@ -183,6 +183,7 @@ def spoil_by_deleting(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [spoil_by_truncating, spoil_by_flipping_a_bit, spoil_by_deleting])
 @pytest.mark.parametrize("which", [slice(None), slice(0, None, 2)], ids=["all", "half"])
+@pytest.mark.ci_one_in(2)
 def test_spoilt_checkpoints_are_computed_anew_and_values_stay_the_same(tmp_path, spoil, which):
     search(store=tmp_path, algorithm=SuccessiveHalving(2, 2))
     folders = sorted(path.parent for path in (tmp_path / "checkpoints").glob("*/*/manifest.json"))

@@ -93,6 +93,7 @@ def test_the_study_is_that_of_optuna(sampler: type[RandomSampler | TPESampler], 
 )
 @settings(max_examples=6)
 @given(seed=st.integers(0, 100), after=st.integers(1, 12))
+@pytest.mark.ci_one_in(2)
 def test_a_search_is_resumed_behind_what_was_rejected(algorithm: Algorithm, seed: int, after: int) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if sum(trial.state.is_finished() for trial in study.trials) == after:

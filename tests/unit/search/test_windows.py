@@ -151,6 +151,7 @@ def test_a_new_search_compares_as_many_trials_as_its_workers_allow() -> None:
     ],
     ids=["full", "halving", "ASHA", "ASHA stopping", "Hyperband", "Hyperband async", "BOHB", "median"],
 )
+@pytest.mark.ci_one_in(2)
 def test_32_workers_are_kept_busy_by_default(algorithm: Algorithm, sampler: Any, most: float) -> None:
     executor = SimulatedExecutor(32, step_seconds=0.2, evaluate_seconds=0.02, save_seconds=0.02, load_seconds=0.02)
     study = optuna.create_study(sampler=sampler())
