@@ -22,6 +22,7 @@ from hpstage.training.capture.liveness import (
     keeps_only_variables,
     live,
     never_empty,
+    operands,
     place,
     written_first,
 )
@@ -123,7 +124,7 @@ class Body:
             matter = partial(live, code, at, innermost=not index, outermost=index == len(frames) - 1, entered=entered)
             bound = matter(untaken=swallowing(code))
             fresh = written_first(code, at, outermost=index == len(frames) - 1, runs=runs) if not index else frozenset()
-            for name in sorted(matter(untaken=letting_through(frame, held))):
+            for name in sorted(matter(untaken=letting_through(frame, held)) | operands(code, at)):
                 value = held.get(name, MISSING)
                 if name not in passed_by and not isinstance(value, Run | Steps):
                     can_be_set = settable and not index

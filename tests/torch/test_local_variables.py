@@ -386,6 +386,15 @@ def within_epochs(run: Run) -> None:
             count += step >= LATE
 
 
+def within_an_expression(run: Run) -> None:
+    """The operand to the left of ``next`` is read before it, and no variable."""
+    parts = begun(run)
+    steps, total = run.steps(), 0.0
+    while True:
+        total = total + next(steps)
+        stepped(run, parts, total)
+
+
 def counted_around(run: Run) -> None:
     parts = begun(run)
     count = 0
@@ -435,6 +444,7 @@ REFUSED: dict[Callable[[Run], None], str] = {
     loading_late: "local variable batches",
     over_epochs: "local variable",
     within_epochs: "local variable count",
+    within_an_expression: "local variable total",
     counted_around: "local variable enumerate",
     generating: "local variable numbers",
     viewing: "local variable (last|weights)",

@@ -29,6 +29,8 @@ _QUIET = re.compile(
     r"|MAKE_CELL|EXTENDED_ARG|CACHE|JUMP_)"
 )
 """Instructions that run no code of anybody."""
+_ENDS = re.compile(r"STORE|DELETE|POP_TOP|RETURN|RESUME|RAISE|(POP_)?JUMP|FOR_ITER|END_|YIELD")
+"""Instructions before which no operand of an expression is left, or it is not known."""
 _REMEMBERED = 256
 
 Access = tuple[bool, str]
@@ -113,6 +115,21 @@ def keeps_only_variables(code: CodeType, offset: int, *, innermost: bool) -> boo
     loops = [item for item in items if item.opname == "FOR_ITER" and item.offset < offset < item.argval]
     at = next(item for item in items if item.offset == offset)
     return not loops and (not innermost or at.opname == "FOR_ITER")
+
+
+@functools.lru_cache(_REMEMBERED)
+def operands(code: CodeType, offset: int) -> frozenset[str]:
+    """Return the variables that the expression around a call at ``offset`` may have read before it: ``total`` in
+    ``total + next(steps)``. The frame keeps their values, which no fork can set."""
+    items = instructions_of(code)
+    index = next(index for index, item in enumerate(items) if item.offset == offset)
+    names: set[str] = set()
+    if items[index].opname == "FOR_ITER":
+        return frozenset()
+    while index and not _ENDS.match(items[index].opname):
+        index -= 1
+        names |= {name for read, name in _accesses(code, items, index) if read}  # also of STORE_FAST_LOAD_FAST
+    return frozenset(names)
 
 
 @functools.lru_cache(_REMEMBERED)
