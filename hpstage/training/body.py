@@ -16,7 +16,6 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from hpstage.training.capture.context_managers import letting_through, swallowing
-from hpstage.training.capture.kind import is_atom, same_value
 from hpstage.training.capture.liveness import (
     instructions_of,
     keeps_only_variables,
@@ -60,8 +59,6 @@ class Body:
         self._forked = run._state is not None
         self._error: BaseException | None = None
         self._around: list[tuple[str, object]] | None = None
-        self._attached: dict[FrameType, dict[str, object]] = {}
-        run._attaching = self._note_variables
         self._settings = read_all()  # some belong to a thread
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._main,), name=THREAD, daemon=True)
@@ -128,20 +125,13 @@ class Body:
                 value = held.get(name, MISSING)
                 if name not in passed_by and not isinstance(value, Run | Steps):
                     can_be_set = settable and not index
-                    late = not same_value(self._attached.get(frame, {}).get(name, MISSING), value)
-                    variables.append(Variable(name, code, value, name in bound, fresh, can_be_set, late))
+                    variables.append(Variable(name, code, value, name in bound, fresh, can_be_set))
         if frames and self._around is None:
             self._around = _around_steps(frames[0])
         for name, one in self._around or ():
             if name not in passed_by:
                 variables.append(Variable(name, frames[-1].f_code, one, needed=True))
-        self._attached.clear()  # only what the loop begins with is compared with it
         return Pause(tuple(places), tuple(variables))
-
-    def _note_variables(self) -> None:
-        """Remember the local variables where the run is attached, which do not depend on the state that it restores."""
-        for frame in self._frames():
-            self._attached[frame] = {name: value for name, value in _locals(frame).items() if is_atom(value)}
 
     def write(self, values: dict[str, object]) -> None:
         """Set local variables of the innermost of the user's functions. Call it in their thread."""
@@ -198,6 +188,8 @@ def _around_steps(frame: FrameType) -> list[tuple[str, object]]:
 def _reads_count(following: Sequence[Instruction], instructions: Sequence[Instruction]) -> bool:
     """Return whether code reads the first of the variables into which a loop unpacks what it is given."""
     names = [item.argval for item in following[:2]]
+    if len(names) < 2:
+        return True  # no loop unpacks it
     name = names[1][0] if isinstance(names[1], tuple) else names[1]
     loads = [item.argval for item in instructions if item.opname.startswith("LOAD_")]
     return any(name == loaded or (isinstance(loaded, tuple) and name in loaded) for loaded in loads)

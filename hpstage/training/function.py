@@ -14,13 +14,13 @@
 
 The function runs in a separate thread with strict hand-over: either it runs or hpstage does, never both. It is paused
 where it requests the next step from ``run.steps()`` (or ``run.batches(loader)``). To fork, hpstage calls the function
-again, ``run.attach`` restores the state of its arguments, and where the loop begins, local variables are set. Whenever
-a state is captured, those that may be read before they are written again
-(:mod:`hpstage.training.capture.liveness`) are in it, with what only they reach. They must have the values that they had
-when the loop began where they are not all that decides how the function continues: within a loop over another iterator,
-and where the steps come from ``next``. A variable that no state can hold is refused by name, no matter how late it
-changes. Variables that training does not depend on (a clock, a list of losses to inspect) are listed in the function's
-attribute ``stateless``: ``train.stateless = ("losses",)``.
+again, and restores the state where the loop begins: what ``run.attach`` was given, and local variables. So what comes
+before the loop does the same in every run. Whenever a state is captured, local variables that may be read before they
+are written again (:mod:`hpstage.training.capture.liveness`) are in it, with what only they reach. They must have the
+values that they had when the loop began where they are not all that decides how the function continues: within a loop
+over another iterator, and where the steps come from ``next``. A variable that no state can hold is refused by name, no
+matter how late it changes. Variables that training does not depend on (a clock, a list of losses to inspect) are listed
+in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class FunctionTrainable(Adapter):
         self._body: Body | None = None
         self._finalizer: Callable[[], object] = _nothing
         self._entered: Pause | None = None
+        self._unmeasured: Mapping[str, Any] | None = None  # the state just loaded, whose metrics are not known
         self._attached: dict[str, Any] = {}
         self._loaders: dict[str, Any] = {}  # kept from run to run
         # The roots must not refer to self, whose garbage collection ends the function's thread.
@@ -79,6 +80,7 @@ class FunctionTrainable(Adapter):
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         body = self._begun()
         run = body.run
+        self._unmeasured = None
         if body.ended:
             raise TrainingError(f"{self._name} has ended; there is no step {step} to train")
         run._step = step
@@ -98,6 +100,8 @@ class FunctionTrainable(Adapter):
 
     def evaluate(self) -> Mapping[str, float]:
         body = self._begun()
+        if self._unmeasured is not None:
+            body = self._measured(self._unmeasured)
         run = body.run
         if body.ended and run._metrics is None and run._unwanted is not None:
             run._metrics = checked_metrics(run._unwanted, "run.report()")
@@ -155,6 +159,18 @@ class FunctionTrainable(Adapter):
             raise StateError("this is no state of a training function")
         self._end()
         self._begin(state)
+        self._unmeasured = state if state["metrics"] is None else None
+
+    def _measured(self, state: Mapping[str, Any]) -> Body:
+        """Begin anew with a state, with the metrics that code before the loop reports of it."""
+        self._end()
+        try:
+            metrics = self._run_to_loop(state, measured=True).run._metrics
+        finally:
+            self._end()
+        body = self._begin(state)
+        body.run._metrics = metrics
+        return body
 
     def hand_over(self) -> dict[str, object]:
         self._begun()
@@ -185,7 +201,7 @@ class FunctionTrainable(Adapter):
 
     def _end(self) -> None:
         if self._body is not None:
-            self._body = self._entered = None
+            self._body = self._entered = self._unmeasured = None
             self._finalizer()
             self._world.leave()
 
@@ -208,11 +224,13 @@ class FunctionTrainable(Adapter):
             body = self._run_to_loop(state)
         return body
 
-    def _run_to_loop(self, state: Mapping[str, Any] | None) -> Body:
+    def _run_to_loop(self, state: Mapping[str, Any] | None, *, measured: bool = False) -> Body:
+        """Run the function to its loop; ``measured``: with the state restored by ``run.attach()``, for its metrics."""
         self._attached.clear()
         self._world.reset()
         self._body = body = Body(
-            self._function, Run(self._initial, state, self._attached, self._world, partial(_batches, self._loaders))
+            self._function,
+            Run(self._initial, state, self._attached, self._world, partial(_batches, self._loaders), measured),
         )
         # Also called when this object is garbage-collected: otherwise a paused thread would stay forever.
         self._finalizer = weakref.finalize(self, body.close)
@@ -230,12 +248,16 @@ class FunctionTrainable(Adapter):
             )
         self._entered = entered = body.pause(stateless_of(self.subject))
         try:
-            own = None if state is None else state.get("locals")
-            body.in_its_thread(lambda: self._world.enter(entered.variables, own, body.write))
+            if not measured:
+                body.in_its_thread(lambda: self._entering(body, entered))
         except BaseException:
             self._end()
             raise
         return body
+
+    def _entering(self, body: Body, entered: Pause) -> None:
+        self._world.enter(entered.variables)
+        body.run._restore(body.write)
 
 
 _PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}

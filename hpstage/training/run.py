@@ -37,6 +37,7 @@ class Run:
         attached: dict[str, Any],
         world: World,
         open_batches: Callable[[Run, Any, int | None, int], Iterator[Any]],
+        measured: bool,
     ) -> None:
         self._initial = hp
         self._open_batches = open_batches
@@ -53,11 +54,12 @@ class Run:
         self._order: SampleOrder | None = None
         self._given: Any = None  # to batches()
         self._stream: dict[str, Any] | None = None if state is None else state.get("stream")
-        self._metrics: dict[str, float] | None = None if state is None else state["metrics"]
+        self._metrics: dict[str, float] | None = None
         self._unwanted: dict[str, Any] | None = None  # a report that was not requested
-        self.wants_report = self._metrics is None
+        self.wants_report = True
         self._baton = Baton()
-        self._attaching: Callable[[], None] = _nothing
+        self._measured = measured
+        self._names = frozenset(vars(self))
 
     if not TYPE_CHECKING:  # for which a run has the attributes that are written here, and no others
 
@@ -69,11 +71,17 @@ class Run:
                 )
             raise AttributeError(what, name=name, obj=self)
 
+        def __setattr__(self, name: str, value: object) -> None:
+            if "_names" in vars(self) and name not in self._names:
+                raise UsageError(f"run.{name} = ...: no state has what a run is given; keep it in a variable")
+            super().__setattr__(name, value)
+
     def attach(self, /, *unnamed: object, **parts: Any) -> None:
         """Attach the objects that training changes, each with ``state_dict`` and ``load_state_dict``.
 
-        Call it once, before the loop. In a fork, it restores the state: parameters, gradients, buffers, attributes, and
-        everything reachable from them. Fields of a torch optimizer's param groups that are named like a hyperparameter
+        Call it once, before the loop. Where the loop begins, a fork restores the state: parameters, gradients, buffers,
+        attributes, and everything reachable from them. So code before the loop does in a fork what it does in every
+        run. Fields of a torch optimizer's param groups that are named like a hyperparameter
         (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its schedule from now on.
         """
         if unnamed:
@@ -95,17 +103,21 @@ class Run:
                 self._followers.append(Follower(part, self.hp))
         self._parts = parts
         self._attached.update(parts)
-        self._attaching()
-        self._attaching = _nothing  # it holds the call that this run is an argument of
         self._world.begin()
-        if self._state is not None:
-            kept = self._state["parts"]
-            if sorted(kept) != sorted(parts):
-                raise StateError(f"the state has the parts {sorted(kept)}, but attached were {sorted(parts)}")
-            for name, own in self._state["own"].items():
-                parts[name].load_state_dict(clone(own))
-            self._world.load(self._state["captured"])
-            self._state = None
+        kept = parts if self._state is None else self._state["parts"]
+        if sorted(kept) != sorted(parts):
+            raise StateError(f"the state has the parts {sorted(kept)}, but attached were {sorted(parts)}")
+        if self._measured:
+            self._restore()
+
+    def _restore(self, write: Callable[[dict[str, object]], None] | None = None) -> None:
+        """Restore the state, if this is a fork; ``write`` sets local variables."""
+        state, self._state = self._state, None
+        if state is not None:
+            for name, own in state["own"].items():
+                (self._parts or {})[name].load_state_dict(clone(own))
+            self._world.load(state["captured"], state.get("locals"), write)
+            self._metrics = state["metrics"]
 
     def _own(self) -> Iterator[str]:
         """Yield the names of parts captured by their ``state_dict``: all but torch's, which are captured entirely."""
@@ -236,7 +248,3 @@ class Steps(Iterator[int]):
 
 def _scheduler(torch: Any) -> Any:
     return torch.optim.lr_scheduler.LRScheduler
-
-
-def _nothing() -> None:
-    """Nobody follows this run."""

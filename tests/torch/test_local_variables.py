@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import itertools
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -263,7 +265,7 @@ def fetched_ahead(run: Run) -> None:
 
 
 def computed_from_the_model(run: Run) -> None:
-    """Between attach() and the loop a fork computes it of the weights that it has restored."""
+    """A fork computes it of the weights that training began with, since it restores its own where the loop begins."""
     parts = begun(run)
     scale = next(parts[0].parameters()).sum().item()
     for _ in run.steps():
@@ -314,7 +316,92 @@ def graph_of_the_last_step(run: Run) -> None:
         stepped(run, parts, loss.detach())
 
 
+def taught_by_a_copy(run: Run) -> None:
+    """It is made between attach() and the loop: in a fork, too, of the weights that training began with."""
+    parts = begun(run)
+    teacher = copy.deepcopy(parts[0]).eval()
+    for step in run.steps():
+        stepped(run, parts, teacher(samples()[0]).mean().detach() if step >= LATE else 0)
+
+
+def recorded_from_the_model(run: Run) -> None:
+    parts = begun(run)
+    history = [next(parts[0].parameters()).sum().item()]
+    best = {"loss": history[0], "of": (history[0],)}
+    for _ in run.steps():
+        loss = stepped(run, parts, history[0] + best["of"][0])
+        if loss < best["loss"]:
+            best = {"loss": float(loss), "of": (float(loss),)}
+
+
+def kept_on_the_model(run: Run) -> None:
+    """What is attached changes before the loop, and depends on the weights."""
+    parts = begun(run)
+    parts[0].scale = scale = [next(parts[0].parameters()).sum().item()]  # type: ignore[assignment]
+    for _ in run.steps():
+        stepped(run, parts, scale[0])
+        scale[0] /= 2
+
+
+def split(run: Run) -> None:
+    """Local variables have their memory in common."""
+    x, _ = samples()
+    training, validation = x[:20], x[20:]
+    weights = np.ones(4, "f4")
+    view = torch.from_numpy(weights)[1:]
+    parts = begun(run)
+    for step in run.steps():
+        stepped(run, parts, training.mean() + validation.mean() + x.mean() + view.sum() + float(weights[0]))
+        view += step >= LATE
+        weights *= 1.5
+
+
+def read_by_name(run: Run) -> None:
+    parts = begun(run)
+    for step in run.steps():
+        stepped(run, parts, locals().get("last", 0))
+        if step >= LATE:
+            last = step
+
+
+class Counting(Iterator[int]):
+    def __init__(self, run: Run) -> None:
+        self.steps, self.count = run.steps(), 0
+
+    def __next__(self) -> int:
+        self.count += 1
+        return next(self.steps)
+
+
+def by_an_iterator_of_the_users(run: Run) -> None:
+    parts = begun(run)
+    counting = Counting(run)
+    for _ in counting:
+        stepped(run, parts, counting.count)
+
+
+class Phase(enum.Flag):
+    WARM = 1
+    COLD = 2
+
+
+def flagged(run: Run) -> None:
+    parts = begun(run)
+    phase = Phase.WARM
+    for step in run.steps():
+        stepped(run, parts, phase.value)
+        if step >= LATE:
+            phase = Phase.WARM | Phase.COLD if step % 2 else Phase(0)
+
+
 EXACT: list[Callable[[Run], None]] = [
+    taught_by_a_copy,
+    recorded_from_the_model,
+    kept_on_the_model,
+    split,
+    read_by_name,
+    by_an_iterator_of_the_users,
+    flagged,
     averaging_late,
     anchored_late,
     best_so_far,
@@ -430,6 +517,17 @@ def forgetting(run: Run) -> None:
             del extra
 
 
+def mapping(run: Run) -> None:
+    parts = begun(run)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(8))
+        file.flush()
+        mapped = np.memmap(file.name, "f8", mode="r+")
+        for step in run.steps():
+            stepped(run, parts, float(mapped[0]))
+            mapped[0] += step >= LATE
+
+
 def choosing_code(run: Run) -> None:
     parts = begun(run)
     add: Any = copy.copy(float)
@@ -450,6 +548,7 @@ REFUSED: dict[Callable[[Run], None], str] = {
     viewing: "local variable (last|weights)",
     forgetting: "local variable extra, .* it was 1.0 where .* and is nothing",
     choosing_code: "local variable add",
+    mapping: "local variable mapped",
 }
 
 
@@ -483,6 +582,38 @@ def test_a_fork_that_reads_what_no_state_can_hold_fails_by_name() -> None:
     with pytest.raises(UnboundLocalError, match="'loss'") as raised:
         forked.train(1, HP)
     assert "This is a fork" in raised.value.__notes__[0]
+    forked.close()
+
+
+def keeping_it_on_the_run(run: Run) -> None:
+    parts = begun(run)
+    for _ in run.steps():
+        run.count = stepped(run, parts)  # type: ignore[attr-defined]
+
+
+def test_a_run_is_given_nothing_to_keep() -> None:
+    with pytest.raises(UsageError, match=r"run\.count"):
+        trained(keeping_it_on_the_run, 1)
+
+
+def reporting_before_the_loop(run: Run) -> None:
+    parts = begun(run)
+    first = next(parts[0].parameters()).sum().item()
+    if run.wants_report:
+        run.report(loss=first)
+    for _ in run.steps():
+        stepped(run, parts, first)
+
+
+def test_a_state_is_measured_before_the_loop_and_trained_as_before() -> None:
+    straight = trained(reporting_before_the_loop, LATE)
+    state = straight.state_dict()
+    assert isinstance(state, dict)
+    forked = made(reporting_before_the_loop)
+    forked.load_state_dict(clone(state | {"metrics": None}))
+    assert forked.evaluate() == {"loss": next(straight.hand_over()["model"].parameters()).sum().item()}  # type: ignore[attr-defined]
+    forked.train(LATE, HP)
+    assert digest(forked.state_dict()) == digest(trained(reporting_before_the_loop, LATE + 1).state_dict())
     forked.close()
 
 

@@ -118,12 +118,12 @@ class LightningLoop(FunctionTrainable):
             self._loaders["train"] = self._data.training.batches  # closed with the last run
         return self._data
 
-    def _run_to_loop(self, state: Mapping[str, Any] | None) -> Body:
+    def _run_to_loop(self, state: Mapping[str, Any] | None, *, measured: bool = False) -> Body:
         if (data := self._loaded()) is not None:
             data.training.batches.settle()
         if self._device().type == "cuda":
             environment.use_deterministic_algorithms()
-        return super()._run_to_loop(state)
+        return super()._run_to_loop(state, measured=measured)
 
 
 def _not_loaded(run: Run) -> None:

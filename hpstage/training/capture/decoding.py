@@ -204,11 +204,12 @@ class Decoder:
     def _make_numpy_time(self, dtype: str, number: int) -> Any:
         return numpy().int64(number).astype(dtype)
 
-    def _make_enum(self, module: str, qualname: str, name: str) -> Any:
+    def _make_enum(self, module: str, qualname: str, *names: str) -> Any:
         kind = named(module, qualname)
-        if not isinstance(kind, enum.EnumMeta) or name not in kind.__members__:
-            raise StateError(f"the state names {module}.{qualname}.{name}, which is not here")
-        return kind.__members__[name]
+        if not isinstance(kind, enum.EnumMeta) or any(name not in kind.__members__ for name in names):
+            raise StateError(f"the state names {module}.{qualname}.{'|'.join(names)}, which is not here")
+        members: list[Any] = [kind.__members__[name] for name in names]
+        return kind(sum(member.value for member in members)) if issubclass(kind, enum.Flag) else members[0]
 
     def _make_builtin(self, name: str) -> Any:
         return next(kind for kind in BUILTINS if kind.__name__ == name)

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
-from hpstage.training.capture.aliases import Places
+from hpstage.training.capture.aliases import Places, holding
 from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
@@ -75,16 +75,18 @@ class Encoder:
         """From now on, refer by path to these objects, too, unless they were written out before.
 
         Raises:
-            StateError: one has its memory in common with something new, which a state would keep apart.
+            StateError: something new has its memory in common with one, which a state would keep apart.
         """
         self._local = local
-        for record in local:
-            place = self._places.of(record.obj) if record.kind.name == "values" and record.obj in self._now else None
-            if place is not None and place[0] == "in":
-                raise StateError(
-                    f"{record.path} has its memory in common with a tensor or array that training has made, and no "
-                    f"state can hold both: keep a copy; {excluding(record.path)}"
-                )
+        held = holding(local)
+        for record in self._now:
+            if record.kind.name == "values" and record.obj not in self._base and held(record.obj):
+                before, now = local.records.get(id(record.obj)), record.content
+                if before is None or (now.pointer, now.form) != (before.content.pointer, before.content.form):
+                    raise StateError(
+                        f"{record.path} has its memory in common with a tensor or array of a local variable, and no "
+                        f"state can hold both: keep a copy; {excluding(record.path)}"
+                    )
 
     def is_new(self, value: object) -> bool:
         """Return whether an object has been written out."""
@@ -218,7 +220,10 @@ class Encoder:
 
     def _atom(self, path: str, value: Any) -> Plain:
         if isinstance(value, enum.Enum):
-            return "enum", type(value).__module__, name_of(type(value)), value.name
+            members = list(value) if isinstance(value, enum.Flag) else [value]
+            if isinstance(value, enum.Flag) and sum(member.value for member in members) != value.value:
+                raise self._refusal(path, value)  # it has bits without a name
+            return "enum", type(value).__module__, name_of(type(value)), *(member.name for member in members)
         parts = parts_of(value)
         if parts is not None:
             return parts[0], *self._list(path, parts[1])

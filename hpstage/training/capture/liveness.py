@@ -32,6 +32,8 @@ _QUIET = re.compile(
 _ENDS = re.compile(r"STORE|DELETE|POP_TOP|RETURN|RESUME|RAISE|(POP_)?JUMP|FOR_ITER|END_|YIELD")
 """Instructions before which no operand of an expression is left, or it is not known."""
 _REMEMBERED = 256
+_READ_EVERYTHING = frozenset(("locals", "vars", "dir", "eval", "exec"))
+"""Functions that may read any variable of their caller."""
 
 Access = tuple[bool, str]
 """Whether a variable is read rather than written, and its name."""
@@ -177,7 +179,9 @@ def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -
     """Yield what an instruction reads and writes, in this order."""
     instruction = instructions[index]
     name, names = instruction.opname, instruction.argval
-    if name in _READ_CELLS:
+    if name in ("LOAD_GLOBAL", "LOAD_NAME") and names in _READ_EVERYTHING:
+        yield from ((True, variable) for variable in (*code.co_varnames, *code.co_cellvars, *code.co_freevars))
+    elif name in _READ_CELLS:
         yield True, names
     elif name in _WRITE_CELLS:
         yield False, names

@@ -49,12 +49,7 @@ class Unwatched(World):
     def begin(self) -> None:
         self.base = Survey()
 
-    def enter(
-        self,
-        variables: Iterable[Variable],
-        state: Mapping[str, Any] | None = None,
-        write: Callable[[dict[str, object]], None] | None = None,
-    ) -> None:
+    def enter(self, variables: Iterable[Variable]) -> None:
         """Trust local variables."""
 
     def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
@@ -73,7 +68,12 @@ class Unwatched(World):
                 changed[path] = state
         return {"values": values, "changed": changed, "memory": {}}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(
+        self,
+        state: Mapping[str, Any],
+        local: Mapping[str, Any] | None = None,
+        write: Callable[[dict[str, object]], None] | None = None,
+    ) -> None:
         for path, root in self._stateful():
             if _is_module(root):
                 prefix = f"{path}."

@@ -10,8 +10,8 @@ from typing import Any
 from hpstage.errors import StateError
 from hpstage.training.capture.aliases import holding
 from hpstage.training.capture.decoding import Decoder
-from hpstage.training.capture.encoding import Encoder, Plain
-from hpstage.training.capture.kind import is_atom, same_value
+from hpstage.training.capture.encoding import Encoder, Plain, held_by_nothing
+from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import Difference, shown, text_of, texts_of
 from hpstage.training.capture.stateless import LOCAL, MOST, joined, root_of, to_exclude
@@ -29,7 +29,6 @@ class Variable:
     needed may have no value in a fork: reading it there is an error, and never gives a wrong value. ``fresh``: names of
     variables of the frame that functions nested in ``code`` read only after ``code`` has assigned them again.
     ``settable``: a fork can set it, since the frame keeps nothing else: no iterator of a loop around, no operand.
-    ``late``: it had no value, or another, where ``run.attach()`` was called.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Variable:
     needed: bool = True
     fresh: frozenset[str] = frozenset()
     settable: bool = False
-    late: bool = False
 
 
 class Variables:
@@ -60,8 +58,15 @@ class Variables:
                     record.content = Marked(record.obj, sampled=True)
 
     def survey(self, variables: Sequence[Variable], world: Survey) -> Survey:
-        """Survey what is reachable only through the same variables now, in the given world."""
-        return self._surveyor.survey(_roots(variables), known=self._only_here, beyond=world)
+        """Survey what is reachable only through the same variables now, in the given world.
+
+        Raises:
+            StateError: something has come to be referred to weakly alone.
+        """
+        now = self._surveyor.survey(_roots(variables), known=self._only_here, beyond=world)
+        for key in now.weak - self._only_here.weak:
+            raise held_by_nothing(now.records[key].path)
+        return now
 
     def capture(self, variables: Sequence[Variable], world: Survey, now: Survey, encoder: Encoder) -> dict[str, Plain]:
         """Return what has changed as a plain state.
@@ -88,7 +93,7 @@ class Variables:
             try:
                 if record.kind is VALUES and present.plain:
                     values[record.path] = storable(record.obj)
-                if record.kind is not VALUES or not present.same_place(record.content):
+                if record.kind is not VALUES or not (present.plain and present.same_place(record.content)):
                     changed[record.path] = encoder.content(record, present)
             except StateError as error:
                 refused.append(str(error))
@@ -96,10 +101,7 @@ class Variables:
         for before, after in zip(self._variables, variables, strict=True):
             name, value = after.name, after.value
             same = same_value(before.value, value)
-            derived = before.late and is_atom(value)  # from what attach() has restored, possibly
-            if (before.value is MISSING and not before.needed) or (
-                same and not derived and not _leads_to_new(value, encoder)
-            ):
+            if (before.value is MISSING and not before.needed) or (same and not _leads_to_new(value, encoder)):
                 continue
             if after.settable and value is not MISSING:
                 try:

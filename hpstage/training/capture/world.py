@@ -56,7 +56,6 @@ class World:
         self._cached: dict[int, Record] = {}
         self._filled: dict[int, Any] = {}
         self._entered: Variables | None = None
-        self._decoder: Decoder | None = None  # until the loop is entered
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_only()  # torch may have been imported, or set to compile, since the last survey
@@ -159,18 +158,8 @@ class World:
             if before is not None and before is not record:  # setup has changed it
                 record.content = Marked(record.obj, sampled=True, copied=True)
 
-    def enter(
-        self,
-        variables: Iterable[Variable],
-        state: Mapping[str, Any] | None = None,
-        write: Callable[[dict[str, object]], None] | None = None,
-    ) -> None:
-        """Enter a loop in which these local variables may matter, until :meth:`leave`.
-
-        Args:
-            variables: as they are where the loop begins.
-            state: what :meth:`capture` returned of them, with the state that was loaded last.
-            write: sets them.
+    def enter(self, variables: Iterable[Variable]) -> None:
+        """Enter a loop in which these local variables, as they are now, may matter, until :meth:`leave`.
 
         Raises:
             StateError: something is reachable that cannot be inspected.
@@ -178,13 +167,9 @@ class World:
         assert self.base is not None, "begin() comes first"
         now = self._surveyor.survey(self._all_roots(), known=self.base)
         self._entered = Variables(variables, self._surveyor, now)
-        decoder, self._decoder = self._decoder, None
-        if state is not None:
-            assert decoder is not None and write is not None
-            self._entered.load(state, decoder, write)
 
     def leave(self) -> None:
-        self._entered = self._decoder = None
+        self._entered = None
 
     def capture(
         self, variables: Sequence[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
@@ -252,10 +237,20 @@ class World:
             own = {} if self._entered is None else self._entered.capture(variables, now, local, encoder)
         return {"values": values, "changed": changed, "memory": encoder.memory} | ({"locals": own} if own else {})
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(
+        self,
+        state: Mapping[str, Any],
+        local: Mapping[str, Any] | None = None,
+        write: Callable[[dict[str, object]], None] | None = None,
+    ) -> None:
         """Restore a captured state, starting from :meth:`begin` or from any training since.
 
         Objects that their owners account for stay as the owners left them.
+
+        Args:
+            state: what :meth:`capture` returned.
+            local: its ``locals``. They are restored if ``write`` is given.
+            write: sets local variables, as they were when :meth:`enter` was called.
 
         Raises:
             StateError: the state belongs to other code.
@@ -263,7 +258,7 @@ class World:
         base = self.base
         assert base is not None, "begin() comes first"
         changed = state["changed"]
-        self._decoder = decoder = Decoder(base, state["memory"])
+        decoder = Decoder(base, state["memory"])
         decoder.keep(changed)
         self._rewind([path for path, content in changed.items() if is_answered(content)])
         with plainly():
@@ -273,6 +268,9 @@ class World:
                     decoder.write(path, content)
                 except (OSError, RuntimeError) as error:
                     raise StateError(f"the state sets {path} to what is not here: {error}") from error
+        if local is not None and write is not None:
+            assert self._entered is not None, "enter() comes first"
+            self._entered.load(local, decoder, write)
 
     def _rewind(self, answered: Collection[str]) -> None:
         """Restore everything as of :meth:`begin`, except values that setup created: the state provides those."""
