@@ -162,7 +162,7 @@ class FunctionTrainable(Adapter):
         self._unmeasured = state if state["metrics"] is None else None
 
     def _measured(self, state: Mapping[str, Any]) -> Body:
-        """Begin anew with a state, with the metrics that code before the loop reports of it."""
+        """Begin again with a state, with the metrics that code before the loop reports of it."""
         self._end()
         try:
             metrics = self._run_to_loop(state, measured=True).run._metrics

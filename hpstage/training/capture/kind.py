@@ -43,6 +43,7 @@ _ATOMS = frozenset(
 
 RUNNERS = (threading.Thread, concurrent.futures.Executor)
 
+_bits = struct.Struct("d").pack
 SMALLEST_ADDRESS = 1 << 32
 """Numbers up to this are none: a process has its objects above them."""
 
@@ -84,7 +85,7 @@ def same_value(one: Any, other: Any) -> bool:
     if kind is not type(other):
         return False
     if kind is float:
-        return bool(one.hex() == other.hex())  # 0.0 is not -0.0, and nan is nan
+        return _bits(one) == _bits(other)  # 0.0 is not -0.0, and nan is nan
     if kind is tuple:
         return len(one) == len(other) and all(map(same_value, one, other))
     if is_atomic(kind):
