@@ -78,6 +78,8 @@ class Encoder:
             StateError: something new has its memory in common with one, which a state would keep apart.
         """
         self._local = local
+        if not local.records:
+            return
         held = holding(local)
         for record in self._now:
             if record.kind.name == "values" and record.obj not in self._base and held(record.obj):

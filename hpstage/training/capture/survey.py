@@ -92,6 +92,8 @@ class Survey:
 
     def joined(self, more: Survey) -> Survey:
         """Return a survey of what either has met; of what both have, this one's records."""
+        if not more.records:
+            return self
         found = Survey()
         found.records, found.paths = more.records | self.records, more.paths | self.paths
         found.named, found.cached = more.named | self.named, more.cached | self.cached
