@@ -369,6 +369,6 @@ def _or(there: str, here: str) -> str:
     if there.startswith("version ") or here.startswith("version "):
         return ": a stated `version` is part of the workload, so stating one takes over no store that was begun before"
     return (
-        ", or undo the edit; a store that was begun with a `version` stated on the trainable continues through edits "
-        "that do not alter training"
+        ", or undo the edit (without one: what a script draws where it is imported needs a seed); a store that was "
+        "begun with a `version` stated on the trainable continues through edits that do not alter training"
     )

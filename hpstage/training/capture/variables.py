@@ -201,14 +201,9 @@ def _changed(found: list[Difference], functions: Collection[str]) -> str:
     local = found[0][0].startswith(LOCAL)
     attach = " or ".join(f"`{name}`" for name in names) if local else "it"
     more = ""
-    if local:
-        sets = "; ".join(f"{name} = None" for name in names)
-        more = f"; if each step sets it before it reads it, as in an inner loop, set it before that, too (`{sets}`)"
-        if closed:
-            takers = ", ".join(dict.fromkeys(closed.values()))
-            more += (
-                f"; what each step sets for {takers} ({', '.join(closed)}) it sets first of all, or passes as arguments"
-            )
+    if local and closed:
+        takers = ", ".join(dict.fromkeys(closed.values()))
+        more = f"; what each step sets for {takers} ({', '.join(closed)}) it sets first of all, or passes as arguments"
     if len(found) == 1:
         path, was, now = found[0]
         what = (
@@ -225,9 +220,11 @@ def _changed(found: list[Difference], functions: Collection[str]) -> str:
             f"differently:{''.join(lines)}\n"
         )
     return (
-        f"{what}Attach {attach} (anything with state_dict and load_state_dict can be), keep it as an attribute of "
-        f"something that is attached, or make it a function of the step; if training does not depend on it, name it in "
-        f"`stateless` of the function: {to_exclude(*(path for path, _, _ in found))}{more}"
+        f"{what}A fork sets variables only of the function that has the loop `for step in run.steps():`, and only if no "
+        f"other loop is around that: write it so. Or attach {attach} (anything with state_dict and load_state_dict can "
+        f"be), keep it as an attribute of something that is attached, or make it a function of the step; if training "
+        f"does not depend on it, name it in `stateless` of the function: "
+        f"{to_exclude(*(path for path, _, _ in found))}{more}"
     )
 
 
