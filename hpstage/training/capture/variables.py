@@ -221,9 +221,9 @@ def _changed(found: list[Difference], functions: Collection[str]) -> str:
         )
     return (
         f"{what}A fork sets variables only of the function that has the loop `for step in run.steps():`, and only if "
-        f"no other loop is around that: write it so. Or attach {attach} (anything with state_dict and load_state_dict can "
-        f"be), keep it as an attribute of something that is attached, or make it a function of the step; if training "
-        f"does not depend on it, name it in `stateless` of the function: "
+        f"no other loop is around that: write it so. Or attach {attach} (anything with state_dict and load_state_dict "
+        f"can be), keep it as an attribute of something that is attached, or make it a function of the step; if "
+        f"training does not depend on it, name it in `stateless` of the function: "
         f"{to_exclude(*(path for path, _, _ in found))}{more}"
     )
 
