@@ -43,10 +43,15 @@ class Effects:
         if self._logged.issuperset(names):
             return None
         self._logged.update(names)
-        trials = sorted((node.maker.id.rpartition("/")[2] for node in (one, two)), key=lambda name: (len(name), name))
+        names_of_trials = {node.maker.id.rpartition("/")[2] for node in (one, two)}
+        trials = sorted(names_of_trials, key=lambda name: (len(name), name))
+        # Both were trained for one trial where a plateau decides what its values become.
+        who = (
+            f"trials {' and '.join(trials)} differ" if trials[1:] else f"two ways of training trial {trials[0]} differ"
+        )
         which = f"Hyperparameters {', '.join(map(repr, names))}" if names[1:] else f"The hyperparameter {names[0]!r}"
         return (
-            f"{which} had no effect on training so far: trials {' and '.join(trials)} differ in nothing else, and are "
+            f"{which} had no effect on training so far: {who} in nothing else, and are "
             f"the same after {reached.step} steps, bit for bit. What is read where the model or the optimizer is made "
             f"has its value at step 0: read hp[{names[0]!r}] in each step (an optimizer's fields follow "
             f"hyperparameters of their own names, such as lr)"
