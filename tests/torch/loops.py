@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
@@ -63,3 +64,24 @@ class Swallowing:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         return kind is ValueError
+
+
+def assert_forks_continue(function: Callable[[Run], Any]) -> None:
+    """Fork a training function at three steps, and a fork of each from memory: all end as it does straight through."""
+    straight = trained(function, LATE + 5)
+    expected = digest(straight.state_dict())
+    straight.close()
+    for fork in (1, LATE, LATE + 2):
+        first = trained(function, fork)
+        state = clone(first.state_dict())
+        first.close()
+        forked = made(function)
+        forked.load_state_dict(state)
+        assert digest(forked.state_dict()) == digest(state)
+        for step in range(fork, LATE + 4):
+            forked.train(step, HP)
+        again = clone(forked.state_dict())
+        forked.load_state_dict(again)
+        forked.train(LATE + 4, HP)
+        assert digest(forked.state_dict()) == expected, fork
+        forked.close()

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StateError, UsageError
 from hpstage.training.run import Run
-from tests.torch.loops import HP, LATE, Parts, Swallowing, anchor, begun, made, stepped, trained
+from tests.torch.loops import HP, LATE, Parts, Swallowing, anchor, assert_forks_continue, begun, made, stepped, trained
 from tests.torch.trainables import samples
 
 pytestmark = [pytest.mark.sampled(16), pytest.mark.forks]
@@ -432,23 +432,7 @@ EXACT: list[Callable[[Run], None]] = [
 
 @pytest.mark.parametrize("function", EXACT)
 def test_local_variables_on_which_later_steps_depend_are_in_the_state(function: Callable[[Run], None]) -> None:
-    straight = trained(function, LATE + 5)
-    expected = digest(straight.state_dict())
-    straight.close()
-    for fork in (1, LATE, LATE + 2):
-        first = trained(function, fork)
-        state = clone(first.state_dict())
-        first.close()
-        forked = made(function)
-        forked.load_state_dict(state)
-        assert digest(forked.state_dict()) == digest(state)
-        for step in range(fork, LATE + 4):
-            forked.train(step, HP)
-        again = clone(forked.state_dict())  # a fork of a fork, from memory
-        forked.load_state_dict(again)
-        forked.train(LATE + 4, HP)
-        assert digest(forked.state_dict()) == expected, fork
-        forked.close()
+    assert_forks_continue(function)
 
 
 def over_epochs(run: Run) -> None:

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.training.run import Run
-from tests.torch.loops import HP, LATE, Swallowing, begun, made, stepped, trained
+from tests.torch.loops import LATE, Swallowing, assert_forks_continue, begun, stepped
 from tests.torch.trainables import network, samples, sgd
 
 pytestmark = [pytest.mark.sampled(16), pytest.mark.forks]
@@ -262,16 +261,4 @@ EXACT = [
 
 @pytest.mark.parametrize("function", EXACT)
 def test_ordinary_loops_are_forked_anywhere(function: Callable[[Run], Any]) -> None:
-    straight = trained(function, LATE + 4)
-    expected = digest(straight.state_dict())
-    straight.close()
-    for fork in (1, LATE, LATE + 2):
-        first = trained(function, fork)
-        state = clone(first.state_dict())
-        first.close()
-        forked = made(function)
-        forked.load_state_dict(state)
-        for step in range(fork, LATE + 4):
-            forked.train(step, HP)
-        assert digest(forked.state_dict()) == expected, fork
-        forked.close()
+    assert_forks_continue(function)

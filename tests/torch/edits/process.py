@@ -1,7 +1,7 @@
 """Describes the workloads of many modules and prints what is part of their keys, as JSON.
 
 ``python -m tests.torch.edits.process FOLDER``: each folder in it has a module ``edited``, with a trainable ``T`` and
-maybe a function ``undo``. All have one name, as libraries are searched for patches anew when there are other modules.
+maybe a function ``undo``. All have one name, as libraries are searched for patches again when there are other modules.
 """
 
 from __future__ import annotations
