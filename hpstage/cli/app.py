@@ -56,19 +56,8 @@ def hpstage(
 
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
-app.command()(certificates)
-app.command()(deploy)
-app.command()(check)
-app.command()(audit)
-app.command()(gc)
-app.command()(copy)
-app.command()(plan)
-app.command()(run)
-app.command()(status)
-app.command()(tree)
-app.command()(report)
-app.command()(logs)
-app.command()(export)
+for command in (certificates, deploy, check, audit, gc, copy, plan, run, status, tree, report, logs, export):
+    app.command()(command)
 
 
 # Arguments of optimize() that errors name; the options of the command line have the same names.

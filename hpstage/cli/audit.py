@@ -25,6 +25,7 @@ from hpstage.execution.retraining import Retrained, Segment
 from hpstage.execution.segments import whole
 from hpstage.plan.facts import PlanCreated
 from hpstage.plan.log import read_header
+from hpstage.report.files import refusing
 from hpstage.search.results import open as open_store
 from hpstage.store.opening import open_journal
 
@@ -78,7 +79,15 @@ def audit(
         with ExitStack() as closing:
             id, segment, found, content = _audited(given, trial, study, certificate, checkpoints, closing)
         if json_file is not None:
-            _write(json_file, id, segment, found)
+            report = {
+                "trial": id,
+                "equal": found.equal,
+                "summary": outcome_text(segment, found, id),
+                "captured": segment.captured,
+                **msgspec.to_builtins(found),
+            }
+            with refusing(json_file, option="--json"):
+                json_file.write_text(json.dumps(report, indent=2) + "\n")
         if certificate is not None and content is not None and found.equal:
             certificates.write(content, certificate)
     except HpstageError as error:
@@ -164,19 +173,3 @@ def _recorded(header: PlanCreated) -> str:
         f"this plan was made by {script}, which is not in this folder; if you trust it, name it after the store, there "
         f"or where it is now: {script}:{clean(name)}"
     )
-
-
-def _write(file: Path, trial: str, segment: Segment, found: Retrained) -> None:
-    report = {
-        "trial": trial,
-        "equal": found.equal,
-        "summary": outcome_text(segment, found, trial),
-        "captured": segment.captured,
-        **msgspec.to_builtins(found),
-    }
-    try:
-        file.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"--json {clean(file)} cannot be written: {error.strerror or error}; give another file"
-        ) from error

@@ -11,7 +11,7 @@ import typer
 
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
-from hpstage.errors.text import clean
+from hpstage.report.files import refusing
 
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 
@@ -33,7 +33,7 @@ def certificates(
     hpstage worker tls://head:8786
     """
     certificate, key = (folder.absolute() / name for name in (_CERTIFICATE, _KEY))
-    try:
+    with refusing(folder, another="folder"):
         if not certificate.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = _made()
@@ -42,8 +42,6 @@ def certificates(
                 with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                     file.write(content)
                 aside.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write to {clean(folder)}: {error.strerror or error}; give another folder") from error
     variables = {"REQUIRE_ENCRYPTION": "True", "TLS__CA_FILE": str(certificate)}
     for role in ("SCHEDULER", "WORKER", "CLIENT"):
         variables |= {f"TLS__{role}__CERT": str(certificate), f"TLS__{role}__KEY": str(key)}

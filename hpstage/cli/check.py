@@ -12,6 +12,7 @@ from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, folded
+from hpstage.report.files import refusing
 
 
 def check(
@@ -64,7 +65,8 @@ def check(
         say = None if quiet else _say
         report = perform(subject, function, steps=steps, n_forks=forks, seed=seed, numerics=numerics, say=say)
         if json_file is not None:
-            _write(json_file, json.dumps(report.as_dict(), indent=2) + "\n")
+            with refusing(json_file, option="--json"):
+                json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
     except UsageError as error:
         typer.echo(f"hpstage: {error}", err=True)
         raise typer.Exit(2) from None
@@ -76,12 +78,3 @@ def check(
 
 def _say(line: str) -> None:
     typer.echo(clean(line), err=True)
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise UsageError(
-            f"--json {clean(file)} cannot be written: {error.strerror or error}; give another file"
-        ) from error

@@ -18,7 +18,7 @@ from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, shortened
 from hpstage.plan.facts import Fact
-from hpstage.report.files import replacing
+from hpstage.report.files import refusing, replacing
 from hpstage.store.redaction import redacted
 
 if TYPE_CHECKING:
@@ -105,15 +105,14 @@ def _export_runs(store: str, checkpoints: str | None, what: What, folder: Path |
     export: Callable[..., Iterator[TrialRun]] = importlib.import_module(f"hpstage.report.trackers.{what.value}").export
     count = values = 0
     try:
-        for run in export(runs_of(plan.plan, plan.checkpoints), folder):
-            count += 1
-            values += sum(len(row) for _, row in run.rows)
+        with refusing(folder, another="folder"):
+            for run in export(runs_of(plan.plan, plan.checkpoints), folder):
+                count += 1
+                values += sum(len(row) for _, row in run.rows)
     except ImportError as error:
         if (error.name or "").partition(".")[0] != what.value:
             raise
         raise UsageError(f'{what.value} is not installed: pip install "hpstage[{what.value}]"') from None
-    except OSError as error:
-        raise UsageError(f"cannot write to {clean(folder)}: {error.strerror or error}; give another folder") from error
     where = os.environ["MLFLOW_TRACKING_URI"] if folder is None else clean(folder)
     echo(f"{redacted(where, where)}  {count_of(count, 'trial')}, {count_of(values, 'value')}")
 
@@ -128,10 +127,8 @@ def _export_weights(
     plan = open_store(store, checkpoints=checkpoints)
     found = plan.best_trial() if trial is None else plan.trial(trial)
     at = found.step("best" if step == "best" else None if step is None else int(step))
-    try:
+    with refusing(path):
         found.save_weights(path, at, part=part)
-    except OSError as error:
-        raise UsageError(f"cannot write {clean(path)}: {error.strerror or error}; give another file") from error
     values = ", ".join(f"{clean(name)} {shortened(value)}" for name, value in found.metrics.get(at, {}).items())
     echo(f"{clean(path)}  trial {clean(found.id)} after step {at:,}{f': {values}' if values else ''}")
 
@@ -140,7 +137,7 @@ def _export_tables(store: str, folder: Path, format: Format) -> None:
     if format == Format.PARQUET:
         _check_installed()
     tables = _frames(store) if format == Format.PARQUET else _tables(store)
-    try:
+    with refusing(folder, another="folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
             path = folder / f"{name}.{format.value}"
@@ -150,8 +147,6 @@ def _export_tables(store: str, folder: Path, format: Format) -> None:
                 else:
                     table.to_parquet(aside, index=False)
             echo(f"{clean(path)}  {count_of(len(table), 'row')}")
-    except OSError as error:
-        raise UsageError(f"cannot write to {clean(folder)}: {error.strerror or error}; give another folder") from error
 
 
 def _tables(store: str) -> dict[str, Table]:

@@ -15,7 +15,7 @@ from hpstage.cli.naming import algorithm_named, space_named, trainable_named
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import seconds
-from hpstage.errors.text import clean
+from hpstage.report.files import refusing
 from hpstage.schedule.space import longest
 
 if TYPE_CHECKING:
@@ -119,12 +119,8 @@ def plan(
     )
     echo(found.as_text(columns()))
     if json_file is not None:
-        try:
+        with refusing(json_file, option="--json"):
             json_file.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
-        except OSError as error:
-            raise UsageError(
-                f"--json {clean(json_file)} cannot be written: {error.strerror or error}; give another file"
-            ) from error
 
 
 def _first(*figures: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +11,14 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from hpstage.accounting.account import Account, new_account
 from hpstage.accounting.book import Book, open_book
 from hpstage.accounting.branches import Branch
 from hpstage.cli.terminal import columns, echo, show
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, folded, shortened
 from hpstage.plan.facts import NodeId
-from hpstage.report.files import replacing
+from hpstage.report.files import refusing, replacing
 from hpstage.report.tree.branches import State, changes, states
-from hpstage.store.opening import open_journal
 
 _LINES = 200
 _KINDS = ("png", "svg", "pdf")
@@ -60,11 +57,7 @@ def tree(
     if picture is not None:
         _draw(store, study, picture)
         return
-    with ExitStack() as closing:
-        journal = open_journal(store, closing=closing, read_only=True)
-        account = new_account(journal)
-        account.catch_up(journal)
-    show(draw(_book(account, study), depth=depth, lines=lines, width=columns()))
+    show(draw(open_book(store, study), depth=depth, lines=lines, width=columns()))
 
 
 def _draw(store: str, study: str | None, path: Path) -> None:
@@ -76,26 +69,9 @@ def _draw(store: str, study: str | None, path: Path) -> None:
     from hpstage.report import draw_stage_tree, save
 
     book = open_book(store, study)
-    try:
-        with replacing(path) as aside:
-            save(draw_stage_tree(book), aside, format=kind)
-    except OSError as error:
-        raise UsageError(f"cannot write {clean(path)}: {error.strerror or error}; give another file") from error
+    with refusing(path), replacing(path) as aside:
+        save(draw_stage_tree(book), aside, format=kind)
     echo(clean(path))
-
-
-def _book(account: Account, study: str | None) -> Book:
-    """The book of the plan, or of one ``study``.
-
-    Raises:
-        UsageError: the plan has no trial of the study.
-    """
-    book = Book(account, study)
-    if study is not None and not book.trials:
-        known = dict.fromkeys(map(account.plan.study_of, account.plan.trials))
-        there = ", ".join(clean(name) for name in list(known)[:20]) or "none"
-        raise UsageError(f"the plan has no trial of study {clean(study)!r}; there are: {there}")
-    return book
 
 
 def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tree | Text | Group:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from hpstage.accounting.book import Book
 from hpstage.accounting.tables import stages, states, trials, workers
-from hpstage.errors import UsageError
 from hpstage.plan.uncollected import uncollected
-from hpstage.report.files import replacing
+from hpstage.report.files import refusing, replacing
 from hpstage.report.page import page
 from hpstage.report.pictures import HALF, NARROW, PICTURES, Picture
 from hpstage.report.pictures.style import svg
@@ -21,12 +20,9 @@ def write_book(folder: Path, book: Book, *, tables: bool = True) -> Path:
     Raises:
         UsageError: a file cannot be written.
     """
-    try:
+    with refusing(folder, another="folder"), uncollected():
         folder.mkdir(parents=True, exist_ok=True)
-        with uncollected():
-            return _write(folder, book, tables=tables)
-    except OSError as error:
-        raise UsageError(f"cannot write to {str(folder)!r}: {error.strerror or error}; give another folder") from error
+        return _write(folder, book, tables=tables)
 
 
 def _write(folder: Path, book: Book, *, tables: bool) -> Path:

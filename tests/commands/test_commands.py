@@ -424,7 +424,7 @@ def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Pat
     }
     lines = told("tree", folder, "--study", "first").splitlines()
     assert {int(re.search(r"#(\d+) ", line)[1]) for line in lines} == mine  # type: ignore[index]
-    with pytest.raises(UsageError, match="no trial of study 'third'; there are: second, first"):
+    with pytest.raises(UsageError, match="no study 'third'; there are: 'second', 'first'"):
         CliRunner().invoke(app, ["tree", str(folder), "--study", "third"], catch_exceptions=False)
 
 

@@ -92,7 +92,7 @@ def test_the_command_takes_seconds_from_a_store(script, tmp_path):
     [
         (["--seed", -1], "seed is -1; give a whole number from 0"),
         (["--seed", 2**32], "seed is 4294967296; give a whole number from 0"),
-        (["--json", "no/such/folder/figures.json"], "--json no/such/folder/figures.json cannot be written: No such"),
+        (["--json", "no/such/folder/figures.json"], "cannot write to --json no/such/folder/figures.json: No such"),
     ],
 )
 def test_the_command_names_what_it_cannot_use(script, words, complaint):
