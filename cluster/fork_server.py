@@ -61,11 +61,10 @@ _START = (
     "from hpstage.cluster.fork_server import main; main(*arguments)"
 )
 # The module search path must be set before the first of our modules is imported.
-START_TRAINING = (
+_START_TRAINING = (
     "import json, sys; path, sys.argv, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from hpstage.cluster.training_process import main; main(*arguments)"
 )
-"""What a spawned training process runs, instead."""
 _MOST = 1 << 20
 """Bytes of the longest message."""
 _KILLED = -signal.SIGKILL
@@ -93,10 +92,15 @@ def search_path() -> list[str]:
     return [folder for folder in sys.path if isinstance(folder, str)]
 
 
-def how_it_ended(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return "was killed by SIGKILL (as the system does when memory runs out)"
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with exit status {status}"
+def spawning(channel: int, worker: str, folders: Sequence[str] = ()) -> list[str]:
+    """Return the command of a training process that is started from scratch.
+
+    Args:
+        channel: file descriptor of its end of a socket.
+        folders: in which it finds modules, before those of this process.
+    """
+    arguments = [[*folders, *search_path()], sys.argv, [channel, os.getpid(), worker]]
+    return [*python(), "-c", _START_TRAINING, json.dumps(arguments)]
 
 
 class NotForked(Exception):

@@ -3,31 +3,25 @@ at any moment."""
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Literal
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster.fork_server import (
-    START_TRAINING,
     Forked,
     ForkServer,
     NotForked,
-    how_it_ended,
-    python,
-    search_path,
+    spawning,
     training_environment,
 )
 from hpstage.cluster.messages import (
-    SIZE,
     Done,
     Load,
     Perform,
@@ -40,8 +34,10 @@ from hpstage.cluster.messages import (
     decode_reply,
     decode_retrained,
     framed,
+    unframed,
 )
 from hpstage.cluster.outputs import outputs
+from hpstage.errors.text import how_it_ended
 from hpstage.execution.retraining import Problem, Retrained, Segment
 from hpstage.execution.runs import Record, Run
 from hpstage.executor import Environment
@@ -73,18 +69,15 @@ class FreshProcess:
         self._environment: Environment | None = None
         self._record: Record | None = None
         self._performs = False
-        self._received = bytearray()
-        self._unsent = bytearray()
         with outputs():
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with it
             self._process: Forked | subprocess.Popen[bytes]
             started = _forked(server, self._output.fileno(), variables or {})
             self._process, self._channel = started or _spawned(self._output.fileno(), variables or {})
-        self._channel.setblocking(False)
         self._request(load)
 
     def start(self, segment: Segment, checkpoints: CheckpointStore) -> None:
-        """Train a segment, once the trainable is loaded. At once or at any time; does not block.
+        """Train a segment, once the trainable is loaded. At once or at any time.
 
         Args:
             checkpoints: where the states are that it begins with and is compared with.
@@ -100,7 +93,7 @@ class FreshProcess:
         self._performs, self._record = True, None
         self._request(Perform(run, states))
         while self._record is None and self._result is None:
-            self._exchange(None)
+            self._receive(None)
         problem = None if self._result is None else self._result.problem
         return self._record or Record(name=run.name, fork=run.fork, problem=problem)
 
@@ -113,7 +106,7 @@ class FreshProcess:
         """Return the process's description of itself and of what it has loaded, once it has: blocks until then.
         ``None``: it could not load it, which is then the outcome."""
         while self._environment is None and self._result is None:
-            self._exchange(None)
+            self._receive(None)
         return self._environment
 
     def poll(self) -> Retrained | None:
@@ -124,7 +117,7 @@ class FreshProcess:
         """Return the outcome, or ``None`` if there is none within ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._result is None:
-            if not self._exchange(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not self._receive(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 break
         return self._result
 
@@ -143,47 +136,19 @@ class FreshProcess:
         if self._result is None:
             self._end(Problem("failed", "it was ended", 0))
 
-    def fileno(self) -> int:
-        """Return what becomes readable when :meth:`poll` should be called."""
-        return self._channel.fileno()
-
     def _request(self, request: Request) -> None:
-        self._unsent += framed(request)
-        self._send()
+        with suppress(OSError):  # it has ended, as its side of the channel shows
+            self._channel.sendall(framed(request))
 
-    def _exchange(self, timeout: float | None) -> bool:
-        """Send and receive what can be; return whether there was anything within ``timeout`` seconds."""
-        readable, writable, _ = select.select([self._channel], [self._channel] if self._unsent else [], [], timeout)
-        if writable:
-            self._send()
-        if readable:
-            self._receive()
-        return bool(readable or writable)
-
-    def _send(self) -> None:
+    def _receive(self, timeout: float | None) -> bool:
+        """Take a message; return whether there was one within ``timeout`` seconds."""
+        if not select.select([self._channel], [], [], timeout)[0]:
+            return False
         try:
-            del self._unsent[: self._channel.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()  # it has ended, as its side of the channel shows
-
-    def _receive(self) -> None:
-        try:
-            part = self._channel.recv(1 << 20)
-        except OSError:
-            part = b""
-        if not part:
+            self._take(decode_reply(unframed(self._channel.fileno())))
+        except (EOFError, OSError):
             self._end(Problem("failed", self._how_it_died(), 0))
-            return
-        self._received += part
-        while len(self._received) >= SIZE:
-            size = int.from_bytes(self._received[:SIZE], "big")
-            if len(self._received) < SIZE + size:
-                return
-            message = bytes(self._received[SIZE : SIZE + size])
-            del self._received[: SIZE + size]
-            self._take(decode_reply(message))
+        return True
 
     def _take(self, reply: Reply) -> None:
         match reply:
@@ -237,12 +202,7 @@ def _spawned(output: int, variables: Mapping[str, str]) -> tuple[subprocess.Pope
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [
-                *python(),
-                "-c",
-                START_TRAINING,
-                json.dumps([search_path(), sys.argv, [theirs.fileno(), os.getpid(), "audit"]]),
-            ],
+            spawning(theirs.fileno(), "audit"),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -5,6 +5,7 @@ Encoded as MessagePack, since JSON has no NaN.
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 import msgspec
@@ -222,6 +223,25 @@ def framed(message: Request | Order | Reply) -> bytes:
     """Return an encoded message, prefixed with its length."""
     encoded = encode(message)
     return len(encoded).to_bytes(SIZE, "big") + encoded
+
+
+def unframed(channel: int) -> bytes:
+    """Read an encoded message from a file descriptor. Raises :class:`EOFError` if the other end is closed."""
+    return _read(channel, int.from_bytes(_read(channel, SIZE), "big"))
+
+
+def _read(channel: int, count: int) -> bytes:
+    parts = []
+    while count:
+        try:
+            part = os.read(channel, min(count, 1 << 20))
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
 
 
 def name_of(run: str) -> str:

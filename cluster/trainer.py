@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,13 +17,10 @@ from distributed import Worker
 
 from hpstage import errors
 from hpstage.cluster.fork_server import (
-    START_TRAINING,
     Forked,
     NoAnswer,
     NotForked,
-    how_it_ended,
-    python,
-    search_path,
+    spawning,
     training_environment,
 )
 from hpstage.cluster.local_worker import LocalWorker
@@ -48,6 +42,7 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.outputs import outputs
 from hpstage.cluster.watch import Watch
 from hpstage.errors import InternalError, UsageError
+from hpstage.errors.text import how_it_ended
 from hpstage.plan.facts import ChainId
 
 logger = logging.getLogger("hpstage")
@@ -240,14 +235,10 @@ async def _forked(worker: Worker, files: tuple[int, int]) -> tuple[Forked, socke
 
 async def _spawned(worker: Worker, files: tuple[int, int]) -> tuple[asyncio.subprocess.Process, socket.socket]:
     local = isinstance(worker, LocalWorker)
-    path = [worker.local_directory, *search_path()] if local else search_path()
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *python(),
-            "-c",
-            START_TRAINING,
-            json.dumps([path, sys.argv, [theirs.fileno(), os.getpid(), worker.address]]),
+            *spawning(theirs.fileno(), worker.address, [worker.local_directory] if local else []),
             stdin=subprocess.DEVNULL,
             stdout=files[0],
             stderr=files[1],

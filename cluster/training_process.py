@@ -33,7 +33,6 @@ from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.checkpoints.eviction import BYTES
 from hpstage.checkpoints.host_memory import LIVE, HostMemory
 from hpstage.cluster.messages import (
-    SIZE,
     Amend,
     Done,
     Expect,
@@ -60,6 +59,7 @@ from hpstage.cluster.messages import (
     decode_request,
     encode,
     framed,
+    unframed,
 )
 from hpstage.cluster.script import import_script
 from hpstage.errors import CheckpointError, GangApart, GangLost, UsageError
@@ -152,7 +152,7 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], traini
     controls: dict[WorkerId, tuple[ChainId, Control]] = {}  # of the last chain of each slot
     try:
         while True:
-            match decode_request(_read(channel, int.from_bytes(_read(channel, SIZE), "big"))):
+            match decode_request(unframed(channel)):
                 case Stop() as stop:
                     for control in _of(controls, stop.chain):
                         control.stop(keep=stop.keep)
@@ -365,21 +365,6 @@ def _relieve(live: LiveCache) -> None:
 
 def _raised(error: Exception, of: ChainId | None) -> Raised:
     return Raised(type(error).__name__, str(error), "".join(traceback.format_exception(error)), of)
-
-
-def _read(channel: int, count: int) -> bytes:
-    """Read ``count`` bytes. Raises :class:`EOFError` if the other end is closed."""
-    parts = []
-    while count:
-        try:
-            part = os.read(channel, min(count, 1 << 20))
-        except ConnectionResetError:
-            part = b""
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def _write(channel: int, text: bytes) -> None:

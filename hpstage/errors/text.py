@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 _HOUR, _MINUTE = 3600, 60
@@ -26,6 +27,13 @@ def shortened(value: object, most: int = 80) -> str:
     """A value in at most so many characters; six digits of a float."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def how_it_ended(status: int) -> str:
+    """``left with exit status 1``: a process with this exit status, which is below 0 after a signal."""
+    if status == -signal.SIGKILL:
+        return "was killed by SIGKILL (as the system does when memory runs out)"
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with exit status {status}"
 
 
 def count_of(number: int, noun: str) -> str:

@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hpstage.errors import TrainingError
+from hpstage.errors.text import how_it_ended
 from hpstage.torch.loading.cut import Cut
 from hpstage.torch.loading.outcomes import Failure, see_plain, see_repeatable
 from hpstage.torch.loading.samples import Samples
@@ -215,7 +216,7 @@ class Processes:
             if process.sentinel in ended:
                 process.join(timeout=1)
         codes = sorted({process.exitcode for process in processes if process.exitcode is not None})
-        return "; ".join(map(_how_it_ended, codes))
+        return "; ".join(f"one {how_it_ended(code)}" for code in codes)
 
     def close(self, *, at_once: bool = False) -> None:
         """End the processes, ``at_once`` even those that hang. Idempotent."""
@@ -255,12 +256,6 @@ def _in_a_thread(make: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     return done.result()
-
-
-def _how_it_ended(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "one was killed by SIGKILL (as the system does when memory runs out)"
-    return f"one was killed by {signal.Signals(-code).name}" if code < 0 else f"one left with exit status {code}"
 
 
 class _Requests:
