@@ -8,12 +8,11 @@ import re
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
@@ -27,6 +26,7 @@ from hpstage.store.redaction import redacted, shown_cause
 logger = logging.getLogger("hpstage")
 
 T = TypeVar("T")
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 # Seconds for which a storage may be unavailable: a server restart, a failover, a locked file.
 PATIENCE = 600.0
@@ -69,6 +69,16 @@ def fail_stale_trials(study: optuna.Study) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         waiting.again(lambda _: optuna.storages.fail_stale_trials(study))
+
+
+def _repeated(method: Call) -> Call:
+    """Return a method of PatientStorage that repeats an idempotent one of the storage while that is unavailable."""
+    name = method.__name__
+
+    def call(self: PatientStorage, *args: Any, **kwargs: Any) -> Any:
+        return self.again(lambda storage: getattr(storage, name)(*args, **kwargs))
+
+    return cast(Call, call)
 
 
 class PatientStorage(BaseStorage):
@@ -123,54 +133,21 @@ class PatientStorage(BaseStorage):
 
     # --- idempotent calls ---------------------------------------------------------------------------------
 
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._again(lambda: self._storage.set_study_user_attr(study_id, key, value))
-
-    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._again(lambda: self._storage.set_study_system_attr(study_id, key, value))
-
-    def get_study_id_from_name(self, study_name: str) -> int:
-        return self._again(lambda: self._storage.get_study_id_from_name(study_name))
-
-    def get_study_name_from_id(self, study_id: int) -> str:
-        return self._again(lambda: self._storage.get_study_name_from_id(study_id))
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        return self._again(lambda: self._storage.get_study_directions(study_id))
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._again(lambda: self._storage.get_study_user_attrs(study_id))
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._again(lambda: self._storage.get_study_system_attrs(study_id))
-
-    def get_all_studies(self) -> list[private.FrozenStudy]:
-        return self._again(self._storage.get_all_studies)
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
-    ) -> None:
-        self._again(lambda: self._storage.set_trial_param(trial_id, param_name, param_value_internal, distribution))
-
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        self._again(lambda: self._storage.set_trial_intermediate_value(trial_id, step, intermediate_value))
-
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._again(lambda: self._storage.set_trial_user_attr(trial_id, key, value))
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._again(lambda: self._storage.set_trial_system_attr(trial_id, key, value))
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        return self._again(lambda: self._storage.get_trial(trial_id))
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        return self._again(lambda: self._storage.get_all_trials(study_id, deepcopy, states))
-
-    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        return self._again(lambda: self._storage.get_trial_id_from_study_id_trial_number(study_id, trial_number))
+    set_study_user_attr = _repeated(BaseStorage.set_study_user_attr)
+    set_study_system_attr = _repeated(BaseStorage.set_study_system_attr)
+    get_study_id_from_name = _repeated(BaseStorage.get_study_id_from_name)
+    get_study_name_from_id = _repeated(BaseStorage.get_study_name_from_id)
+    get_study_directions = _repeated(BaseStorage.get_study_directions)
+    get_study_user_attrs = _repeated(BaseStorage.get_study_user_attrs)
+    get_study_system_attrs = _repeated(BaseStorage.get_study_system_attrs)
+    get_all_studies = _repeated(BaseStorage.get_all_studies)
+    set_trial_param = _repeated(BaseStorage.set_trial_param)
+    set_trial_intermediate_value = _repeated(BaseStorage.set_trial_intermediate_value)
+    set_trial_user_attr = _repeated(BaseStorage.set_trial_user_attr)
+    set_trial_system_attr = _repeated(BaseStorage.set_trial_system_attr)
+    get_trial = _repeated(BaseStorage.get_trial)
+    get_all_trials = _repeated(BaseStorage.get_all_trials)
+    get_trial_id_from_study_id_trial_number = _repeated(BaseStorage.get_trial_id_from_study_id_trial_number)
 
     def remove_session(self) -> None:
         self._storage.remove_session()
