@@ -216,15 +216,15 @@ class _Sheet:
         # JSON can contain half a surrogate pair, which UTF-8 cannot encode: one such name would break the whole scrape.
         self.families[name].add_metric([label.encode("utf-8", "replace").decode() for label in labels], value)  # type: ignore[attr-defined]
 
+    def _sums(self, prefix: str, sums: Sums, *labels: str) -> None:
+        for name in ("steps_asked", "steps_trained", "steps_wasted", "merge_rate"):
+            self._add(f"{prefix}_{name}", getattr(sums, name), *labels)
+        self._add(f"{prefix}_steps_distinct", sums.steps_unique, *labels)
+        for activity in ACTIVITIES:
+            self._add(f"{prefix}_worker_seconds", getattr(sums, f"{activity}_seconds"), *labels, activity)
+
     def plan(self, plan: str, view: PlanView) -> None:
-        totals = view.whole()
-        self._add("hpstage_plan_steps_asked", totals.steps_asked, plan)
-        self._add("hpstage_plan_steps_distinct", totals.steps_unique, plan)
-        self._add("hpstage_plan_steps_trained", totals.steps_trained, plan)
-        self._add("hpstage_plan_steps_wasted", totals.steps_wasted, plan)
-        self._add("hpstage_plan_merge_rate", totals.merge_rate, plan)
-        for activity, seconds in _seconds(totals).items():
-            self._add("hpstage_plan_worker_seconds", seconds, plan, activity)
+        self._sums("hpstage_plan", view.whole(), plan)
         self._add("hpstage_plan_checkpoints", len(view.plan.kept), plan)
         self._add("hpstage_plan_checkpoint_bytes", view.plan.kept_bytes, plan)
         for reason in _LOSSES:
@@ -250,14 +250,7 @@ class _Sheet:
         trials["open" if study.ended else "running"] = unfinished
         for end, count in trials.items():
             self._add("hpstage_trials", count, *labels, end)
-        totals = study.totals
-        self._add("hpstage_steps_asked", totals.steps_asked, *labels)
-        self._add("hpstage_steps_distinct", totals.steps_unique, *labels)
-        self._add("hpstage_steps_trained", totals.steps_trained, *labels)
-        self._add("hpstage_steps_wasted", totals.steps_wasted, *labels)
-        self._add("hpstage_merge_rate", totals.merge_rate, *labels)
-        for activity, seconds in _seconds(totals).items():
-            self._add("hpstage_worker_seconds", seconds, *labels, activity)
+        self._sums("hpstage", study.totals, *labels)
         self._add("hpstage_alone_worker_seconds", view.alone_seconds(study.name), *labels)
         self._add("hpstage_saved_worker_seconds", view.saved_seconds(study.name), *labels)
         self._add("hpstage_training_workers", workers, *labels)
@@ -275,15 +268,3 @@ class _Sheet:
                     busy.add(chain.worker)
         self._add("hpstage_scheduler_workers", len(busy), scheduler.address, "busy")
         self._add("hpstage_scheduler_workers", len(known) - len(busy), scheduler.address, "idle")
-
-
-def _seconds(totals: Sums) -> dict[Activity, float]:
-    found: dict[Activity, float] = {
-        "train": totals.train_seconds,
-        "evaluate": totals.evaluate_seconds,
-        "load": totals.load_seconds,
-        "save": totals.save_seconds,
-        "wasted": totals.wasted_seconds,
-    }
-    assert found.keys() == set(ACTIVITIES)
-    return found
