@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hpstage.accounting.pauses import united
 from hpstage.errors.text import count_of, worker_hours
 from hpstage.plan.facts import Audited, AuditOutcome, Fact, NodeId, StateDiffers
 from hpstage.plan.plan import SearchPlan
@@ -40,7 +41,7 @@ class AuditFigures:
             for node in reversed(plan.nodes[fact.node].ancestry()):
                 start = max(node.start, fact.start)
                 if start < stop:
-                    self._spans[node.id] = _united([*self._spans.get(node.id, ()), (start, stop)])
+                    self._spans[node.id] = united([*self._spans.get(node.id, ()), (start, stop)])
                 stop = node.start
 
     @property
@@ -118,14 +119,3 @@ def audits_of(plan: SearchPlan, facts: Iterable[Fact]) -> AuditReport:
         elif isinstance(fact, StateDiffers) and last is not None and (last.at, last.worker) == (fact.at, fact.worker):
             differences.append(fact)
     return AuditReport(figures, tuple(differences), figures.line(plan))
-
-
-def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans in order, with adjacent ones merged."""
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], stop)
-        else:
-            found.append((start, stop))
-    return found

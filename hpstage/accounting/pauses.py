@@ -5,14 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
+_T = TypeVar("_T", int, float)
 Period = tuple[float, float]
 """``(start, stop)`` on the workers' clock."""
 
 
-def united(periods: Iterable[Period]) -> list[Period]:
+def united(periods: Iterable[tuple[_T, _T]]) -> list[tuple[_T, _T]]:
     """Return the union of the periods as disjoint periods, in order."""
-    found: list[Period] = []
+    found: list[tuple[_T, _T]] = []
     for start, stop in sorted(periods):
         if found and start <= found[-1][1]:
             found[-1] = found[-1][0], max(found[-1][1], stop)

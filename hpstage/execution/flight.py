@@ -55,16 +55,6 @@ class Took:
     alone: float
 
 
-def changing(chain: Chain) -> frozenset[str]:
-    """Return the hyperparameters that have, somewhere on a chain, another value than at step 0."""
-    return frozenset(
-        name
-        for stage in chain.stages
-        for name, form in stage.forms.items()
-        if varies(form) or form.value(stage.start) != chain.initial[name]
-    )
-
-
 class Flight:
     """A running chain: its position, and its work since its last report."""
 

@@ -53,25 +53,13 @@ class Fork:
 
     def __init__(self, work: Callable[[], bytes]) -> None:
         self._channel, theirs = os.pipe()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the user's own
-                stream.flush()
-        parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are threads: of what they do, the fork needs nothing
-            self._pid = os.fork()
-        if self._pid == 0:
-            status = 1
-            try:
-                become_separate(parent, theirs)
-                answer = memoryview(work())
-                while answer:
-                    answer = answer[os.write(theirs, answer) :]
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
+
+        def send() -> None:
+            answer = memoryview(work())
+            while answer:
+                answer = answer[os.write(theirs, answer) :]
+
+        self._pid = forked(send, theirs)
         os.close(theirs)
         os.set_blocking(self._channel, False)
         self._answer = bytearray()
@@ -108,7 +96,34 @@ class Fork:
             self._status = 0
 
 
-def become_separate(parent: int, channel: int) -> None:
+def forked(work: Callable[[], object], channel: int) -> int:
+    """Do ``work`` in a fork, which shares only the file descriptor ``channel``, and ends with the thread that has made
+    it; return its process id.
+
+    Raises:
+        OSError: the system allows no more processes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the user's own
+            stream.flush()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are threads: of what they do, the fork needs nothing
+        pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        _become_separate(parent, channel)
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _become_separate(parent: int, channel: int) -> None:
     """Share neither the end of the other process, nor its signals, output and positions in files."""
     die_with(parent)
     gc.disable()  # what the other process has, such as connections, is not to be closed here

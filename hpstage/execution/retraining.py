@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -72,16 +72,6 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         """Return the value of every hyperparameter in a step."""
         stage = next(stage for stage in self.stages if step < stage.stop)
         return {name: form.value(step) for name, form in stage.forms.items()}
-
-    @property
-    def changing(self) -> frozenset[str]:
-        """The hyperparameters that have, somewhere in it, another value than at step 0."""
-        return frozenset(
-            name
-            for stage in self.stages
-            for name, form in stage.forms.items()
-            if varies(form) or form.value(stage.start) != self.initial[name]
-        )
 
 
 class Apart(msgspec.Struct, frozen=True):
@@ -169,6 +159,16 @@ class Loop:
             yield step + 1
 
 
+def changing(stages: Iterable[Stage], initial: Mapping[str, Scalar]) -> frozenset[str]:
+    """Return the hyperparameters that have, somewhere on the stages, another value than at step 0."""
+    return frozenset(
+        name
+        for stage in stages
+        for name, form in stage.forms.items()
+        if varies(form) or form.value(stage.start) != initial[name]
+    )
+
+
 def retrain(trainable: Trainable, checkpoints: CheckpointStore, segment: Segment) -> Retrained:
     """Train a segment again in this process, from its state or from nothing, up to the first difference."""
     began = time.perf_counter()
@@ -203,7 +203,7 @@ def _train(trainable: Any, checkpoints: CheckpointStore, segment: Segment, loop:
     if segment.numerics and hasattr(trainable, "train_by"):
         trainable.train_by(segment.numerics)
     if hasattr(trainable, "foresee"):
-        trainable.foresee(segment.changing)
+        trainable.foresee(changing(segment.stages, segment.initial))
     state = None if segment.source is None else checkpoints.load(segment.source)
     loop.enter(segment.initial, segment.start, state)
     del state

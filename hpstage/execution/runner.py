@@ -23,12 +23,13 @@ from hpstage.errors.text import writable
 from hpstage.execution import gang
 from hpstage.execution.control import Control
 from hpstage.execution.first_steps import FirstSteps
-from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
+from hpstage.execution.flight import Due, Flight, Gathering, Took, Values
 from hpstage.execution.log_writer import Logs
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
 from hpstage.execution.position import Position
 from hpstage.execution.recording import Recording, release_streams
 from hpstage.execution.rerun import Reruns
+from hpstage.execution.retraining import changing
 from hpstage.execution.saving import Save, Saves, Writer
 from hpstage.execution.trying_out import metrics_untrained
 from hpstage.execution.untrained import UntrainedFork
@@ -147,7 +148,7 @@ class ChainRunner:
         try:
             self._checkpoints.enter(lambda: bool(control.stopped) or control.paused)
             if self._foresee is not None:
-                self._foresee(changing(chain))
+                self._foresee(changing(chain.stages, chain.initial))
             self._enter(chain, flight)
             began = time.perf_counter()
             yield from gang.gather(self._trainable, chain, self._host, control)

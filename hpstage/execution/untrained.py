@@ -6,15 +6,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import traceback
-import warnings
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 
 import msgspec
 
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.execution.fork import Fork, become_separate, obstacle
+from hpstage.execution.fork import Fork, forked, obstacle
 from hpstage.execution.retraining import Retrained, Segment, retrain
 from hpstage.trainable import Trainable
 
@@ -35,19 +33,12 @@ class UntrainedFork:
 
     def __init__(self, trainable: Trainable) -> None:
         self._channel, theirs = Pipe()
-        parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about threads: the fork needs none of them
-            self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                self._channel.close()
-                become_separate(parent, theirs.fileno())
-                _serve(trainable, theirs)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(0)
+
+        def serve() -> None:
+            self._channel.close()
+            _serve(trainable, theirs)
+
+        self._pid = forked(serve, theirs.fileno())
         theirs.close()
         self._training = False
 

@@ -28,7 +28,6 @@ logger = logging.getLogger("hpstage")
 
 _GAIN = 0.95
 """Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
-_BEGINS = " begins"
 _UNTRIED = " untried"
 _SHARE = 0.25
 """Share of the steps of all trials that one worker is taken to train at most: trials share steps, and workers share
