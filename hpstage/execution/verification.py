@@ -22,7 +22,7 @@ from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.portrait import Difference, by_likely_cause, differences, follows, shown
-from hpstage.training.capture.stateless import LOCAL, MOST, excluding
+from hpstage.training.capture.stateless import LOCAL, MOST, excluding, stated_on
 from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
 
@@ -93,6 +93,7 @@ class ForkVerification:
         least = 0 if developed else 1
         self.fork = begun if at_once else begun + min(_FORK_AFTER, max(length - _STEPS, least))
         self._steps = max(1, min(_STEPS, begun + length - self.fork))
+        self.subject = getattr(trainable, "subject", trainable)
         self.answered = bool(getattr(trainable, "answers_for_state", False))
         """Whether the user defines what the state is."""
         self.seconds = 0.0
@@ -364,7 +365,8 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     path = shown(first)
     causes = [first, *(other for other, _, _ in others)]
     named = [one[0] for one in found.differences if not follows(one) and one[0] != _STATE]
-    unless = f"; {excluding(*named)}" if named else ""
+    with stated_on(verification.subject):
+        unless = f"; {excluding(*named)}" if named else ""
     also = ""
     if len(causes) > 1:
         more = f" and {len(causes) - MOST:,} more" if len(causes) > MOST else ""

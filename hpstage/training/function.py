@@ -36,7 +36,7 @@ from hpstage.errors import StateError, StopTraining, TrainingError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import Adapter, checked_metrics, optimizers_in, stateless_of
 from hpstage.training.body import Body, Pause
-from hpstage.training.capture.stateless import LOCAL
+from hpstage.training.capture.stateless import LOCAL, stated_on
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.training.run import Run
@@ -227,11 +227,12 @@ class FunctionTrainable(Adapter):
     def _run_to_loop(self, state: Mapping[str, Any] | None, *, measured: bool = False) -> Body:
         """Run the function to its loop; ``measured``: with the state restored by ``run.attach()``, for its metrics."""
         self._attached.clear()
-        self._world.reset()
-        self._body = body = Body(
-            self._function,
-            Run(self._initial, state, self._attached, self._world, partial(_batches, self._loaders), measured),
-        )
+        with stated_on(self.subject):  # which its thread inherits
+            self._world.reset()
+            self._body = body = Body(
+                self._function,
+                Run(self._initial, state, self._attached, self._world, partial(_batches, self._loaders), measured),
+            )
         # Also called when this object is garbage-collected: otherwise a paused thread would stay forever.
         self._finalizer = weakref.finalize(self, body.close)
         rekey(seed_of(self._initial), 0, Purpose.SETUP)

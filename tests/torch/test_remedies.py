@@ -8,6 +8,7 @@ import itertools
 import pickle
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -16,6 +17,7 @@ import torch
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.cli.naming import trainable_named
 from hpstage.errors import StateError
 from hpstage.store import MemoryJournal
 
@@ -117,7 +119,7 @@ class Counting:
 
 
 def stateless_in(message: str) -> tuple[str, ...]:
-    (line,) = re.findall(r"`stateless = (\(.*?\))`", message)
+    (line,) = re.findall(r"`(?:train\.)?stateless = (\(.*?\))`", message)
     return tuple(ast.literal_eval(line))
 
 
@@ -140,6 +142,33 @@ def test_all_that_differs_is_named_at_once_and_excluded_as_the_message_says(
     trainable = make()
     trainable.stateless = named
     assert None not in searched(trainable)
+
+
+SCRIPT = """
+import torch
+
+class Meter:
+    handle = None
+
+def main(run):
+    model, meter = torch.nn.Linear(1, 1), Meter()
+    run.attach(model=model)
+    for step in run.steps():
+        meter.handle = iter([step, 0])
+        next(meter.handle)
+        run.report(loss=run.hp["lr"])
+"""
+
+
+def test_the_line_for_a_function_works_where_it_is_pasted_below_it(tmp_path: Path) -> None:
+    script = tmp_path / "as_written.py"
+    script.write_text(SCRIPT)
+    with pytest.raises(StateError) as refused:
+        searched(trainable_named(f"{script}:main"))
+    (line,) = re.findall(r"`(main\.stateless = .*?)`", str(refused.value))
+    script = tmp_path / "as_mended.py"
+    script.write_text(f"{SCRIPT}\n{line}\n")
+    assert None not in searched(trainable_named(f"{script}:main"))
 
 
 class WithAdam:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FunctionType, MethodType
 
 LOCAL = "local variable "
 """Path prefix of local variables of paused code, and of what they hold."""
@@ -17,10 +20,28 @@ MOST = 20
 def to_exclude(*paths: str) -> str:
     """Return the line of code that excludes the first of these paths, or the smallest parts around that have a name."""
     names = dict.fromkeys(_name(path) for path in paths[:MOST])
-    return f"`stateless = {tuple(names)!r}`"
+    return _line(names)
 
 
 _UNLESS = "if training does not depend on it, name it in `stateless`: "
+
+
+@contextmanager
+def stated_on(subject: object) -> Iterator[None]:
+    """Have the lines in messages about a subject work where they are pasted: in its class, or below a function."""
+    name = subject.__qualname__.rpartition("<locals>.")[2] if isinstance(subject, FunctionType | MethodType) else ""
+    token = _owner.set(f"{name}." if name and "<" not in name else "")
+    try:
+        yield
+    finally:
+        _owner.reset(token)
+
+
+_owner: ContextVar[str] = ContextVar("owner", default="")
+
+
+def _line(names: Iterable[str]) -> str:
+    return f"`{_owner.get()}stateless = {(*names,)!r}`"
 
 
 def excluding(*paths: str) -> str:
@@ -35,8 +56,10 @@ def joined(texts: Sequence[str]) -> str:
     parts = [text.partition(f"; {_UNLESS}") for text in texts[:MOST]]
     lines = "".join(f"\n  {text}" for text, *_ in parts)
     more = f"\n  and {len(texts) - MOST} more" if len(texts) > MOST else ""
-    names = dict.fromkeys(name for _, _, line in parts if line for name in ast.literal_eval(line.strip("`")[12:]))
-    unless = f"\nIf training does not depend on them, name them in `stateless`: `stateless = {(*names,)!r}`"
+    names = dict.fromkeys(
+        name for _, _, line in parts if line for name in ast.literal_eval(line.strip("`").partition(" = ")[2])
+    )
+    unless = f"\nIf training does not depend on them, name them in `stateless`: {_line(names)}"
     return (
         f"no state can hold {len(texts)} of the changes that training has made:{lines}{more}{unless if names else ''}"
     )
