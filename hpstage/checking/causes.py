@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -25,6 +26,8 @@ _DRAWS = (
     "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
     "seed a generator of your own from hp['seed']; pass what else is needed as a hyperparameter or an attribute"
 )
+
+_NAMED = 5
 
 
 def cause_of(way: str, apart: Apart, style: Style, hashes: bool, suspects: Sequence[str]) -> tuple[str, str]:
@@ -65,6 +68,15 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
     if path.startswith(STATE) and apart.straight.startswith(_PICKLE) and apart.found.startswith(_PICKLE):
         cause, _, remedy = REMEDY.partition(": ")
         return cause, remedy
+    if path.startswith(WORKLOAD) and apart.computed:
+        names = ", ".join(apart.computed[:_NAMED]) + (", ..." if len(apart.computed) > _NAMED else "")
+        return (
+            f"{names}: made where the trainable is imported or made, with another value each time, so that a later "
+            f"search would find nothing that this one has trained",
+            f"seed the generators where the script begins: `{_seeds()}`. If it still differs, it depends on a clock, a "
+            f"file or the order of a set: make it the same each time, or in what begins each trial (model(), setup(), "
+            f"the function)",
+        )
     if path.startswith(WORKLOAD) and way != ways.THREADS:
         return (
             "what training is made of is not the same in every process, so that workers would not agree",
@@ -164,6 +176,13 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
         "without it",
         _KEEP[style] + _unless(apart),
     )
+
+
+def _seeds() -> str:
+    """Return the line that seeds the global generators of what is imported."""
+    seeds = {"random": "random.seed(0)", "numpy": "numpy.random.seed(0)", "torch": "torch.manual_seed(0)"}
+    here = [name for name in seeds if name in sys.modules]
+    return f"import {', '.join(here)}; {'; '.join(seeds[name] for name in here)}"
 
 
 def _unless(apart: Apart) -> str:

@@ -50,16 +50,20 @@ class Children:
         """Create a folder for the states of one check."""
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
-    def perform(self, trainable: bytes, states: Path, processes: Iterable[Process], take: Take) -> None:
+    def perform(
+        self, trainable: bytes, making: bytes | None, states: Path, processes: Iterable[Process], take: Take
+    ) -> None:
         """Have these processes train a cloudpickled trainable, and wait for all of them.
 
-        ``take`` is called with each record, by one thread at a time.
+        Those that are to make it themselves unpickle ``making``. ``take`` is called with each record, by one thread at
+        a time.
         """
 
         def perform(process: Process) -> None:
             with self._starting:
                 server = self._server(process.variables)
-                fresh = FreshProcess(Load(trainable, {}), server=server, variables=process.variables)
+                packed = making if making is not None and process.makes_it else trainable
+                fresh = FreshProcess(Load(packed, {}), server=server, variables=process.variables)
                 self._running.add(fresh)
             try:
                 environment = fresh.described()
@@ -67,6 +71,7 @@ class Children:
                     record = fresh.perform(run, str(states))
                     if run is process.runs[0] and environment is not None:
                         record.workload = environment.described | environment.identity
+                        record.code = environment.loaded
                     with self._delivering:
                         take(record)
                     if fresh.has_ended or (record.problem is not None and run.kept):

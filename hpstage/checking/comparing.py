@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpstage.execution.runs import Record
-from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, Snapshot
+from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, THREADS, Snapshot
 from hpstage.training.capture.portrait import Difference, differences, follows, rank, shown
+from hpstage.training.capture.settings import PATH
 from hpstage.training.capture.stateless import LOCAL
+from hpstage.training.identity.workload import drifts
 
 METRIC = "the metric "
 WORKLOAD = "the workload's "
@@ -22,6 +24,7 @@ class Apart:
         loaded: whether it exists right after the state is loaded.
         others: paths of other differences at that step.
         causes: those of them that do not follow from others.
+        computed: variables of the user's modules that have other values there from the beginning.
     """
 
     step: int
@@ -31,6 +34,7 @@ class Apart:
     loaded: bool
     others: tuple[str, ...]
     causes: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
 
 
 def first_apart(straight: Record, other: Record, *, reports: bool = True, answered: bool = False) -> Apart | None:
@@ -45,7 +49,9 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
         found = list(differences(straight.workload, other.workload))
         if found:
             (name, here, there), *rest = found
-            return Apart(0, WORKLOAD + name, here, there, False, tuple(WORKLOAD + name for name, _, _ in rest))
+            others = tuple(WORKLOAD + name for name, _, _ in rest)
+            computed = _computed(straight, other) if name in ("code", "attributes") else ()
+            return Apart(0, WORKLOAD + name, here, there, False, others, computed=computed)
     at_once = _at_once(straight.snapshots.get(other.fork, {}), other.loaded)
     steps = sorted(straight.snapshots.keys() & other.snapshots.keys())
     for step in steps:
@@ -73,6 +79,12 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
     return None
 
 
+def _computed(straight: Record, other: Record) -> tuple[str, ...]:
+    """Return the variables and attributes that differ before the first step."""
+    attributes = differences(straight.snapshots.get(0, {}), other.snapshots.get(0, {}))
+    return (*drifts(straight.code, other.code), *(shown(path) for path, _, _ in attributes if path.startswith("self")))
+
+
 def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
     """Return paths that differ right after loading. There, nothing is known of the state and of generators."""
     if not loaded:
@@ -81,8 +93,13 @@ def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
 
 
 def _differences(straight: Snapshot, other: Snapshot, reports: bool, answered: bool) -> Iterator[Difference]:
+    unlike = (THREADS in straight) != (THREADS in other)  # one of them has imported torch, which it does not train with
+    both = straight.keys() & other.keys()
     for difference in differences(straight, other, answered=answered):
-        if reports or not difference[0].startswith((LOCAL, GENERATOR)):
+        path = difference[0]
+        if unlike and path not in both and path.startswith((SETTING, GENERATOR, f"{PATH}.")):
+            continue
+        if reports or not path.startswith((LOCAL, GENERATOR)):
             yield difference
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from hpstage.checking import ways
@@ -21,6 +22,7 @@ from hpstage.execution.snapshot import THREADS
 from hpstage.schedule.space import Space
 from hpstage.training.adapter import defaults_of
 from hpstage.training.borrowed import see_free
+from hpstage.training.capture.stateless import stated_on
 from hpstage.training.code.suspects import suspects
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.identity.workload import packages
@@ -37,6 +39,7 @@ Say = Callable[[str], None]
     catch=CATCH,
     numerics=optional(text("the name of a step backend, such as 'compiled'")),
     say=optional(function("a function of a line")),
+    make=optional(function("a function without arguments that makes the trainable")),
     children=optional(instance(Children, "hpstage.checking.Children()")),
 )
 def check(
@@ -49,6 +52,7 @@ def check(
     catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
     numerics: str | None = None,
     say: Say | None = None,
+    make: Callable[[], object] | None = None,
     children: Children | None = None,
 ) -> CheckReport:
     """Check whether a trainable is exact: straight through or forked anywhere, it gives the same bits.
@@ -75,6 +79,8 @@ def check(
         catch: exceptions by which the space rejects a trial, as for :func:`hpstage.optimize`: another one is drawn.
         numerics: the step backend to check a :class:`hpstage.torch.TorchTrainable` with; ``None``: its own.
         say: called with lines that report progress.
+        make: makes the trainable; called by one of the processes, as a later search would, so that what a class draws
+            where it is made is found as well. The command has it import the script.
         children: the processes, to be shared by several checks; by default, each check starts its own.
 
     Raises:
@@ -84,7 +90,15 @@ def check(
     if numerics is not None:
         with _trained_by(trainable, numerics):
             return check(
-                trainable, space, steps=steps, n_forks=n_forks, seed=seed, catch=catch, say=say, children=children
+                trainable,
+                space,
+                steps=steps,
+                n_forks=n_forks,
+                seed=seed,
+                catch=catch,
+                say=say,
+                make=make and partial(_made, make, numerics),
+                children=children,
             )
     trainer = as_trainable(trainable)
     subject = getattr(trainer, "subject", trainable)
@@ -98,18 +112,21 @@ def check(
         say(_beginning(name, trials, forks, processes))
     found = _Found(say, answered=isinstance(trainer, Keyed))
     packed = pack(trainable, packages(trainer))
+    making = make and pack(_Making(make), packages(trainer))
     with ExitStack() as closing:
         if children is None:
             children = closing.enter_context(Children(libraries_of(trainer)))
         states = children.folder()
-        children.perform(packed, states, first, found.take)
+        children.perform(packed, making, states, first, found.take)
         if found.straight.problem is None:
-            children.perform(packed, states, second, found.take)
+            children.perform(packed, making, states, second, found.take)
     # The process that is given other threads has the same hash seed as the first: it differs in all else.
     hashes = found.apart(ways.AGAIN) is not None and not found.unlike(ways.THREADS)
     style: Style = (
         "object" if isinstance(trainer, Keyed) else "function" if isinstance(trainer, FunctionTrainable) else "torch"
     )
+    with stated_on(subject):
+        findings = tuple(found.findings(style, hashes, suspects(subject)))
     return CheckReport(
         subject=name,
         values=trials.subject[0],
@@ -117,7 +134,7 @@ def check(
         forks=forks,
         compared=len(found.straight.snapshots.get(trials.steps, {})),
         ways=tuple(found.way(name, trials.steps) for name in (ways.STRAIGHT, *ways.WAYS)),
-        differences=tuple(found.findings(style, hashes, suspects(subject))),
+        differences=findings,
         seconds=time.perf_counter() - began,
         beside_eager=found.straight.beside_eager,
     )
@@ -136,6 +153,22 @@ def _trained_by(trainable: object, numerics: str) -> Iterator[None]:
             subject.numerics = before["numerics"]
         else:
             del subject.numerics
+
+
+class _Making:
+    """Pickles as what ``make`` returns where it is unpickled."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._make = make
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return self._make, ()
+
+
+def _made(make: Callable[[], Any], numerics: str) -> object:
+    made = make()
+    made.numerics = numerics
+    return made
 
 
 def libraries_of(trainable: object) -> list[str]:

@@ -36,10 +36,13 @@ _SHORT = 4
 
 
 class Process(NamedTuple):
-    """Runs trained by one process one after the other, and its environment variables."""
+    """Runs trained by one process one after the other, and its environment variables.
+
+    ``makes_it``: it makes the trainable itself, where that can be done, as a later search does."""
 
     runs: list[Run]
     variables: Mapping[str, str]
+    makes_it: bool = False
 
 
 def forks_of(steps: int, n_forks: int, seed: int) -> tuple[int, ...]:
@@ -73,6 +76,7 @@ def processes(trials: Trials, forks: tuple[int, ...]) -> tuple[list[Process], li
                 replace(way(UNOBSERVED), observed=False),
             ],
             _OTHER_PROCESS,
+            makes_it=True,
         ),
     ]
     then = [

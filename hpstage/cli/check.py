@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -63,7 +64,10 @@ def check(
         subject = trainable_named(trainable)
         send_along(trainable)
         say = None if quiet else _say
-        report = perform(subject, function, steps=steps, n_forks=forks, seed=seed, numerics=numerics, say=say)
+        make = partial(trainable_named, trainable)
+        report = perform(
+            subject, function, steps=steps, n_forks=forks, seed=seed, numerics=numerics, say=say, make=make
+        )
         if json_file is not None:
             with refusing(json_file, option="--json"):
                 json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")

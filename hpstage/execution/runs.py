@@ -55,6 +55,7 @@ class Record(msgspec.Struct, kw_only=True):
         loaded: the snapshot right after the state was loaded.
         metrics: by number of steps trained; exact, as strings.
         workload: the process's description of its workload; only in the first run of a process.
+        code: digests of the code loaded there by name, with it.
         beside_eager: how its first steps compare with eager ones, if they were computed otherwise.
     """
 
@@ -64,6 +65,7 @@ class Record(msgspec.Struct, kw_only=True):
     loaded: Snapshot = {}
     metrics: dict[int, Snapshot] = {}
     workload: Snapshot = {}
+    code: Snapshot = {}
     beside_eager: str = ""
     seconds: float = 0.0
     problem: Problem | None = None

@@ -1,0 +1,68 @@
+"""``hpstage check`` finds what is drawn where a script is imported: a later search would draw other numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hpstage.cli.app import app
+
+SCRIPT = """
+import random
+import numpy as np
+import torch
+
+NOISE = np.random.rand(3)
+BASE = torch.nn.Linear(2, 2)
+SCALE = 2.0
+
+def train(run):
+    model = torch.nn.Linear(1, 1)
+    run.attach(model=model)
+    for _ in run.steps():
+        with torch.no_grad():
+            model.weight += float(NOISE.sum()) * SCALE + float(BASE.weight.sum())
+        run.report(loss=model.weight.item())
+
+class Own:
+    def __init__(self): self.start = random.random()
+    def setup(self, hp): self.value = self.start
+    def train(self, step, hp): self.value += hp["rate"]
+    def evaluate(self): return {"loss": self.value}
+    def state_dict(self): return {"value": self.value}
+    def load_state_dict(self, state): self.value = state["value"]
+
+def space(trial):
+    return {"rate": trial.suggest_categorical("rate", [0.1, 0.2])}
+"""
+
+
+def checked(script: Path, name: str) -> dict[str, Any]:
+    written = script.with_suffix(".json")
+    words = [f"{script}:{name}", f"{script}:space", "--steps", "2", "--forks", "1", "--json", str(written), "--quiet"]
+    done = CliRunner().invoke(app, ["check", *words])
+    found: dict[str, Any] = json.loads(written.read_text())
+    assert done.exit_code == (not found["ok"]), done.output
+    return found
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [("train", "{0}.BASE, {0}.NOISE"), ("Own", "self.start, self.value")],
+    ids=["module", "class"],
+)
+def test_what_is_drawn_at_import_is_named_and_the_remedy_mends_it(tmp_path: Path, name: str, variables: str) -> None:
+    script = tmp_path / f"drawn_for_{name}.py"
+    script.write_text(SCRIPT)
+    finding = checked(script, name)["differences"][0]
+    assert finding["cause"].startswith(f"{variables.format(script.stem)}: made where")
+    (line,) = re.findall(r"`(import .*?)`", finding["remedy"])
+    script = tmp_path / f"seeded_for_{name}.py"
+    script.write_text(f"{line}\n{SCRIPT}")
+    assert checked(script, name)["ok"]
