@@ -10,7 +10,7 @@ import importlib
 import io
 import sys
 from collections.abc import Collection, Mapping
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -47,10 +47,14 @@ def pack(trainable: object, libraries: Collection[str]) -> bytes:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """Pickles modules of classes of their own, as in ``torch.backends``, by name, too. Classes that are sent whole keep
-    their qualified names, by which their code is known: those of classes in functions and in other classes."""
+    their qualified names, by which their code is known: those of classes in functions and in other classes; and code
+    keeps its file, which tracebacks show."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        if kind is CodeType:
+            make, parts = self.dispatch_table[CodeType](obj)
+            return make, tuple(obj.co_filename if type(part) is str and part == _NO_FILE else part for part in parts)
         if kind is not ModuleType and issubclass(kind, ModuleType):
             name = vars(obj).get("__name__")
             if sys.modules.get(name) is obj:
@@ -60,6 +64,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             attributes, _ = reduced[2]
             attributes["__qualname__"] = obj.__qualname__
         return reduced
+
+
+_NO_FILE = "<dynamic-code>"
+"""What cloudpickle has in its place."""
 
 
 def _dumps(value: object) -> bytes:

@@ -66,3 +66,14 @@ def test_what_is_drawn_at_import_is_named_and_the_remedy_mends_it(tmp_path: Path
     script = tmp_path / f"seeded_for_{name}.py"
     script.write_text(f"{line}\n{SCRIPT}")
     assert checked(script, name)["ok"]
+
+
+def test_a_traceback_shows_the_file_and_the_line_of_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(SCRIPT.replace("self.value += hp", "self.value += 1 // 0; hp"))
+    finding = checked(script, "Own")["differences"][0]
+    line = script.read_text().splitlines().index('    def train(self, step, hp): self.value += 1 // 0; hp["rate"]') + 1
+    assert (
+        f'File "{script}", line {line}, in train\n    def train(self, step, hp): self.value += 1 // 0'
+        in finding["cause"]
+    )
