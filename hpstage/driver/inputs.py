@@ -18,6 +18,8 @@ _KINDS = {
     "more": "more files than are compared",
 }
 _SHARED = "shared "
+_of_this_process: set[str] = set()
+"""Names of the command line's arguments, which are the same in all of its searches: they are named in the first."""
 _UNLESS = "If training does not depend on it, name it in `stateless`"
 
 
@@ -54,6 +56,8 @@ def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
         # Not what does not exist: code often looks for files that may exist.
         names = [name for name, digest in report.inputs.items() if digest and name not in known]
         known.update(names)
+        names = [name for name in names if name not in _of_this_process]
+        _of_this_process.update(name for name in names if name.startswith("arguments "))
         shared = [name for name in names if name.startswith(_SHARED)]
         if len(names) > len(shared):
             found.append(_notice([name for name in names if name not in shared]))

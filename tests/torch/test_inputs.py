@@ -26,6 +26,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import hpstage
 from hpstage.checkpoints.folder import FolderPlace
+from hpstage.driver import inputs
 from hpstage.errors import StoreError
 from hpstage.training.identity.inputs import Inputs
 from tests.torch import reading
@@ -370,6 +371,15 @@ def test_a_file_that_training_does_not_read_changes_nothing(folder: Path, caplog
     write(2.0)
     assert search(Tiny()) == before
     assert "Training reads" not in caplog.text
+
+
+def test_arguments_are_named_in_the_first_search_of_a_process(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_of_this_process", set())
+    for store in ("one", "another"):
+        search(in_loss(lambda: float((sys.argv[2:] or ["1"])[0])), store=store)
+    assert caplog.text.count("Training reads") == 1
 
 
 def test_what_is_read_is_named_once_with_the_remedy(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
