@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,10 @@ class Variables:
         for before, after in zip(self._variables, variables, strict=True):
             name, value = after.name, after.value
             same = same_value(before.value, value)
+            if same and type(value) is weakref.ref and value() in self._only_here:
+                if value() not in now and value() not in world:
+                    refused.append(str(held_by_nothing(f"what {LOCAL}{name} refers to")))
+                continue
             if (before.value is MISSING and not before.needed) or (same and not _leads_to_new(value, encoder)):
                 continue
             if after.settable and value is not MISSING:
