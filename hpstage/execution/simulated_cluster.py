@@ -1,5 +1,5 @@
 """Simulated workers on one virtual clock, for the executors of one or several searches: who is there, what becomes of
-them, and what they cost."""
+them, how many there are to be, and what they cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from itertools import count
 from typing import Protocol
 
 from hpstage.errors import InternalError, UsageError
-from hpstage.execution.simulated_scaling import Scaler, Scaling
 from hpstage.plan.facts import StateKey, WorkerId
 from hpstage.plan.messages import Report, WorkerJoined, WorkerLeft, host_of, names_of
 
@@ -54,6 +53,22 @@ class Disruptions:
         slow, part = drawn.random() < self.slow, drawn.expovariate(1.0)
         lifetime = math.inf if self.lifetime_seconds == math.inf else part * self.lifetime_seconds
         return Fate(self.slowdown if slow else 1.0, lifetime)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How simulated workers follow the demand.
+
+    Attributes:
+        minimum, maximum: limits of the number of workers.
+        start_seconds: time from the request for a worker until it joins.
+        interval: seconds between two looks at the demand.
+    """
+
+    minimum: int
+    maximum: int
+    start_seconds: float
+    interval: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +131,9 @@ class SimulatedCluster:
         self._expected: set[WorkerId] = set()  # those that are to join
         self._allocated = 0.0
         self._allocated_since: dict[WorkerId, float] = {}  # by each worker that is present or requested
-        self._scaler = None if scaling is None else Scaler(scaling, self)
+        self._scaling = scaling
+        self._demands: list[Callable[[float, float], int]] = []
+        self._looking = False  # a look at the demand is on the agenda
         for _ in range(workers):
             self.join(0.0)
 
@@ -139,21 +156,13 @@ class SimulatedCluster:
         """Call ``act`` after so many seconds."""
         heapq.heappush(self._agenda, (self.now + after, next(self._order), act))
 
-    def later(self, after: float, act: Callable[[], object]) -> bool:
-        """Do so if anything else is to happen; return whether it will be called."""
-        if not self._agenda:
-            return False
-        self.at(after, act)
-        return True
-
     def wake(self) -> None:
         """Let time stand still once all that happens now is over, as if something had been reported."""
         self._woken = True
 
     def advance(self, timeout: float | None) -> None:
         """Let time pass until something is reported to any executor: not at all with a ``timeout`` of zero."""
-        if self._scaler is not None:
-            self._scaler.look()
+        self._look()
         while self._agenda and (self._agenda[0][0] <= self.now or (timeout != 0.0 and not self._has_reports())):
             self.now, _, act = heapq.heappop(self._agenda)
             act()
@@ -219,10 +228,10 @@ class SimulatedCluster:
         self._replace()
 
     def _replace(self) -> None:
-        if self._disruptions is not None and self._scaler is None:
+        if self._disruptions is not None and self._scaling is None:
             self.join(self._disruptions.replace_seconds)
 
-    def leave(self, worker: WorkerId) -> None:
+    def _leave(self, worker: WorkerId) -> None:
         """Let an idle worker leave, or one that is to join not come."""
         if self.trains(worker):
             raise InternalError(f"{worker} trains, and is not to leave")
@@ -257,13 +266,6 @@ class SimulatedCluster:
     def trains(self, worker: WorkerId) -> bool:
         return self.busy(names_of(worker, self.slots))
 
-    def is_present(self, worker: WorkerId) -> bool:
-        return worker in self.live
-
-    def idle_workers(self) -> list[WorkerId]:
-        """Return the present workers that train no chain."""
-        return [worker for worker in self.live if worker == host_of(worker) and not self.trains(worker)]
-
     def slowness(self, slots: Iterable[WorkerId]) -> float:
         """Return how many times as long a step takes that these train together."""
         return max(self._fates[host_of(slot)].slowness for slot in slots)
@@ -272,13 +274,29 @@ class SimulatedCluster:
 
     def follow(self, demand: Callable[[float, float], int]) -> None:
         """Let the number of workers follow a demand, besides those that it follows already."""
-        if self._scaler is not None:
-            self._scaler.follow(demand)
+        self._demands.append(demand)
 
-    @property
-    def requested(self) -> Sequence[WorkerId]:
-        """The workers that are present or requested, in the order of the requests."""
-        return list(self._allocated_since)
+    def _look(self) -> None:
+        """Compare the workers with the demand, now and periodically as long as anything runs."""
+        scaling = self._scaling
+        if scaling is None or self._looking or not self._demands:
+            return
+        demand = sum(demand(self.now, scaling.start_seconds) for demand in self._demands)
+        surplus = len(self._allocated_since) - min(scaling.maximum, max(scaling.minimum, demand))
+        for _ in range(-surplus):
+            self.join(scaling.start_seconds)
+        if surplus > 0:
+            starting = [worker for worker in self._allocated_since if worker not in self.live]
+            idle = [worker for worker in self.live if worker == host_of(worker) and not self.trains(worker)]
+            for worker in [*reversed(starting), *idle][:surplus]:
+                self._leave(worker)
+        if self._agenda:
+            self._looking = True
+            self.at(scaling.interval, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looking = False
+        self._look()
 
     @property
     def paid_seconds(self) -> float:

@@ -16,8 +16,7 @@ from hpstage.accounting.savings import Savings, shortest_makespan
 from hpstage.algorithm import Algorithm
 from hpstage.checkpoints.needed import needed_states
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
-from hpstage.execution.simulated_scaling import Scaling
+from hpstage.execution.simulated_cluster import Disruptions, Scaling, SimulatedCluster
 from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import ALONE

@@ -21,8 +21,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, FullTraining, Hyperband, PopulationBasedTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
-from hpstage.execution.simulated_scaling import Scaling
+from hpstage.execution.simulated_cluster import Disruptions, Scaling, SimulatedCluster
 from hpstage.plan.facts import (
     DriverJoined,
     Fact,

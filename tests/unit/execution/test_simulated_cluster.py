@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
-from hpstage.execution.simulated_scaling import Scaling
+from hpstage.execution.simulated_cluster import Disruptions, Scaling, SimulatedCluster
 from hpstage.plan.facts import DriverId, DriverJoined, StateKey, TrialAdded, TrialId
 from hpstage.plan.messages import WorkerJoined
 from hpstage.scheduler.answers import Answer

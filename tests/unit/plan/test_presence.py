@@ -11,8 +11,7 @@ from hpstage.accounting.book import Book, open_book
 from hpstage.accounting.presence import Presence
 from hpstage.accounting.studies import study_rows
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.execution.simulated_cluster import SimulatedCluster
-from hpstage.execution.simulated_scaling import Scaling
+from hpstage.execution.simulated_cluster import Scaling, SimulatedCluster
 from hpstage.plan.facts import ChainStarted, DriverId, Fact, WorkerId, WorkersChanged
 from hpstage.plan.log import encode, read_facts
 from hpstage.store import MemoryJournal

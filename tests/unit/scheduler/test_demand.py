@@ -13,8 +13,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.execution.simulated_cluster import SimulatedCluster
-from hpstage.execution.simulated_scaling import Scaling
+from hpstage.execution.simulated_cluster import Scaling, SimulatedCluster
 from hpstage.plan.facts import DriverId, DriverJoined, TrialAdded
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing

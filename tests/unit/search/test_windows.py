@@ -14,8 +14,7 @@ from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algorithm import Search as AlgorithmSearch
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.execution.simulated_cluster import SimulatedCluster
-from hpstage.execution.simulated_scaling import Scaling
+from hpstage.execution.simulated_cluster import Scaling, SimulatedCluster
 from hpstage.plan.facts import WorkerId
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
