@@ -214,7 +214,9 @@ class PlanView(Accounting):
             case SearchStarted():
                 self.studies.setdefault(fact.study, StudyView(fact, self.tally(fact.study))).restart(fact)
             case TrialProposed(trial=trial) | TrialEnded(trial=trial) if trial is not None:
-                self.studies[fact.study].enter(trial)
+                study, ended = self.studies[fact.study], plan.ended.get(trial)
+                (study.infeasible.discard if ended is None or ended.feasible else study.infeasible.add)(trial)
+                study.enter(trial)
             case SearchEnded():
                 self.studies[fact.study].ended = True
 

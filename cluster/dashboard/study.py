@@ -91,6 +91,7 @@ class StudyView:
         self.stages: Counter[PieceState] = Counter()  # pieces of branches by state
         self.branches: dict[NodeId, StudyBranch] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
+        self.infeasible: set[TrialId] = set()  # completed trials that do not satisfy the study's constraints
         self.standing: dict[TrialId, Result] = {}  # the farthest finite result of each trial
         self._ranking: list[_Rank] = []  # of the standing results, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
@@ -166,12 +167,13 @@ class StudyView:
         self.history.add(self._latest, alone_seconds, self.totals.worker_seconds)
 
     def best(self, count: int) -> list[Result]:
-        """Return the best standing results, the best first; as in Optuna, completed trials come before all others."""
+        """Return the best standing results, the best first; as in Optuna, completed and feasible trials come first."""
         return [self.standing[trial] for _, _, _, trial in self._ranking[:count]]
 
     def _rank(self, result: Result) -> _Rank:
         sign = -1 if self.maximize else 1
-        return self.trials.get(result.trial) != "COMPLETE", sign * result.value, len(result.trial), result.trial
+        complete = self.trials.get(result.trial) == "COMPLETE" and result.trial not in self.infeasible
+        return not complete, sign * result.value, len(result.trial), result.trial
 
 
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:

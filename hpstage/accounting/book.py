@@ -231,6 +231,12 @@ class Book:
                     found[id] = values
         return found
 
+    @cached_property
+    def feasible(self) -> dict[TrialId, tuple[float, ...]]:
+        """Those of :attr:`values` of trials that satisfy the study's constraints."""
+        ended = self.account.plan.ended
+        return {id: values for id, values in self.values.items() if ended[id].feasible}
+
     def value_of(self, id: TrialId) -> float | None:
         """The first objective of a trial; of one that was not completed, at the last step that it was answered."""
         if id in self.values:
@@ -241,25 +247,26 @@ class Book:
 
     @cached_property
     def best(self) -> TrialId | None:
-        """The completed trial with the best value, the earliest of equals. ``None`` if there is none, if several
-        studies or several objectives would have to be compared, or if the journal does not record the direction."""
+        """The completed, feasible trial with the best value, the earliest of equals. ``None`` if there is none, if
+        several studies or several objectives would have to be compared, or if the journal does not record the
+        direction."""
         started = self.started
         if started is None or len(started.metric) != 1 or len(started.directions) != 1 or len(self.studies) != 1:
             return None
         sign = -1.0 if self.maximize else 1.0
-        return min(self.values, key=lambda id: sign * self.values[id][0], default=None)
+        return min(self.feasible, key=lambda id: sign * self.values[id][0], default=None)
 
     @cached_property
     def front(self) -> list[TrialId]:
-        """The completed trials on the Pareto front; empty where the directions are unknown or several studies would
-        have to be compared (see :attr:`best`)."""
+        """The completed, feasible trials on the Pareto front; empty where the directions are unknown or several studies
+        would have to be compared (see :attr:`best`)."""
         started = self.started
         if started is None or len(started.directions) != len(started.metric) or len(self.studies) != 1:
             return []
         signs = [-1.0 if direction == "maximize" else 1.0 for direction in started.directions]
         losses = {
             id: tuple(sign * value for sign, value in zip(signs, values, strict=True))
-            for id, values in self.values.items()
+            for id, values in self.feasible.items()
             if len(values) == len(signs)
         }
         kept = set(undominated(losses.values()))

@@ -89,11 +89,12 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
 
 
 def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:
-    """Return the best of the completed trials, by each metric of the study's last search."""
+    """Return the best of the completed, feasible trials, by each metric of the study's last search."""
     reported = [
         (tuple(map(float, ended.values)), id)
         for id in ids
-        if (ended := account.plan.ended.get(id)) is not None and ended.state == "COMPLETE" and ended.values is not None
+        if (ended := account.plan.ended.get(id)) is not None and ended.state == "COMPLETE"
+        if ended.values is not None and ended.feasible
     ]
     found: list[Best] = []
     for i, metric in enumerate(record.started.metric):
