@@ -14,17 +14,15 @@ is trained or kept: no file system is measured), all of it and without what the 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
+from command_line import parser_of, write
 
 import hpstage
 from hpstage import schedule as s
@@ -311,8 +309,7 @@ def flatness(trials: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=64, help="trials of each search (default: 64)")
     parser.add_argument("--many", type=int, default=10_000, help="trials of the search that is timed (default: 10000)")
     parser.add_argument("--repeats", type=int, default=3, help="how often it is timed (default: 3)")
@@ -346,9 +343,7 @@ def main() -> int:
         print(f"{name:<40}" + "".join(f"{value:>8.3f}" for value in flat[key]))
     low, high = flat["last_over_first_range"]
     print(f"hpstage's own, last quarter / first: {flat['last_over_first']:.2f} ({low:.2f} to {high:.2f})")
-    if options.json is not None:
-        figures = {"algorithms": rows, "closed_forms": forms, "time_per_trial": flat}
-        options.json.write_text(json.dumps(figures, indent=2, default=float) + "\n")
+    write(options.json, {"algorithms": rows, "closed_forms": forms, "time_per_trial": flat})
     sound = all(row["same_best"] and row["same_study"] for row in rows if row["synchronous"])
     return int(not (sound and all(row["exact"] for row in forms)))
 

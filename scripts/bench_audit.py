@@ -16,9 +16,7 @@ seen                in which part of the seeds one did
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import math
 import os
 import sys
@@ -33,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import torch
+from command_line import parser_of, write
 from planted_faults import FAULTS, Small
 
 import hpstage
@@ -203,8 +202,7 @@ def missed(segments: dict[tuple[NodeId, int], bool], count: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--audited", type=int, nargs="+", default=[1, 3, 12])
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--trials", type=int, default=48)
@@ -230,8 +228,7 @@ def main() -> int:
         shares = "".join(f"{one[f'computed_{count}']:>12.2f}{one[f'seen_{count}']:>6.2f}" for count in options.audited)
         counts = f"{one['segments']:>8} {one['segments_showing']:>5} {one['trials']:>7} {one['trials_showing']:>5}"
         print(f"{name:<31} {counts}{shares}", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"seeds": options.seeds, "faults": figures}, indent=2) + "\n")
+    write(options.json, {"seeds": options.seeds, "faults": figures})
     return 0
 
 

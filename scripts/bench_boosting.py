@@ -13,18 +13,16 @@ overhead                        milliseconds a round takes longer than a call of
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import optuna
+from command_line import parser_of, write
 from sklearn.datasets import make_classification
 
 import hpstage
@@ -152,12 +150,11 @@ def overhead(library: Library, data: tuple[Any, ...], rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--library", choices=LIBRARIES, default="lightgbm")
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     x, y = make_classification(arguments.rows, 20, n_informative=8, random_state=0)
@@ -186,8 +183,7 @@ def main() -> None:
     }
     for name, value in found.items():
         print(f"{name:<18}{value:>10.3f}" if isinstance(value, float) else f"{name:<18}{value:>10}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
+    write(arguments.json, found)
 
 
 if __name__ == "__main__":

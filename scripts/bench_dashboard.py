@@ -40,6 +40,7 @@ from pathlib import Path
 
 import psutil
 from bench_status import fill
+from command_line import parser_of, write
 from distributed import Client
 from gestures import measure
 from screenshots import simulated
@@ -285,14 +286,13 @@ def table(found: list[dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0, help="that each measurement takes")
     parser.add_argument("--stages", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=100.0, help="records a second that are streamed")
     parser.add_argument("--browser", action="store_true", help="open the page in chromium")
     parser.add_argument("--gestures", type=int, nargs="*", default=[], metavar="TRIALS", help="sizes of trees")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--listen", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.listen is not None:
@@ -306,8 +306,7 @@ def main() -> int:
     gestures = bench_gestures(options.gestures)
     for trials, times in gestures.items():
         print(f"{trials:,} trials: " + ", ".join(f"{name} {value:.1f}" for name, value in times.items()))
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rounds": found, "gestures": gestures}, indent=2) + "\n")
+    write(options.json, {"rounds": found, "gestures": gestures})
     return 0
 
 

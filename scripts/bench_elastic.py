@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import pickle
 import statistics
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import parser_of, write
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -145,8 +145,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json")
+    parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="+", default=["32", "256", "768", RESNET])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=30)
@@ -179,9 +178,7 @@ def main() -> None:
         assert follower.stdin is not None
         follower.stdin.close()
     is_equal = all(found["equal"] for of_model in figures.values() for found in of_model.values())
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"options": vars(options), "elastic_equal": is_equal, "figures": figures}, file, indent=2)
+    write(options.json, {"options": vars(options), "elastic_equal": is_equal, "figures": figures})
     if not is_equal:
         sys.exit("the bits of a gang are not those of one process")
 

@@ -34,6 +34,7 @@ from typing import Any
 
 import optuna
 import torch
+from command_line import parser_of, write
 from engine_models import CPU, SUBJECTS, Side, equal
 from fused_search import search
 
@@ -157,7 +158,7 @@ def valued(tree: Any, key: str) -> Iterator[Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="*", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--batches", nargs="+", type=int, default=[32, 128], metavar="SIZE")
     parser.add_argument("--widths", nargs="+", type=int, default=[1, 2, 4, 8, 16, 24], metavar="K")
@@ -168,7 +169,6 @@ def main() -> None:
     parser.add_argument("--stacked", type=int, default=8, metavar="K", help="siblings as one there (default: 8)")
     parser.add_argument("--workers", type=int, default=2, help="0: in this process (default: 2)")
     parser.add_argument("--alone", action="store_true", help="without the figures of other scripts")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     torch.set_num_threads(1)
@@ -184,8 +184,7 @@ def main() -> None:
     if not options.alone:
         figures |= dict(of_others(Path(__file__).parent))
     print(json.dumps({key: value for key, value in figures.items() if not isinstance(value, list)}, indent=2))
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ measuring are reported separately: no trial is charged for them. Metrics must no
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
-from pathlib import Path
 from typing import Any
 
 import optuna
 import torch
+from command_line import parser_of, write
 from fused_search import search
 
 
@@ -60,14 +59,13 @@ def compare(options: argparse.Namespace, batch: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--stacked", type=int, default=8, metavar="K", help="siblings as one at most (default: 8)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inline", action="store_true", help="in this process, instead of on Dask workers")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     torch.set_num_threads(1)
@@ -77,8 +75,7 @@ def main() -> None:
         "steps": options.steps,
         "by_batch_size": {str(batch): compare(options, batch) for batch in options.batch},
     }
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ fork              the first step after a fork at another position, in place of w
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import statistics
 import time
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from command_line import parser_of, write
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -127,8 +127,7 @@ def timed(step: Callable[[], object], steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--milliseconds", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=60)
@@ -169,9 +168,7 @@ def main() -> None:
             f"{name:12} {figures[name]['milliseconds']:8.1f} ms per step, {figures[name]['ratio']:.2f} x raw "
             f"({min(ratios):.2f} to {max(ratios):.2f})"
         )
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"options": vars(options), "figures": figures, "all": found}, file, indent=2)
+    write(options.json, {"options": vars(options), "figures": figures, "all": found})
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ torch_save_ms, torch_load_ms   the same tensors by torch.save and torch.load (wi
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import sys
@@ -31,6 +29,7 @@ from pathlib import Path
 
 import optuna
 import torch
+from command_line import parser_of, shown, write
 
 import hpstage
 from hpstage import schedule as s
@@ -149,8 +148,7 @@ def files(root: Path, megabytes: float, repeats: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--stages", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=float, default=50.0)
@@ -158,15 +156,10 @@ def main() -> int:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
     runs = [once(options.stages, options.megabytes, 5) for _ in range(options.repeats)]
-    table = {name: sorted(run[name] for run in runs) for name in runs[0]}
-    print(f"{'':<22} {'median':>9} {'min':>9} {'max':>9}   ms, {options.repeats} runs, {options.megabytes:g} MB")
-    for name, values in table.items():
-        print(f"{name:<22} {statistics.median(values):>9.2f} {values[0]:>9.2f} {values[-1]:>9.2f}")
-    if options.json is not None:
-        figures: dict[str, object] = {name: statistics.median(values) for name, values in table.items()}
-        figures |= {"spread": {name: [values[0], values[-1]] for name, values in table.items()}}
-        figures |= {"megabytes": options.megabytes, "stages": options.stages, "repeats": options.repeats}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    table = {name: [run[name] for run in runs] for name in runs[0]}
+    figures = shown(table, f"ms, {options.repeats} runs, {options.megabytes:g} MB")
+    figures |= {"megabytes": options.megabytes, "stages": options.stages, "repeats": options.repeats}
+    write(options.json, figures)
     return 0
 
 

@@ -17,7 +17,6 @@ Rungs of synchronous successive halving wait for their slowest trial, which the 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
@@ -25,11 +24,11 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import optuna
+from command_line import parser_of, write
 
 import hpstage
 from hpstage import schedule as s
@@ -274,13 +273,12 @@ def studies(count: int, gpus: int = 40) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     names = [shape.name for shape in SHAPES]
     parser.add_argument("--shapes", nargs="+", choices=names, default=names, metavar="SHAPE")
     parser.add_argument("--studies", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--rehearsals", type=int, default=3)
     parser.add_argument("--trials", type=int, help="of each study at most (default: all of its grid)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     found: dict[str, Any] = {}
@@ -303,8 +301,7 @@ def main() -> None:
             f"{count} studies on one plan: {several['gpu_hours']:.2f} x GPU-hours, "
             f"{several['end_to_end']:.2f} x end-to-end"
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 def median(found: Iterable[dict[str, Any]], what: str) -> float:

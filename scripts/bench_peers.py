@@ -33,6 +33,7 @@ from time import perf_counter
 from typing import Any
 
 import psutil
+from command_line import parser_of, write
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figures import record
@@ -205,7 +206,7 @@ def draw(figures: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
@@ -213,7 +214,6 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS), metavar="PROGRAM")
     parser.add_argument("--algorithms", nargs="*", choices=["full", "asha"], default=["full", "asha"])
     parser.add_argument("--overheads", action="store_true", help="measure trials and reports that train nothing, too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--record", action="store_true", help="write full training into README.md and the book")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw full training, as SVG")
     parser.add_argument(
@@ -247,8 +247,7 @@ def main() -> None:
         draw(figures, options.picture)
     if options.record:
         record("peers", rows(figures["full"]), "scripts/bench_peers.py")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from command_line import parser_of, write
 from planner_load import BATCH, LENGTH, STEPS, WORKLOAD, choices, insert, new_driver, trials_of
 
 from hpstage import schedule as s
@@ -287,7 +288,7 @@ def rows_of(part: str, options: argparse.Namespace) -> Iterator[tuple[str, int]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[10_000, 100_000])
@@ -296,7 +297,6 @@ def main() -> int:
     parser.add_argument("--events", nargs="+", type=int, default=[100_000, 1_000_000])
     parser.add_argument("--trials", nargs="+", type=int, default=[10_000, 30_000])
     parser.add_argument("--store", type=Path, metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row is not None:
@@ -335,8 +335,7 @@ def run(options: argparse.Namespace) -> int:
                 first, last = (1 / row[name] if name == "per_s" else row[name] for row in (rows[0], rows[-1]))
                 print(f"{part:<7} {kind:<9} cost at {rows[-1]['size']:,} / at {rows[0]['size']:,}: {last / first:.2f}")
                 found.append({"part": part, "kind": kind, "ratio": last / first})
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write(options.json, found)
     return 0
 
 

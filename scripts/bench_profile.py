@@ -12,8 +12,6 @@ between   milliseconds from a report of a worker to the first step of the stage 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,10 +19,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import optuna
+from command_line import parser_of, write
 from optuna.storages import InMemoryStorage
 
 import hpstage
@@ -175,8 +173,7 @@ def between(stages: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--stages", type=int, default=60)
     options = parser.parse_args()
@@ -186,8 +183,7 @@ def main() -> int:
         print(f"{title} {unit}")
         for name, value in found[title].items():
             print(f"  {name:<42} {value:8.3f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write(options.json, found)
     return 0
 
 

@@ -17,7 +17,6 @@ The training of up to 8 steps is included, 0.2 s. Takes about five minutes on tw
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -26,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from command_line import parser_of, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
 
@@ -174,9 +175,8 @@ class Bench:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     figures: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, Site(Path(folder) / "site", workers=2) as site:
@@ -193,8 +193,7 @@ def main() -> int:
             figures[name] = values = [kill() for _ in range(options.times)]
             print(f"{name:<20}{statistics.median(values):>10.2f}{min(values):>10.2f}{max(values):>10.2f}", flush=True)
         bench.close()
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return 0
 
 

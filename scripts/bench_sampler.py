@@ -22,16 +22,14 @@ All are medians, with the quartiles in brackets. The sampler's radius was chosen
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
+from command_line import parser_of, write
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from hpstage import schedule as s
@@ -160,8 +158,7 @@ def shown(values: list[float]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -195,8 +192,7 @@ def main() -> int:
             print(f"{name:<24} {shown(line['merge_rate']):<20} " + " ".join(f"{c:<22}" for c in cells) + f" {better}")
     figures["seconds"] = time.monotonic() - began
     print(f"\n{options.seeds} seeds, {figures['seconds']:.0f} s")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return 0
 
 

@@ -14,22 +14,19 @@ trunk     400 trials that train equally for 120 of 160 steps
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import optuna
+from command_line import parser_of, write
 
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.execution.simulated_cluster import SimulatedCluster
-from hpstage.execution.simulated_scaling import Scaling
+from hpstage.execution.simulated_cluster import Scaling, SimulatedCluster
 from hpstage.store import MemoryJournal
 
 SECONDS = {"step_seconds": 21.5, "evaluate_seconds": 5.0, "load_seconds": 1.0, "save_seconds": 1.0}
@@ -114,8 +111,7 @@ def measure(shape: Shape, start_seconds: float) -> Found:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
     parser.add_argument("--trials", type=int, help="of each search, on 2 workers at most (default: its own)")
     parser.add_argument("--start-seconds", type=float, default=120.0, help="to start a worker")
@@ -127,8 +123,7 @@ def main() -> int:
         for figure, value in asdict(measure(shape, options.start_seconds)).items():
             figures[f"{name}_{figure}"] = value
             print(f"{name + '_' + figure:<28} {value:>10.4g}", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return 0
 
 

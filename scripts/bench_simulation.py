@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
+from command_line import parser_of, write
 
 import hpstage
 from hpstage import schedule as s
@@ -259,8 +259,7 @@ PARTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=1000)
@@ -272,8 +271,7 @@ def main() -> int:
         figures |= (found := PARTS[name](options))
         for figure, value in found.items():
             print(f"{figure:<24} {value:>12,.5g}", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return 0
 
 

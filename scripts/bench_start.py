@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from command_line import parser_of, shown, write
 
 BASES = {
     "import": "import torch, optuna, distributed",
@@ -163,8 +164,7 @@ def one_round(folder: Path) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--search", choices=SEARCHES, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -176,15 +176,8 @@ def main() -> int:
         for number in range(options.rounds + 1):
             rounds.append(one_round(Path(name) / str(number)))
     rounds = rounds[1:]  # the first has filled the caches
-    table = {name: sorted(found[name] for found in rounds) for name in rounds[0]}
-    print(f"{'':<26} {'median':>8} {'min':>8} {'max':>8}   s, {options.rounds} rounds")
-    for name, values in table.items():
-        print(f"{name:<26} {statistics.median(values):>8.3f} {values[0]:>8.3f} {values[-1]:>8.3f}")
-    if options.json is not None:
-        figures: dict[str, object] = {name: statistics.median(values) for name, values in table.items()}
-        figures |= {"spread": {name: [values[0], values[-1]] for name, values in table.items()}}
-        figures |= {"rounds": options.rounds}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    table = {name: [found[name] for found in rounds] for name in rounds[0]}
+    write(options.json, shown(table, f"s, {options.rounds} rounds") | {"rounds": options.rounds})
     return 0
 
 

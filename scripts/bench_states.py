@@ -18,7 +18,6 @@ beside_slowdown    seconds of a training step while a state is being written, by
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -31,6 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from command_line import parser_of, write
 from msgspec.structs import replace
 
 from hpstage.checkpoints import FolderCheckpoints, LiveCache
@@ -243,8 +243,7 @@ def in_process(*arguments: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--folders", type=Path, nargs="+", default=[Path(tempfile.gettempdir())], help="where to write")
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 10, 50, 140, 500], help="sizes of states")
     parser.add_argument("--rounds", type=int, default=9, help="saves or loads of each size")
@@ -265,8 +264,7 @@ def main() -> None:
                 measured |= in_process("--one", "hidden", *where)
             found[name] = measured
             print(name, *(f"{what} {shown(value)}" for what, value in measured.items()), sep="\n    ", flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    write(given.json, found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ stages, trials, records    what the journal holds
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,6 +22,8 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+
+from command_line import parser_of, write
 
 
 def fill(folder: Path, stages: int) -> None:
@@ -82,8 +83,7 @@ def run(folder: Path, *words: str) -> tuple[float, float, float, bytes]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--stages", type=int, default=100_000)
     options = parser.parse_args()
     from hpstage.plan.facts import StateReached
@@ -117,8 +117,7 @@ def main() -> int:
     }
     for figure, value in figures.items():
         print(f"{figure:<15} {value:>12,.6g}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return 0
 
 

@@ -18,8 +18,6 @@ mb_per_100k_stages                 Redis: memory of the keys of a search that ha
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import multiprocessing
 import shutil
@@ -38,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from command_line import parser_of, write
 
 from hpstage.store import MemoryJournal, RedisJournal, SQLiteJournal, Store
 
@@ -188,8 +187,7 @@ def clean(url: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--redis", metavar="URL")
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -216,10 +214,8 @@ def main() -> int:
     for figure, value in found["redis"].items():
         other = f"{found['sqlite'][figure]:>12.4g}" if figure in found["sqlite"] else " " * 12
         print(f"{figure:<24} {other} {value:>12.4g}")
-    if options.json is not None:
-        settings = {key: getattr(options, key) for key in ("events", "seconds", "replay", "stages")}
-        sizes = {"bytes_per_event": statistics.mean(map(len, records))}
-        options.json.write_text(json.dumps(found | settings | sizes, indent=2) + "\n")
+    settings = {key: getattr(options, key) for key in ("events", "seconds", "replay", "stages")}
+    write(options.json, found | settings | {"bytes_per_event": statistics.mean(map(len, records))})
     return 0
 
 

@@ -18,9 +18,7 @@ worker on each of them the drivers would be timed as well.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +27,7 @@ from pathlib import Path
 import msgspec
 import optuna
 from bench_store import own_server
+from command_line import parser_of, shown, write
 from demo_digits import Digits
 from distributed import Client, LocalCluster
 
@@ -123,10 +122,9 @@ class Round:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1, help="fewer than there are cores: the drivers need one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--drive", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive is not None:
@@ -142,12 +140,8 @@ def main() -> int:
         for number in range(options.rounds):
             rounds.append(Round(cluster.scheduler_address, server, Path(place) / str(number)).measure())
             print(f"round {number + 1} of {options.rounds} is done", file=sys.stderr)
-    print(f"{'median of ' + str(options.rounds) + ' rounds':<32}{'':>10}{'least':>10}{'most':>10}")
-    for figure in rounds[0]:
-        values = [found[figure] for found in rounds]
-        print(f"{figure:<32}{statistics.median(values):>10.3f}{min(values):>10.3f}{max(values):>10.3f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(rounds, indent=2) + "\n")
+    shown({figure: [found[figure] for found in rounds] for figure in rounds[0]}, f"{options.rounds} rounds")
+    write(options.json, rounds)
     return 0
 
 

@@ -8,14 +8,13 @@ of its own are its unique steps. Takes about four minutes on two cores, and less
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import optuna
+from command_line import parser_of, write
 from demo_digits import N_TRIALS, STEPS, Digits, space
 from distributed import Client
 
@@ -54,12 +53,11 @@ def measure(metric: str, algorithm: Algorithm, seed: int, client: Any, folder: P
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=8, help="studies of each kind (default: 8)")
     parser.add_argument("--metric", choices=["accuracy", "loss"], default="accuracy")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(".hpstage/tree-aware"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     figures: dict[str, Any] = {}
@@ -77,8 +75,7 @@ def main() -> int:
                     f"{name + ', ' + kind:<24}{middle['steps_asked']:>10.0f}{middle['steps_unique']:>8.0f}"
                     f"{middle['complete']:>10.0f}{middle['best']:>9.4f}"
                 )
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return 0
 
 

@@ -8,8 +8,6 @@ A ratio compares a variant with ``plain`` within the same round, so that other l
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -25,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from command_line import parser_of, write
 from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
@@ -248,11 +247,10 @@ def summarise(rounds: dict[str, list[Block]]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", choices=sorted(MODELS), default="digits")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", metavar="FILE", help="write the results there")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         runners: dict[str, Variant] = {}
@@ -280,10 +278,8 @@ def main() -> None:
             f"{name:30} {row['wall_ms']:8.3f} {row['wall_ratio']:6.2f}  {low:5.2f}-{high:5.2f} "
             f"{row['process_ms']:8.3f} {row['process_ratio']:6.2f} {row['faults']:8.1f}"
         )
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            about = {"machine": platform.platform(), "cores": os.cpu_count(), **vars(arguments)}
-            json.dump({"about": about, "variants": summary}, file, indent=1)
+    about = {"machine": platform.platform(), "cores": os.cpu_count(), **vars(arguments)}
+    write(arguments.json, {"about": about, "variants": summary})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ short      trials of one step of a second, really on a local cluster (--workers 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from typing import Any
 
 import optuna
 from bench_simulation import space
+from command_line import parser_of, write
 
 import hpstage
 from hpstage.algorithm import Algorithm, Setting, Trials
@@ -151,8 +151,7 @@ PARTS = {"makespan": makespan, "knowledge": knowledge, "short": short}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: makespan and knowledge")
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--trials", type=int, default=300)
@@ -163,8 +162,7 @@ def main() -> int:
         figures |= (found := PARTS[name](options))
         for figure, value in found.items():
             print(f"{figure:<28} {value:>10,.4g}", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return 0
 
 

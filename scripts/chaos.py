@@ -14,12 +14,12 @@ Ends with 1 if anything was amiss; then the folder stays, with journals, logs an
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+
+from command_line import parser_of, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
 
@@ -31,10 +31,9 @@ from tests.redis_server import executable
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write all figures, and what was amiss")
     parser.add_argument("--faults", help=f"kinds, by commas; by default all: {', '.join(KINDS)}")
     parser.add_argument("--every", type=float, default=2.2, help="seconds from one fault to the next, about (2.2)")
     parser.add_argument("--folder", type=Path, help="where to work; must not exist (default: a temporary one)")
@@ -55,8 +54,7 @@ def main() -> int:
         pace = (0.7 * options.every, 1.3 * options.every)
         outcome = Soak(site, seed=options.seed, kinds=kinds, pace=pace).run(60 * options.minutes)
     show(outcome)
-    if options.json:
-        options.json.write_text(json.dumps(outcome.as_json(), indent=1))
+    write(options.json, outcome.as_json())
     if outcome.violations:
         again = f"python scripts/chaos.py --minutes {options.minutes:g} --seed {options.seed} --every {options.every:g}"
         print(f"\nAll is in {folder}. Once more: {again}" + (f" --faults '{options.faults}'" if options.faults else ""))

@@ -16,7 +16,6 @@ A part that fails reports why, and the others run. It needs nothing but hpstage,
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import platform
@@ -34,6 +33,7 @@ from typing import Any
 import numpy
 import optuna
 import torch
+from command_line import parser_of, write
 from engine_models import SUBJECTS, Images, Side, equal, now
 from torch.utils._pytree import tree_map_only
 
@@ -360,19 +360,17 @@ def check(device: torch.device, sizes: Sizes, parts: tuple[str, ...] = tuple(PAR
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(Sizes.models))
     parser.add_argument("--small", action="store_true", help="little of everything, to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"gpu_check: no GPU here (torch {torch.__version__} finds no CUDA device): nothing was checked")
         return 0
     sizes = replace(SMALL if options.small else Sizes(), models=tuple(options.models))
     found = check(torch.device("cuda", 0), sizes, tuple(options.parts))
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write(options.json, found)
     return 1 if any("error" in part for part in found["parts"].values()) else 0
 
 

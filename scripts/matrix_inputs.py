@@ -16,10 +16,8 @@ The exit status is 1 if any of the last four is not 0. Calls stop where training
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import math
 import multiprocessing
 import operator
@@ -38,6 +36,7 @@ from typing import Any
 
 import numpy
 import optuna
+from command_line import parser_of, write
 from matrix_subjects import Reached, Subject, commands, options_of, stopped, subjects
 
 from hpstage.errors import HpstageError
@@ -345,8 +344,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all rows to this file")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="", help="callables and arguments whose names hold this")
     parser.add_argument("--every", type=int, default=1, help="try every N-th value only")
     options = parser.parse_args()
@@ -363,8 +361,7 @@ def main() -> None:
     for (where, name, how), count in Counter((row[0], row[1], row[3]) for row in bad).items():
         _, _, value, _, said = next(row for row in bad if (row[0], row[1], row[3]) == (where, name, how))
         print(f"{count:4} {how}: {where}({name}={value}) {said!a}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+    write(options.json, rows)
     sys.exit(bool(bad))
 
 

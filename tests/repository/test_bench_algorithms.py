@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -15,13 +14,9 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "bench_algorithms.py"
-    spec = importlib.util.spec_from_file_location("bench_algorithms", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_algorithms"] = module
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+        return importlib.import_module("bench_algorithms")
 
 
 @pytest.mark.ci

@@ -68,6 +68,7 @@ QUICK = {
 }
 """Those that end within a minute on two cores; the others take minutes, and are slow."""
 PARTS = {
+    "command_line",
     "engine_models",
     "figures",
     "fused_search",
