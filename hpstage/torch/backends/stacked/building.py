@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.planning import Plan, plan, same
 from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
@@ -32,43 +33,51 @@ class Builder:
     def __init__(self, subject: TorchTrainable, device: torch.device, effects: Effects | None = None) -> None:
         self.device = device
         self.tracer = Tracer(subject, effects)
-        self._programs: dict[tuple[Trace, int], Program] = {}
+        self.frozen = Frozen()
+        self._programs: dict[tuple[Trace, int, frozenset[int]], Program] = {}
         self.built = 0
         """Number of programs built."""
         self.seconds = 0.0
         """Spent on building them."""
 
-    def program(self, trace: Trace, width: int, example: Sequence[Tensor]) -> Program:
+    def program(
+        self, trace: Trace, width: int, example: Sequence[Tensor], shared: frozenset[int] = frozenset()
+    ) -> Program:
         """Return the program of ``width`` members.
 
         Args:
             example: a member's inputs.
+            shared: indices of those that are one tensor for all members. That makes no difference to their bits: what
+                depends on them alone is computed once as each would compute it.
         """
-        key = (trace, width)
+        key = (trace, width, shared)
         if key not in self._programs:
             begin = time.perf_counter()
             with torch.inference_mode():
-                self._programs[key] = self._build(trace, width, example)
+                self._programs[key] = self._build(trace, width, example, shared)
             self.built += 1
             self.seconds += time.perf_counter() - begin
         return self._programs[key]
 
-    def _build(self, trace: Trace, width: int, example: Sequence[Tensor]) -> Program:
-        members = _probes(trace, example, width, _SEEDS[0])
-        planned = plan(trace, members, self._streams(width))
+    def _build(self, trace: Trace, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:
+        members = _probes(trace, example, width, _SEEDS[0], shared)
+        planned = plan(trace, members, self._streams(width), shared)
         made = program(trace, planned)
         if width == 1:
             return made
         if self._agrees(trace, made, example):
             return made
-        made = program(trace, Plan(width, planned.constants, sizes=planned.sizes, contiguous=planned.contiguous))
+        one_by_one = Plan(
+            width, planned.constants, sizes=planned.sizes, contiguous=planned.contiguous, once=planned.once
+        )
+        made = program(trace, one_by_one)
         if self._agrees(trace, made, example):
             return made
         raise NotStackable(f"a step of {width} members has other bits than {width} steps of one, even one by one")
 
     def _agrees(self, trace: Trace, made: Program, example: Sequence[Tensor]) -> bool:
         """Return whether a program gives each of other members what it is given alone."""
-        members = _probes(trace, example, made.width, _SEEDS[1])
+        members = _probes(trace, example, made.width, _SEEDS[1], made.shared)
         alone = self.program(trace, 1, example)
         together = _run(trace, made, members, self._streams(made.width))
         for slot, member in enumerate(members):
@@ -86,11 +95,16 @@ class Builder:
         return Streams(self.device, states)
 
 
-def _probes(trace: Trace, example: Sequence[Tensor], width: int, seed: int) -> list[list[Tensor]]:
+def _probes(
+    trace: Trace, example: Sequence[Tensor], width: int, seed: int, shared: frozenset[int]
+) -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     states = len(trace.trained) + len(trace.kept)
     batch = len(example) - states - len(trace.values)
-    return [probe(example, generator, states, batch, moved=trace.movable) for _ in range(width)]
+    first = probe(example, generator, states, batch, moved=trace.movable)
+    own = [tensor.new_empty(0) if index in shared else tensor for index, tensor in enumerate(example)]
+    others = [probe(own, generator, states, batch, moved=trace.movable) for _ in range(width - 1)]
+    return [first, *([first[i] if i in shared else tensor for i, tensor in enumerate(other)] for other in others)]
 
 
 def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Streams) -> list[list[Tensor]]:
@@ -99,7 +113,7 @@ def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Stre
     inputs: list[Value] = []
     for index, column in enumerate(zip(*members, strict=True)):
         stacked = made.kept_stacked[index - first] if first <= index < last else index < last + len(trace.values)
-        inputs.append(torch.stack(column) if stacked else list(column))
+        inputs.append(column[0] if index in made.shared else torch.stack(column) if stacked else list(column))
     losses, gradients, kept, logged = made.run(inputs, streams)
     results = [*([] if losses is None else [losses]), *gradients, *kept, *logged]
     return [list(value.unbind() if isinstance(value, Tensor) else value) for value in results]

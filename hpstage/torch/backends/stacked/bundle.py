@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.building import Builder
+from hpstage.torch.backends.stacked.frozen import Common
 from hpstage.torch.backends.stacked.joint_state import FlatGroup
 from hpstage.torch.backends.stacked.member import Member
 from hpstage.torch.backends.stacked.program import Program, Value
@@ -37,6 +38,7 @@ class Bundle:
         self._kept: list[Value] = []
         self._program: Program | None = None
         self._prepared: object = None
+        self._common: Common | None = None
         self._numbers: dict[int, tuple[list[list[float]], Tensor]] = {}
         self.logged: list[tuple[str, list[float]]] = []
         """What the last step has logged: names, and the value of each member."""
@@ -55,7 +57,7 @@ class Bundle:
         if self._trace is not None:
             self._enter(member)
         self.members.append(member)
-        self._program = None
+        self._common = None
         return member
 
     def leave(self, member: Member) -> None:
@@ -63,7 +65,7 @@ class Bundle:
         slot = self.members.index(member)
         self.sync(member)
         self.members.remove(member)
-        self._program = None
+        self._common = None
         for group in self._groups.values():
             group.remove(slot)
         self._kept = [[part for index, part in enumerate(_parts(value)) if index != slot] for value in self._kept]
@@ -78,7 +80,8 @@ class Bundle:
         for index, group in self._groups.items():
             state = [group.of(slot, tensor) for tensor in group.state]
             member.write(index, [place.name for place in group.places], group.of(slot, group.weight), state)
-        member.write_kept(dict(zip(self._trace.kept, (_parts(value)[slot] for value in self._kept), strict=True)))
+        kept = zip(self._trace.kept, (_parts(value)[slot] for value in self._kept), strict=True)
+        member.write_kept({name: tensor for name, tensor in kept if tensor is not member.frozen.get(name)})
 
     def step(self, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Tensor | None:
         """Train each member on its batch, with the values that its optimizer's param groups have now, and its values of
@@ -99,14 +102,21 @@ class Bundle:
             raise UsageError(
                 f"there are {len(self.members)} members, but {len(batches)} batches and {len(hp)} sets of values"
             )
-        program, trace = self._ready(batches, hp)
+        shape, *others = map(shape_key, batches)
+        if any(other != shape for other in others):
+            raise NotStackable("the members' batches differ in shape at this step")
+        columns = [list(column) for column in zip(*map(tensors_of, batches), strict=True)]
+        trace = self._ready(shape, batches, hp)
+        program = self._program_for(columns, hp)
         values = [self._column([of[name] for of in hp]) for name in trace.values]
         kept = [_in_form(value, form) for value, form in zip(self._kept, program.kept_stacked, strict=True)]
         weights = [weight for group in self._groups.values() for weight in group.stacked()]
         streams = Streams(self._builder.device, [member.stream for member in self.members])
         with torch.inference_mode():
-            columns = [list(column) for column in zip(*map(tensors_of, batches), strict=True)]
-            losses, gradients, self._kept, logged = program.run([*weights, *kept, *values, *columns], streams)
+            inputs: list[Any] = [*weights, *kept, *values, *columns]
+            for index in program.shared:
+                inputs[index] = inputs[index][0]
+            losses, gradients, self._kept, logged = program.run(inputs, streams)
             first = 0
             for index, group in self._groups.items():
                 group.step(gradients[first : first + len(group.places)], self._numbers_of(index))
@@ -121,18 +131,15 @@ class Bundle:
             member.count_step()
         return None if losses is None else losses.clone()
 
-    def _ready(self, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> tuple[Program, Trace]:
-        """Return the program for these batches: as long as nothing but numbers changes, the one before."""
+    def _ready(self, shape: object, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Trace:
+        """Return the trace for these batches: as long as nothing but numbers changes, the one before."""
         for member in self.members:
             member.check_formulas()
         if self._trace is not None:
             self._trace.check_constants()
-        keys = [shape_key(batch) for batch in batches]
         known = self._trace
-        if self._program is not None and known is not None and self._prepared == keys and all(map(known.fits, hp)):
-            return self._program, known
-        if any(key != keys[0] for key in keys):
-            raise NotStackable("the members' batches differ in shape at this step")
+        if self._common is not None and known is not None and self._prepared == shape and all(map(known.fits, hp)):
+            return known
         tracer = self._builder.tracer
         traces = []
         for member, batch, of in zip(self.members, batches, hp, strict=True):
@@ -149,15 +156,31 @@ class Bundle:
         elif (self._trace.trained, self._trace.kept) != (trace.trained, trace.kept):
             raise NotStackable("with batches of another shape, other parameters are trained")
         self._trace = trace
+        for member in self.members:
+            member.frozen = {name: tensor for name, tensor in member.frozen.items() if name in trace.unchanged}
+        for index, name in enumerate(trace.kept):
+            if all(name in member.frozen for member in self.members):
+                self._kept[index] = [member.frozen[name] for member in self.members]
+        self._common, self._program = Common(trace, self._kept, len(self.members)), None
+        self._prepared = shape
+        return trace
+
+    def _program_for(self, columns: Sequence[Sequence[Tensor]], hp: Sequence[Mapping[str, Scalar]]) -> Program:
+        """Return the program for what members have in common in this step."""
+        trace, common = self._trace, self._common
+        assert trace is not None
+        assert common is not None
+        shared = common.of(columns)
+        if self._program is not None and self._program.shared == shared:
+            return self._program
         example = [
             *(weight[0] for group in self._groups.values() for weight in group.stacked()),
             *(_parts(value)[0] for value in self._kept),
             *(self._column([hp[0][name]])[0] for name in trace.values),
-            *tensors_of(batches[0]),
+            *(column[0] for column in columns),
         ]
-        self._program = self._builder.program(trace, len(self.members), example)
-        self._prepared = keys
-        return self._program, trace
+        self._program = self._builder.program(trace, len(self.members), example, shared)
+        return self._program
 
     def _allocate(self, trace: Trace) -> None:
         first = self.members[0]
@@ -179,7 +202,13 @@ class Bundle:
             names = [place.name for place in group.places]
             rows.append((group, [member.parameters[name] for name in names], member.state(index, names)))
         own = member.tensors()
-        kept = [own[name].detach().clone(memory_format=torch.contiguous_format) for name in self._trace.kept]
+        kept = []
+        for name in self._trace.kept:
+            if name in self._trace.unchanged:
+                kept.append(self._builder.frozen.copy_of(name, own[name]))
+                member.frozen[name] = kept[-1]
+            else:
+                kept.append(own[name].detach().clone(memory_format=torch.contiguous_format))
         for group, weights, state in rows:
             group.add(weights, state)
         self._kept = [[*_parts(value), new] for value, new in zip(self._kept, kept, strict=True)]

@@ -112,8 +112,18 @@ def max_pool_gradients_of_all(outer: Tensor, images: Tensor, *options: Any) -> T
     return _split(inner, len(images))
 
 
+def samples_of_all(function: Any, count: int, *args: Any, **kwargs: Any) -> Any:
+    """Return what a function gives for each member, of whose arguments the first ``count`` hold samples, and all others
+    are the same for all members."""
+    width = len(args[0])
+    results = function(*(tensor.flatten(0, 1) for tensor in args[:count]), *args[count:], **kwargs)
+    if isinstance(results, Tensor):
+        return _split(results, width)
+    return tuple(None if part is None else _split(part, width) for part in results)
+
+
 def _split(joint: Tensor, width: int) -> Tensor:
-    return joint.view(width, -1, *joint.shape[1:])
+    return joint.view(width, len(joint) // width, *joint.shape[1:])
 
 
 def _as_channels(images: Tensor) -> Tensor:

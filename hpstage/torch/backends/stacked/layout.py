@@ -26,7 +26,7 @@ class Layout:
         self._given: dict[Node, bool] = {}
         """Inputs whose form is settled: parameters and hyperparameters are stacked, batches are not."""
         for index, node in enumerate(inputs[: len(inputs) - len(trace.constants)]):
-            if not first <= index < last:
+            if not first <= index < last and node not in plan.once:
                 self._given[node] = index < first or last <= index < last + len(trace.values)
         outputs = list(trace.graph.output_node().args[0])  # type: ignore[arg-type]
         self._wanted = {node for node in outputs[: 1 + first] if isinstance(node, Node)}
@@ -44,7 +44,7 @@ class Layout:
     def _choose(self, trace: Trace) -> None:
         plan = self._plan
         free = [node for node in trace.graph.nodes if node in plan.stacked and self._leader[node] is node]
-        free += list(self._kept)
+        free += [node for node in self._kept if node not in plan.once]
         for node in free:
             self.stacked[node] = plan.together.get(node, 0.0) <= plan.alone.get(node, 0.0) and node not in self._kept
         for _ in range(_ROUNDS):
@@ -69,7 +69,8 @@ class Layout:
         return own + sum(self._change(value) for value in values)
 
     def _inputs(self, node: Node) -> Iterator[Node]:
-        yield from (arg for arg in node.all_input_nodes if arg not in self._plan.constants)
+        plan = self._plan
+        yield from (arg for arg in node.all_input_nodes if arg not in plan.constants and arg not in plan.once)
 
     def _results(self, node: Node) -> Iterator[Node]:
         yield node
@@ -78,7 +79,7 @@ class Layout:
     def _change(self, value: Node) -> float:
         """Return the seconds to bring a value into the forms in which it is used."""
         plan = self._plan
-        if value not in plan.sizes:
+        if value not in plan.sizes or value in plan.once:
             return 0.0
         needed = {self.is_stacked(user) for user in value.users if user.op == "call_function"}
         if value in self._wanted:

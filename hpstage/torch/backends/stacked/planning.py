@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from hpstage.torch.backends.stacked.cleaning import is_random
-from hpstage.torch.backends.stacked.rules import Call, Site, is_exact, rule_for
+from hpstage.torch.backends.stacked.rules import Call, Site, is_exact, proposals
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracing import Trace
 
@@ -45,6 +45,13 @@ _PRODUCTS = {
     torch.ops.aten.dot.default,
 }
 
+_HEAVY = _PRODUCTS | {
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+}
+
 VECTOR = 32
 """Elements after which no vectorised loop has a remainder, which may be computed in another way."""
 
@@ -67,6 +74,8 @@ class Plan:
     sizes: dict[Node, int] = field(default_factory=dict)
     """Bytes of a member's result."""
     contiguous: dict[Node, bool] = field(default_factory=dict)
+    once: frozenset[Node] = frozenset()
+    """Values that are computed once in a step, since they depend on nothing that members differ in."""
 
 
 def constants_of(trace: Trace) -> dict[Node, Any]:
@@ -80,11 +89,34 @@ def constants_of(trace: Trace) -> dict[Node, Any]:
     return values
 
 
-def plan(trace: Trace, members: list[list[Tensor]], streams: Streams) -> Plan:
-    """Look at every operation of a step of all ``members``, given by the inputs of the trace but for its constants."""
+def once_of(trace: Trace, shared: Collection[int]) -> frozenset[Node]:
+    """Return the values that depend on inputs that all members have in common (``shared``: their indices), and on
+    nothing else but constants."""
+    inputs = trace.inputs
+    once = {inputs[index] for index in shared}
+    equal = once | set(inputs[len(inputs) - len(trace.constants) :])
+    for node in trace.graph.nodes:
+        if node.op == "call_function" and not is_random(node) and equal.issuperset(node.all_input_nodes):
+            equal.add(node)
+            if not once.isdisjoint(node.all_input_nodes):
+                once.add(node)
+    return frozenset(once)
+
+
+def is_heavy(node: Node) -> bool:
+    """Return whether an operation takes so long that it pays to look for what members have in common."""
+    return node.target in _HEAVY
+
+
+def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: Collection[int] = ()) -> Plan:
+    """Look at every operation of a step of all ``members``, given by the inputs of the trace but for its constants.
+
+    Args:
+        shared: indices of inputs that are one tensor for all members.
+    """
     width = len(members)
     constants = constants_of(trace)
-    result = Plan(width, constants)
+    result = Plan(width, constants, once=once_of(trace, shared))
     alone: dict[Node, list[Any]] = {}
     together: dict[Node, Any] = {}
     last = _last_uses(trace)
@@ -93,7 +125,9 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams) -> Plan:
         _note(result, node, alone[node][0])
     for node in trace.graph.nodes:
         if node.op == "call_function" and node not in constants:
-            if is_random(node):
+            if node in result.once:
+                alone[node] = [_run(node, _of(alone, constants, 0))] * width
+            elif is_random(node):
                 alone[node] = streams.each(lambda slot, node=node: _run(node, _of(alone, constants, slot)))  # type: ignore[misc]
                 result.alone[node] = 0.0
             else:
@@ -111,7 +145,7 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams) -> Plan:
 
 def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any]) -> None:
     reference = alone[node]
-    inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants]
+    inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants and arg not in plan.once]
     if node.target in _PRODUCTS and not all(_fits(part) for part in (reference[0], *(alone[arg][0] for arg in inputs))):
         return
     if node.target is _getitem:
@@ -125,26 +159,29 @@ def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dic
     if plan.width == 1 or not _may(node, reference[0]):
         return
     examples = {arg: values[0] for arg, values in alone.items()} | plan.constants
-    call = rule_for(Site(node, plan.width, examples, frozenset(plan.constants)))
-    if call is None:
+    calls = list(proposals(Site(node, plan.width, examples, frozenset(plan.constants), plan.once)))
+    if not calls:
         return
     for arg in inputs:
         if arg not in together:
             if not plan.contiguous[arg]:
                 return
             together[arg] = torch.stack(alone[arg])
-    values = {**plan.constants, **{arg: together[arg] for arg in inputs}}
-    try:
-        seconds, outcome = _timed(lambda: evaluate(call, values.__getitem__))
-    except RuntimeError:  # no such kernel, or a view that cannot be
+    once = {arg: alone[arg][0] for arg in node.all_input_nodes if arg in plan.once}
+    values = {**plan.constants, **once, **{arg: together[arg] for arg in inputs}}
+    for call in calls:
+        try:
+            seconds, outcome = _timed(lambda call=call: evaluate(call, values.__getitem__))  # type: ignore[misc]
+        except RuntimeError:  # no such kernel, or a view that cannot be
+            continue
+        if not _equal(outcome, reference) or not _holds(plan, node, call, alone, together, outcome):
+            continue
+        together[node] = outcome
+        plan.stacked[node] = call
+        plan.together[node] = seconds
+        if isinstance(outcome, Tensor):
+            plan.strides[node] = outcome.stride(0) * outcome.element_size()
         return
-    if not _equal(outcome, reference) or not _holds(plan, node, call, alone, together, outcome):
-        return
-    together[node] = outcome
-    plan.stacked[node] = call
-    plan.together[node] = seconds
-    if isinstance(outcome, Tensor):
-        plan.strides[node] = outcome.stride(0) * outcome.element_size()
 
 
 def _fits(example: Tensor) -> bool:
@@ -165,11 +202,16 @@ def _holds(
     generator = torch.Generator().manual_seed(0)
     floats = [arg for arg in inputs if alone[arg][0].is_floating_point()]
     smallest = min(floats, key=lambda arg: alone[arg][0].numel())  # each of its elements is in the most results
-    usual = {arg: [_usual(value) for value in alone[arg]] for arg in inputs}
+    once = [arg for arg in inputs if arg in plan.once]
+    usual = {arg: [_usual(value) for value in (alone[arg][:1] if arg in once else alone[arg])] for arg in inputs}
     rounds = max(1, min(_ROUNDS, _COMPARED // max(1, elements)))
     for infinite in [None] * rounds + [smallest]:
         others = {arg: [_other(value, generator, infinite=arg is infinite) for value in usual[arg]] for arg in inputs}
-        stacks = {arg: torch.empty_like(together[arg]).copy_(torch.stack(others[arg])) for arg in inputs}
+        stacks = {
+            arg: values[0] if arg in once else torch.empty_like(together[arg]).copy_(torch.stack(values))
+            for arg, values in others.items()
+        }
+        others |= {arg: others[arg] * plan.width for arg in once}
         values = {**plan.constants, **stacks}
         reference = [_run(node, _of(others, plan.constants, slot)) for slot in range(plan.width)]
         if not _equal(evaluate(call, values.__getitem__), reference):

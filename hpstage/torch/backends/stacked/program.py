@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,14 +25,16 @@ Value = Tensor | list[Tensor]
 class Program:
     """A function ``run(inputs, streams) -> (loss, gradients, kept, logged)`` for a number of members.
 
-    ``inputs`` are those of the trace but for its constants. Parameters and hyperparameters are stacked; tensors of the
-    batch are lists; ``kept`` are what ``kept_stacked`` says. The losses and logged values, of shape (members,), and the
+    ``inputs`` are those of the trace but for its constants. Those at the indices ``shared`` are one tensor for all
+    members. Of the others, parameters and hyperparameters are stacked; tensors of the batch are lists; ``kept`` are
+    what ``kept_stacked`` says. The losses and logged values, of shape (members,), and the
     gradients are stacked.
     """
 
     width: int
     run: Callable[..., tuple[Tensor | None, list[Tensor], list[Value], list[Tensor]]]
     kept_stacked: tuple[bool, ...]
+    shared: frozenset[int]
     source: str
 
 
@@ -58,14 +59,14 @@ class _Writer:
         inputs = trace.inputs[: len(trace.inputs) - len(trace.constants)]
         stacked = [self._stacked_input(node, index) for index, node in enumerate(inputs)]
         for index, (node, is_stacked) in enumerate(zip(inputs, stacked, strict=True)):
-            name = self._name(node, is_stacked)
+            name = self._once(node) if node in plan.once else self._name(node, is_stacked)
             self._there.add(name)
             self._lines.append(f"{name} = inputs[{index}]")
         uses = self._last_uses()
         for node in trace.graph.nodes:
             if node.op == "call_function" and node not in plan.constants:
                 self._write(node)
-            gone = [name for done in uses.get(node, ()) for name in self._both(done) if name in self._there]
+            gone = [name for done in uses.get(node, ()) for name in self._all(done) if name in self._there]
             if gone and node.op == "call_function":
                 self._lines.append(f"del {', '.join(gone)}")
                 self._there.difference_update(gone)
@@ -80,7 +81,8 @@ class _Writer:
         self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}], [{', '.join(logged)}]")
         source = "\n    ".join(["def run(inputs, streams):", *self._lines]) + "\n"
         exec(compile(source, f"<step of {plan.width}>", "exec"), self._names)
-        return Program(plan.width, self._names["run"], kept_stacked, source)
+        shared = frozenset(index for index, node in enumerate(inputs) if node in plan.once)
+        return Program(plan.width, self._names["run"], kept_stacked, shared, source)
 
     def _kept(self, node: Any, stacked: bool) -> str:
         """Return an expression for what is kept until the next step: not the memory of parameters, or of a batch."""
@@ -100,7 +102,10 @@ class _Writer:
         return index < first or last <= index < last + len(trace.values)
 
     def _write(self, node: Node) -> None:
-        if self._layout.is_stacked(node):
+        if node in self._plan.once:
+            name = self._once(node)
+            text = self._expression(Call(node.target, node.args, dict(node.kwargs)), self._operand)  # type: ignore[arg-type]
+        elif self._layout.is_stacked(node):
             name = self._name(node, True)
             text = self._expression(self._plan.stacked[node], self._operand)
         else:
@@ -111,17 +116,20 @@ class _Writer:
 
     def _operand(self, node: Node) -> str:
         constants = self._plan.constants
+        if node in self._plan.once:
+            return self._once(node)
         return self._constant(constants[node]) if node in constants else self._value(node, True)
 
     def _each(self, node: Node) -> str:
         """Return an operation member by member."""
         variables: dict[Node, str] = {}
-        lists = {arg: self._value(arg, False) for arg in node.all_input_nodes if arg not in self._plan.constants}
+        equal = self._plan.constants.keys() | self._plan.once
+        lists = {arg: self._value(arg, False) for arg in node.all_input_nodes if arg not in equal}
         random = is_random(node)
         alone = self._plan.width == 1
 
         def value(arg: Node) -> str:
-            if arg in self._plan.constants:
+            if arg in equal:
                 return self._operand(arg)
             if random:
                 return f"{lists[arg]}[i]"
@@ -167,7 +175,11 @@ class _Writer:
             width = self._plan.width
             return self._constant(torch.stack([constant] * width) if stacked else [constant] * width)
         name, other = self._name(node, stacked), self._name(node, not stacked)
-        if name not in self._there:
+        if name not in self._there and node in self._plan.once:
+            copies = f"[{self._once(node)}] * {self._plan.width}"
+            self._lines.append(f"{name} = stack({copies})" if stacked else f"{name} = {copies}")
+            self._there.add(name)
+        elif name not in self._there:
             assert other in self._there
             if stacked:
                 self._lines.append(
@@ -183,8 +195,11 @@ class _Writer:
     def _name(self, node: Node, stacked: bool) -> str:
         return f"{'s' if stacked else 'l'}{self._numbers[node]}"
 
-    def _both(self, node: Node) -> Iterator[str]:
-        return itertools.chain((self._name(node, True), self._name(node, False)))
+    def _once(self, node: Node) -> str:
+        return f"o{self._numbers[node]}"
+
+    def _all(self, node: Node) -> Iterator[str]:
+        yield from (self._name(node, True), self._name(node, False), self._once(node))
 
     def _last_uses(self) -> dict[Node, list[Node]]:
         """Return the nodes that are used for the last time at a node."""

@@ -6,8 +6,8 @@ A rule proposes; whether its result has the bits of the operation on each member
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from hpstage.torch.backends.stacked.images import (
     max_pool,
     max_pool_gradients_of_all,
     max_pool_of_all,
+    samples_of_all,
 )
 
 _aten = torch.ops.aten
@@ -45,14 +46,15 @@ class Site:
     examples: dict[Node, Any]
     """What a member's tensors look like."""
     constants: frozenset[Node]
-    """Nodes whose value is the same for all members: it has no dimension for them."""
+    once: frozenset[Node] = frozenset()
+    """Nodes whose value is the same for all members, in all steps or in this one: it has no dimension for them."""
 
     def rank(self, node: Any) -> int:
         value: Tensor = self.examples[node]
         return value.dim()
 
     def is_stacked(self, value: Any) -> bool:
-        return isinstance(value, Node) and value not in self.constants
+        return isinstance(value, Node) and value not in self.constants and value not in self.once
 
     @property
     def out(self) -> Tensor:
@@ -63,7 +65,29 @@ class Site:
 Rule = Callable[[Site], Call | None]
 
 
-def rule_for(site: Site) -> Call | None:
+def proposals(site: Site) -> Iterator[Call]:
+    """Yield the ways to do it, best first: with one tensor for all members where they have one in common, and with a
+    copy of it for each."""
+    once = [arg for arg in site.node.all_input_nodes if arg in site.once]
+    if (call := _rule_for(site)) is not None:
+        yield call
+    if once and (call := _rule_for(replace(site, once=frozenset()))) is not None:
+        yield _spread(call, {arg: Call(_copies, (arg, site.width)) for arg in once})
+
+
+def _spread(part: Any, copies: Mapping[Node, Call]) -> Any:
+    if isinstance(part, Call):
+        return Call(part.function, _spread(part.args, copies), {k: _spread(v, copies) for k, v in part.kwargs.items()})
+    if isinstance(part, list | tuple):
+        return type(part)(_spread(item, copies) for item in part)
+    return copies.get(part, part) if isinstance(part, Node) else part
+
+
+def _copies(value: Tensor, width: int) -> Tensor:
+    return torch.stack([value] * width)
+
+
+def _rule_for(site: Site) -> Call | None:
     """Return a proposal, or None."""
     target = site.node.target
     if target in _RULES:
@@ -182,16 +206,62 @@ def _list_along(site: Site) -> Call | None:
 
 def _mm(site: Site) -> Call | None:
     a, b = site.node.args
-    if not (site.is_stacked(a) and site.is_stacked(b)):
-        return None
-    return Call(_aten.bmm.default, (a, b))
+    if site.is_stacked(a) and site.is_stacked(b):
+        return Call(_aten.bmm.default, (a, b))
+    return _product(site, a, b)
 
 
 def _addmm(site: Site) -> Call | None:
     bias, a, b = site.node.args
-    if not all(map(site.is_stacked, (bias, a, b))) or site.node.kwargs or site.rank(bias) != 1:
+    if site.node.kwargs or site.rank(bias) != 1:
         return None
-    return Call(_aten.baddbmm.default, (Call(_aten.unsqueeze.default, (bias, 1)), a, b))
+    if all(map(site.is_stacked, (bias, a, b))):
+        return Call(_aten.baddbmm.default, (Call(_aten.unsqueeze.default, (bias, 1)), a, b))
+    if site.is_stacked(bias) == site.is_stacked(b) != site.is_stacked(a):
+        return _product(site, a, b, bias)
+    return None
+
+
+def _product(site: Site, a: Any, b: Any, *bias: Any) -> Call:
+    """One product for all members, of which one factor is in common."""
+    function = _aten.addmm.default if bias else _aten.mm.default
+    rows, columns = site.out.shape
+    if site.is_stacked(a):
+        joint = Call(function, (*bias, Call(Tensor.flatten, (a, 0, 1)), b))
+        return Call(Tensor.view, (joint, [site.width, rows, columns]))
+    bias = tuple(Call(Tensor.flatten, (part,)) for part in bias)
+    joint = Call(function, (*bias, a, Call(Tensor.flatten, (Call(Tensor.transpose, (b, 0, 1)), 1, 2))))
+    by_member = Call(Tensor.transpose, (Call(Tensor.view, (joint, [rows, site.width, columns])), 0, 1))
+    return Call(Tensor.contiguous, (by_member,))
+
+
+def _samples(count: int) -> Rule:
+    """Return the rule for an operation on the samples, each by itself, of its first ``count`` arguments."""
+
+    def rule(site: Site) -> Call | None:
+        args = site.node.args
+        common = [*args[count:], *site.node.kwargs.values()]
+        if not all(map(site.is_stacked, args[:count])) or any(map(site.is_stacked, common)):
+            return None
+        if site.node.target is _aten.convolution_backward.default and any(args[-1][1:]):  # type: ignore[index, arg-type]
+            return None  # gradients of weights are sums over samples
+        return Call(samples_of_all, (site.node.target, count, *args), dict(site.node.kwargs))
+
+    return rule
+
+
+def _convolution(site: Site) -> Call | None:
+    return _samples(1)(site) or _image(convolution)(site)
+
+
+def _layer_norm(site: Site) -> Call | None:
+    """Each row is normalised by itself; the weights are in common, and have no gradients."""
+    args: list[Any] = list(site.node.args)
+    backward = site.node.target is _aten.native_layer_norm_backward.default
+    rows, weights = ([args[0], args[1], *args[3:5]], args[5:7]) if backward else (args[:1], args[2:4])
+    if any(map(site.is_stacked, weights)) or not all(map(site.is_stacked, rows)) or (backward and any(args[7][1:])):
+        return None
+    return _call(site, site.node.args)
 
 
 def _bmm(site: Site) -> Call | None:
@@ -252,7 +322,12 @@ _RULES: dict[Any, Rule] = {
     _aten.mm.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.bmm.default: _bmm,
-    _aten.convolution.default: _image(convolution),
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _samples(3),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _samples(6),
+    _aten.convolution.default: _convolution,
+    _aten.convolution_backward.default: _samples(2),
     gradients: _image(gradients_of_all),
     max_pool: _image(max_pool_of_all),
     _aten.max_pool2d_with_indices_backward.default: _image(max_pool_gradients_of_all),

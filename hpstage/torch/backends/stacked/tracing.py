@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,14 @@ class Trace:
     @property
     def inputs(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @cached_property
+    def unchanged(self) -> frozenset[str]:
+        """Those of ``kept`` that the step leaves as they are."""
+        results: Any = self.graph.output_node().args[0]
+        first = len(self.trained)
+        columns = zip(self.kept, self.inputs[first:], results[1 + first :], strict=False)
+        return frozenset(name for name, before, after in columns if before is after)
 
     def check_constants(self) -> None:
         """Raise :class:`NotStackable` if a tensor that was read has been changed: programs hold its value."""
@@ -206,7 +215,11 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Batch normalisation by an operator that states that it changes the running statistics."""
+    """Batch normalisation by an operator that states whether it changes the running statistics."""
+    if mean is not None and not training:
+        return torch.ops.aten._native_batch_norm_legit_no_training.default(
+            x, weight, bias, mean, variance, momentum, eps
+        )
     if mean is None:
         return torch.ops.aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
     return torch.ops.aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
@@ -237,7 +250,10 @@ def compared(made: Trace, one: OneStep) -> bool:
         try:
             with generators_restored():
                 expected = one(
-                    {name: state[name] for name in one.state}, None, inputs[len(inputs) - len(one.tensors) :], one.left
+                    {name: state[name].clone() for name in one.state},
+                    None,
+                    inputs[len(inputs) - len(one.tensors) :],
+                    one.left,
                 )
         except NotStackable:
             raise

@@ -1,0 +1,70 @@
+"""What members have in common: tensors that no step changes, equal in their bytes, and one batch for all.
+
+It is found by its bytes alone. So a member's bits are the same whatever others have in common with it: a value that
+depends on nothing else is computed once, by the operations that each member alone would compute it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from hpstage.torch.backends.stacked.planning import is_heavy, once_of
+from hpstage.torch.backends.stacked.tracing import Trace
+
+
+class Frozen:
+    """One copy of each tensor that steps leave as it is, for all members whose own is equal to it."""
+
+    def __init__(self) -> None:
+        self._copies: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # members hold them
+
+    def copy_of(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the copy of a tensor, which nobody changes."""
+        tensor = tensor.detach()
+        known = self._copies.get(name)
+        if known is None or not same_bytes(known, tensor.contiguous()):
+            known = self._copies[name] = tensor.clone(memory_format=torch.contiguous_format)
+        return known
+
+
+class Common:
+    """Says which inputs of a trace are one tensor for all members.
+
+    Args:
+        kept: of each of ``trace.kept``, the members' tensors: a list, or stacked.
+        width: number of members. One alone, the reference, has nothing in common with others.
+    """
+
+    def __init__(self, trace: Trace, kept: Sequence[object], width: int) -> None:
+        self._width = width
+        first = len(trace.trained)
+        self._shared = frozenset(
+            first + index
+            for index, (name, parts) in enumerate(zip(trace.kept, kept, strict=True))
+            if name in trace.unchanged and isinstance(parts, list) and all(part is parts[0] for part in parts)
+        )
+        begin, end = first + len(trace.kept) + len(trace.values), len(trace.inputs) - len(trace.constants)
+        self._with_batch = self._shared | set(range(begin, end))
+        # Batches may be equal in one step and differ in another, and each case has a program of its own.
+        more = once_of(trace, self._with_batch) - once_of(trace, self._shared)
+        self._batch_matters = any(map(is_heavy, more))
+
+    def of(self, batch: Sequence[Sequence[Tensor]]) -> frozenset[int]:
+        """Return the indices of these inputs in a step on this batch: of each of its tensors, the members'."""
+        if self._width == 1:
+            return frozenset()
+        equal = self._batch_matters and all(same_bytes(part, column[0]) for column in batch for part in column[1:])
+        return self._with_batch if equal else self._shared
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Return whether two contiguous tensors have the same bytes. Of other kinds of tensors no two are."""
+    if a is b:
+        return True
+    if (type(a), a.shape, a.dtype, a.device) != (Tensor, b.shape, b.dtype, b.device) or type(b) is not Tensor:
+        return False
+    return not a.is_quantized and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

@@ -1,0 +1,289 @@
+"""What siblings do not train is there once for all of them, and so is what they compute of it on the same batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpstage.torch.backends.stacked import Bundle
+from tests.torch.backends.siblings import Hp, Sibling, Trial, builder, train, train_eagerly
+
+STEPS = 3
+
+
+class Adapter(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.a = nn.Parameter(torch.randn(4, base.in_features) * 0.1)
+        self.b = nn.Parameter(torch.randn(base.out_features, 4) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.base(x) + x @ self.a.T @ self.b.T
+        return result
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.all, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.all(self.norm(x)).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind()
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Backbone(Sibling):
+    """A frozen backbone that is the same in all members, and a head; batches of 6 x 16 numbers."""
+
+    def model(self, hp: Hp) -> nn.Module:
+        own = torch.get_rng_state()
+        torch.manual_seed(0)
+        backbone = self.backbone().requires_grad_(False)
+        torch.set_rng_state(own)
+        return nn.Sequential(self.changed(backbone), nn.Flatten(), nn.Linear(96, 5))
+
+    def backbone(self) -> nn.Module:
+        return nn.Sequential(Attention(), nn.Linear(16, 16), nn.GELU(), Attention())
+
+    def changed(self, backbone: Any) -> nn.Module:
+        made: nn.Module = backbone
+        return made
+
+    def optimizer(self, model: nn.Module, hp: Hp) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=hp["lr"])
+
+    def data(self, generator: torch.Generator, size: int) -> Any:
+        return torch.randn(size, 6, 16, generator=generator), torch.randint(5, (size,), generator=generator)
+
+
+class OneBatch(Backbone):
+    """All members train on the same batches."""
+
+    def data(self, generator: torch.Generator, size: int) -> Any:
+        step = generator.initial_seed() % 1000
+        return super().data(generator.manual_seed(step), size)
+
+
+class Adapted(OneBatch):
+    def changed(self, backbone: Any) -> nn.Module:
+        backbone[1] = Adapter(backbone[1])
+        return backbone  # type: ignore[no-any-return]
+
+
+class AdaptedFirst(Backbone):
+    """Gradients pass through all of the backbone, and batches differ."""
+
+    def changed(self, backbone: Any) -> nn.Module:
+        backbone[0].all = Adapter(backbone[0].all)
+        return backbone  # type: ignore[no-any-return]
+
+
+class Peft(OneBatch):
+    def changed(self, backbone: Any) -> nn.Module:
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=2, target_modules=["all", "out"], init_lora_weights=False)
+        return peft.get_peft_model(backbone, config)  # type: ignore[no-any-return]
+
+
+class Images(OneBatch):
+    """Convolutions, and running statistics that change."""
+
+    def backbone(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Unflatten(2, (1, 16)),
+            nn.Conv2d(6, 6, 3, padding=(2, 1)),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 6, 3),
+            nn.AdaptiveAvgPool2d((1, 16)),
+        )
+
+    def data(self, generator: torch.Generator, size: int) -> Any:
+        x, y = super().data(generator, size)
+        return x, y
+
+
+class ImagesInEval(Images):
+    def changed(self, backbone: Any) -> nn.Module:
+        made: nn.Module = backbone.eval()
+        return made
+
+
+class Odd(OneBatch):
+    """Frozen numbers of many types, some of them no numbers."""
+
+    def backbone(self) -> nn.Module:
+        made = nn.Sequential(Attention(), nn.Linear(16, 16))
+        made.register_buffer("eighths", torch.arange(16.0).to(torch.float16))
+        made.register_buffer("codes", torch.arange(16, dtype=torch.int8))
+        made.register_buffer("mask", torch.arange(16) % 2 == 0)
+        made.register_buffer("none", torch.full((16,), torch.nan))
+        made.register_buffer("turns", torch.complex(torch.ones(16), -torch.zeros(16)))
+        return made
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        parts = model[0]
+        scale = parts.codes * parts.eighths.float() * parts.turns.real + parts.none.nan_to_num()
+        return super().loss(model, (batch[0] + scale.where(parts.mask, 1.0) / 100, batch[1]))
+
+
+class Tied(OneBatch):
+    def backbone(self) -> nn.Module:
+        made = nn.Sequential(Attention(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+        made[3].weight = made[1].weight
+        return made
+
+
+class ByHand(OneBatch):
+    """A frozen layer that ``update()`` changes itself."""
+
+    def update(self, model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        with torch.no_grad():
+            model[0][1].weight.mul_(0.9).add_(model[0][1].bias.mean(), alpha=0.1)
+        optimizer.step()
+        return loss
+
+
+KINDS: dict[str, type[Backbone]] = {
+    kind.__name__: kind
+    for kind in (Backbone, OneBatch, Adapted, AdaptedFirst, Peft, Images, ImagesInEval, Odd, Tied, ByHand)
+}
+
+SEVERAL = [pytest.param(name, marks=[pytest.mark.ci] * (name in ("Peft", "AdaptedFirst"))) for name in KINDS]
+
+
+def together(subject: Backbone, ids: list[int], steps: int = STEPS) -> tuple[Bundle, list[Trial]]:
+    bundle, trials = Bundle(builder(subject)), [Trial(subject, id) for id in ids]
+    for _ in range(steps):
+        train(bundle, trials)
+    return bundle, trials
+
+
+def states(bundle: Bundle, trials: list[Trial]) -> list[dict[str, Any]]:
+    for member in bundle.members:
+        bundle.sync(member)
+    return [trial.state() for trial in trials]
+
+
+def storages(bundle: Bundle, name: str) -> int:
+    """Return how many copies of a tensor a bundle has."""
+    assert bundle._trace is not None
+    value = bundle._kept[bundle._trace.kept.index(name)]
+    parts = value if isinstance(value, list) else value.unbind()
+    return len({part.data_ptr() for part in parts})
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("members", [3, pytest.param(8, marks=pytest.mark.ci)])
+def test_bits_are_those_of_a_member_alone(name: str, members: int) -> None:
+    subject = KINDS[name]()
+    found = states(*together(subject, list(range(members))))
+    for id in (0, members - 1):
+        assert found[id] == states(*together(subject, [id]))[0]
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.ci_one_in(4)
+@pytest.mark.parametrize("name", ["OneBatch", "Adapted", "AdaptedFirst", "ImagesInEval"])
+@pytest.mark.parametrize("members", range(1, 17))
+def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
+    test_bits_are_those_of_a_member_alone(name, members)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_step_is_that_of_update(name: str) -> None:
+    subject = KINDS[name]()
+    bundle, (trial, _) = together(subject, [1, 2])
+    eager = Trial(KINDS[name](), 1)
+    for _ in range(STEPS):
+        train_eagerly(eager)
+    states(bundle, [trial])
+    assert trial.losses == pytest.approx(eager.losses, rel=1e-4)
+    mine, its = trial.model.state_dict(), eager.model.state_dict()
+    assert mine.keys() == its.keys()
+    for key in mine:
+        assert torch.allclose(mine[key], its[key], rtol=1e-3, atol=1e-5, equal_nan=True), key
+
+
+@pytest.mark.parametrize("name", ["Backbone", "Adapted", "Odd", "Tied", "ImagesInEval"])
+def test_frozen_weights_are_there_once(name: str) -> None:
+    bundle, trials = together(KINDS[name](), [0, 1, 2], 1)
+    frozen = [path for path, weight in trials[0].model.named_parameters() if not weight.requires_grad]
+    assert frozen
+    frozen += [path for path, _ in trials[0].model.named_buffers()]
+    assert {storages(bundle, path) for path in frozen} == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "others"),
+    [("Images", "0.2.running_mean", "0.1.weight"), ("ByHand", "0.1.weight", "0.0.all.weight")],
+)
+def test_what_a_step_changes_each_member_has_for_itself(name: str, changed: str, others: str) -> None:
+    bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
+    assert (storages(bundle, changed), storages(bundle, others)) == (3, 1)
+
+
+def products(bundle: Bundle) -> int:
+    """Return how many operations of a step's program are done once for all members."""
+    assert bundle._program is not None
+    return sum(line.lstrip().startswith("o") and "inputs[" not in line for line in bundle._program.source.splitlines())
+
+
+def test_a_frozen_prefix_is_computed_once_where_batches_are_equal() -> None:
+    apart, _ = together(Backbone(), [0, 1, 2], 1)
+    equal, _ = together(OneBatch(), [0, 1, 2], 1)
+    assert products(equal) > products(apart) + 20  # transposed weights are there in both
+
+
+def test_members_join_that_have_another_backbone_and_leave() -> None:
+    subject = OneBatch()
+    bundle, trials = together(subject, [0, 1], 1)
+    odd = Trial(subject, 2)
+    with torch.no_grad():
+        odd.model[0][1].weight.mul_(2)  # type: ignore[index, operator]
+    alone = Trial(subject, 2)
+    alone.model.load_state_dict(odd.model.state_dict())
+    train(bundle, [*trials, odd])
+    assert storages(bundle, "0.1.weight") > 1
+    train(bundle, trials)
+    assert storages(bundle, "0.1.weight") == 1
+    bundle.leave(bundle.members[0])
+    assert trials[0].state() == states(*together(subject, [0], 3))[0]
+    lone = Bundle(builder(subject))
+    train(lone, [alone])
+    assert odd.state() == states(lone, [alone])[0]
+
+
+@pytest.mark.parametrize("unfreeze", [True, False])
+def test_a_layer_that_is_unfrozen_is_trained_from_then_on(unfreeze: bool) -> None:
+    """As between two chains of a search: members leave, and join again."""
+    subject = OneBatch()
+
+    def run(ids: list[int]) -> list[dict[str, Any]]:
+        trials = [Trial(subject, id) for id in ids]
+        for trial in trials:
+            backbone, _, head = trial.model
+            groups = [{"params": part.parameters()} for part in (backbone[0], backbone[3], head)]
+            trial.optimizer = torch.optim.AdamW(groups, lr=0.01)
+        bundle = Bundle(builder(subject))
+        train(bundle, trials)
+        for member in list(bundle.members):
+            bundle.leave(member)
+        for trial in trials:
+            trial.model[0][3].requires_grad_(unfreeze)
+        bundle = Bundle(builder(subject))
+        train(bundle, trials)
+        return states(bundle, trials)
+
+    found = run([0, 1, 2])
+    assert found[1] == run([1])[0]
+    key = "0.3.out.weight"
+    assert (found[1]["model"][key] != found[0]["model"][key]) is unfreeze
