@@ -55,9 +55,10 @@ def _leaves_out_slow(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("few examples" if _leaves_out_slow(config) else "many examples")
-    if hasattr(config, "workerinput"):  # pytest-xdist has its workers, and so all that they start, ignore Ctrl-C
+    if hasattr(config, "workerinput") or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # pytest-xdist has its workers, and a shell what it runs in the background, ignore Ctrl-C, with all they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    else:
+    if not hasattr(config, "workerinput"):
         # Hundreds of processes import these, and would compile them each time where bytecode is not to be written.
         # Nothing else is compiled: tests write modules of one name and size twice within a second.
         for folder in ("hpstage", "cluster", "algos", "tests"):

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -46,7 +47,9 @@ class Net(hpstage.torch.TorchTrainable):
         return TensorDataset(x, (x.sum(1) > 0).long())
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        time.sleep(float(os.environ.get("PAUSE", "0")))
+        seconds, _, until = os.environ.get("PAUSE", "0").partition(" ")
+        if not os.path.exists(until):
+            time.sleep(float(seconds))
         x, y = batch
         return nn.functional.cross_entropy(model(x), y)
 
@@ -92,6 +95,19 @@ def slow(client: Client) -> Iterator[Client]:
     client.run(set_pause, "0.02")
     yield client
     client.run(set_pause, "0")
+
+
+class Widening(DaskExecutor):
+    """Makes a file when the first gang starts."""
+
+    def __init__(self, client: Client, file: Path) -> None:
+        super().__init__(client)
+        self._file = file
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        if chain.gang:
+            self._file.touch()
+        super().start(worker, chain)
 
 
 class Killing(DaskExecutor):
@@ -238,7 +254,9 @@ def test_a_trunk_is_trained_by_two_workers_to_the_bits_of_one(slow, alone, tmp_p
 
 @pytest.mark.ci
 def test_a_chain_is_verified_by_one_worker_and_then_widened(slow, alone, tmp_path):
-    result = search(Net(), executor=DaskExecutor(slow), store=tmp_path)
+    widened = tmp_path / "widened"
+    slow.run(set_pause, f"0.3 {widened}")  # until then: a verification may take long
+    result = search(Net(), executor=Widening(slow, widened), store=tmp_path / "store")
     assert widths(result)[0] == 1 and 2 in widths(result)
     assert result.plan.verified
     check_equal(result, alone)

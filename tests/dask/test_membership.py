@@ -89,8 +89,8 @@ def test_trying_out_does_not_wait_for_a_worker_on_which_another_search_trains(
     assert executor.try_out({"x": 1.0}) is None
     gate.open()
     until(other, lambda seen: sum(isinstance(report, ChainEnded) for report in seen) == 2)
-    metrics = executor.try_out({"x": 1.0})
-    assert metrics is not None and metrics["total"] == 0.0
+    tried = (executor.try_out({"x": 1.0}) for _ in range(20))  # each waits some seconds for its turn
+    assert next(filter(None, tried))["total"] == 0.0
 
 
 def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
