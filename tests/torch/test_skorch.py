@@ -14,6 +14,7 @@ import torch
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.cluster import DaskExecutor
 from hpstage.errors import UsageError
 from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.trainables import as_trainable
@@ -164,6 +165,21 @@ def test_a_search_shares_epochs_and_gives_the_net_back(tmp_path: Path) -> None:
     assert net.predict(X).shape == Y.shape and net.optimizer_.param_groups[0]["momentum"] == 0.5
     assert net.history[-1, "valid_acc"] == found[0].best_value
     assert isinstance(found[0].best_model(), Net)
+
+
+@pytest.mark.ci
+def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
+    found = []
+    for workers in (1, 2):
+        sampler = optuna.samplers.GridSampler({"width": [4, 8], "drop_at": [2, 4]}, seed=0)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        result = hpstage.optimize(
+            study, SkorchTrainable(classifier(Averaging()), X, Y), space, metric="valid_acc", steps=STEPS,
+            executor=DaskExecutor(n_workers=workers), store=tmp_path / str(workers),
+        )  # fmt: skip
+        states = [result.load(trial).model.state_dict() for trial in study.trials]
+        found.append(([trial.value for trial in study.trials], [digest(dict(state)) for state in states]))
+    assert found[0] == found[1]
 
 
 def test_what_shows_or_saves_is_left_out(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
