@@ -62,6 +62,15 @@ class Epochs(Siblings):
     step_unit = "epoch"
 
 
+class Frozen(Siblings):
+    """The first layer is the same in all trials and is never trained; those of one seed train on the same batches."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        first = nn.Linear(4, 4).requires_grad_(False)
+        first.load_state_dict({"weight": torch.linspace(-1, 1, 16).reshape(4, 4), "bias": torch.ones(4)})
+        return nn.Sequential(first, nn.Tanh(), super().model(hp))
+
+
 def space(trial: optuna.Trial) -> dict[str, Any]:
     """Trials differ in what is a number of the graph, in its shapes, in its formulas, and in the order of data."""
     return {
@@ -89,7 +98,7 @@ def kept(result: hpstage.Result) -> dict[str, str | None]:
 
 @pytest.mark.ci
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("kind", [Siblings, Epochs])
+@pytest.mark.parametrize("kind", [Siblings, Epochs, Frozen])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(3, 2), ASHA(3, 2)], ids=repr)
 def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings], algorithm: Any) -> None:
     alone, together = (search(kind(), stacked, algorithm=algorithm) for stacked in (1, 4))
@@ -110,9 +119,10 @@ def test_shared_is_what_each_is_alone() -> None:
 
 
 @pytest.mark.ci
-def test_every_fork_is_verified() -> None:
+@pytest.mark.parametrize("kind", [Siblings, Frozen])
+def test_every_fork_is_verified(kind: type[Siblings]) -> None:
     """Also while others are in the middle of their chains."""
-    result = search(Siblings(), 3, verify="all")
+    result = search(kind(), 3, verify="all")
     assert result.plan.verified and not result.plan.differences
 
 
