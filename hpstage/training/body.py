@@ -174,10 +174,12 @@ def _around_steps(frame: FrameType) -> list[tuple[str, object]]:
     if len(before) > 2 and before[-3].argval in ("steps", "batches"):
         return []  # as it is for most: what follows takes tens of milliseconds
     found: dict[int, object] = {}
-    todo = [value for value in gc.get_objects() if type(value) is Steps]
+    todo: tuple[object, ...] = tuple(value for value in gc.get_objects() if type(value) is Steps)
     while todo:
-        holders = [holder for holder in gc.get_referrers(*todo) if type(holder) in (tuple, *ITERATORS)]
-        todo = [holder for holder in holders if id(holder) not in found]
+        # Since 3.13, the arguments' tuple is among what refers to them.
+        referring = [holder for holder in gc.get_referrers(*todo) if holder is not todo]
+        holders = [holder for holder in referring if type(holder) in (tuple, *ITERATORS)]
+        todo = tuple(holder for holder in holders if id(holder) not in found)
         found |= {id(holder): holder for holder in todo}
     uncounted = not _reads_count([item for item in instructions if item.offset > at], instructions)
     kinds = (tuple, enumerate) if uncounted else (tuple,)
