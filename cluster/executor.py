@@ -268,7 +268,7 @@ class DaskExecutor(Executor):
         return self._most_slots
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        incarnations = self._inbox.begin(chain.id, worker, chain.gang)
+        incarnations = self._inbox.begin(chain.id, worker, chain.gang, last=chain.last)
         if not incarnations:
             return  # the driver will read that it has left
         if not self._connected:

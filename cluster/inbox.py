@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
 from hpstage.execution.flight import Gathering
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, StateRef, WorkerId
 from hpstage.plan.messages import (
     AuditEnded,
     BoundaryMissed,
@@ -29,6 +29,9 @@ from hpstage.plan.messages import (
 
 # Seconds by which a worker's clock may be off, including the transmission time of its reports.
 _TRUSTED = 2.0
+# Seconds that the report of a chain's last state waits for that of its end, which follows at once: a turn of the driver
+# costs as much for both as for one.
+_TOGETHER = 0.01
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class _Running:
     gang: tuple[WorkerId, ...] = ()
     delivered: int = 0  # number of reports passed on so far
     ended: bool = False
+    last: StateRef | None = None  # where it ends, unless it is amended
     refused: str = ""  # why one of its gang could not join it
 
 
@@ -69,6 +73,7 @@ class Inbox:
         self._unread: list[_Present] = []  # of which the driver has not read that they joined
         self._chains: dict[ChainId, _Running] = {}
         self._orphaned: dict[ChainId, _Running] = {}
+        self._ending: set[ChainId] = set()  # which have reported their last state, and not yet their end
         self._broken: HpstageError | None = None
 
     @property
@@ -126,15 +131,18 @@ class Inbox:
         running = self._chains.pop(chain, None)
         if running is not None:
             self._orphaned.pop(chain, None)
+            self._ending.discard(chain)
             del self._workers[host_of(running.worker)].leads[chain]
             for member in running.gang:
                 if member in self._workers:
                     self._workers[member].follows.pop(chain, None)
         return running
 
-    def begin(self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = ()) -> list[str]:
-        """Record that a chain will start; return the incarnations of its worker and of its gang to which it is to be
-        sent: none if its worker, as far as the driver knows it, has left."""
+    def begin(
+        self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = (), *, last: StateRef | None = None
+    ) -> list[str]:
+        """Record that a chain will start, which ends with the state ``last``; return the incarnations of its worker and
+        of its gang to which it is to be sent: none if its worker, as far as the driver knows it, has left."""
         with self._changed:
             present = self._read(host_of(worker))
             if present is None or worker not in present.slots:
@@ -142,7 +150,7 @@ class Inbox:
             if any(running.worker == worker and not running.ended for running in present.leads.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")
             members = [self._read(member) for member in gang]
-            running = self._chains[chain] = present.leads[chain] = _Running(worker, gang)
+            running = self._chains[chain] = present.leads[chain] = _Running(worker, gang, last=last)
             for member in members:
                 if member is None:
                     self._orphaned[chain] = running
@@ -193,6 +201,13 @@ class Inbox:
                 elif isinstance(report, ChainEnded) and report.outcome == "stopped" and running.refused:
                     report = replace(report, outcome="apart", message=running.refused)
                 running.ended = isinstance(report, ChainEnded)
+                if (
+                    isinstance(report, BoundaryReached)
+                    and StateRef(report.reached.node, report.reached.step) == running.last
+                ):
+                    self._ending.add(chain)
+                else:
+                    self._ending.discard(chain)
                 self._put(self._dated(report))
 
     def audited(self, report: AuditEnded) -> None:
@@ -221,6 +236,8 @@ class Inbox:
                 self._changed.wait(timeout)
             if not self._reports and self._broken is not None:
                 raise self._broken
+            if self._ending:
+                self._changed.wait_for(lambda: not self._ending or self._broken is not None, min(timeout, _TOGETHER))
             reports = list(self._reports)
             self._reports.clear()
             for present in self._unread:

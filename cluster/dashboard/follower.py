@@ -28,7 +28,8 @@ NO_MORE = -1
 """Answer for a plan that cannot be shown."""
 
 _LOOK = 0.25
-"""Seconds between two checks of the journal."""
+_LOOK_UNWATCHED = 1.0
+"""Seconds between two checks of the journal, while somebody looks at the page and while nobody does."""
 _AGAIN = 3.0
 """Seconds between two checks for a page, and between two offers to it while there are no new records, by which a
 restarted scheduler is noticed."""
@@ -84,7 +85,7 @@ class Follower:
     def _run(self) -> None:
         last = False
         while not last and self._wanted.position != NO_MORE:
-            last = self._closing.wait(_LOOK)
+            last = self._closing.wait(_LOOK if self._watched else _LOOK_UNWATCHED)
             try:
                 while self._send(at_once=last):
                     pass

@@ -95,6 +95,11 @@ class Chain(msgspec.Struct, frozen=True):
     step_times: tuple[tuple[int, float], ...] = ()
     """Seconds of a step by the number of concurrent chains (:mod:`hpstage.plan.step_times`); empty if not known."""
 
+    @property
+    def last(self) -> StateRef:
+        """Where it ends, unless it is amended."""
+        return self.end or StateRef(self.boundaries[-1].node, self.boundaries[-1].step)
+
 
 class Amendment(msgspec.Struct, frozen=True):
     """A change to a running chain: further stages, boundaries ahead (replacing those at the same state), and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import encode
 from hpstage.errors import ClusterError, InternalError
-from hpstage.plan.facts import ChainId, StateReached, WorkerId
+from hpstage.plan.facts import ChainId, StateReached, StateRef, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
 from hpstage.testing.chains import NODE
 from tests.unit.calls import instructions_of
@@ -60,6 +61,34 @@ def test_a_chain_whose_task_vanishes_is_lost(inbox: Inbox) -> None:
     [end] = inbox.wait(0)
     assert isinstance(end, ChainEnded)
     assert end.outcome == "lost"
+
+
+def test_the_last_state_of_a_chain_is_passed_on_with_its_end(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpstage.cluster.inbox._TOGETHER", 1000.0)
+    other = ChainId("d")
+    inbox.receive(CHAIN, 0, ENCODED)
+    inbox.wait(0)
+    inbox.begin(other, WORKER, last=StateRef(NODE, 2))
+    reports = [replace(report, reached=replace(report.reached, chain=other)) for report in REPORTS[:2]]  # type: ignore[union-attr]
+    end = replace(REPORTS[2], chain=other)
+    inbox.receive(other, 0, [encode(reports[0])])
+    assert inbox.wait(1000) == reports[:1]  # it is trained further
+    inbox.receive(other, 1, [encode(reports[1])])
+    sending = threading.Thread(target=inbox.receive, args=(other, 2, [encode(end)]))
+    with inbox._changed:  # whoever waits gives it up
+        sending.start()
+        assert inbox.wait(1000) == [reports[1], end]
+    sending.join()
+
+
+def test_the_last_state_of_a_chain_does_not_wait_long_for_its_end(inbox: Inbox) -> None:
+    other = ChainId("d")
+    inbox.receive(CHAIN, 0, ENCODED)
+    inbox.wait(0)
+    inbox.begin(other, WORKER, last=StateRef(NODE, 2))
+    last = replace(REPORTS[1], reached=replace(REPORTS[1].reached, chain=other))  # type: ignore[union-attr]
+    inbox.receive(other, 0, [encode(last)])
+    assert inbox.wait(1000) == [last]
 
 
 def test_a_worker_is_idle_again_from_the_end_of_its_chain_on(inbox: Inbox) -> None:
