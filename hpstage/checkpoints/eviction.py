@@ -46,9 +46,9 @@ class Removes(Protocol):
 
 
 class _Removal(NamedTuple):
-    """A checkpoint being removed by a thread."""
+    """A checkpoint being removed by a thread; without ``ref``, a part."""
 
-    ref: StateRef
+    ref: StateRef | None
     done: Future[None]
 
 
@@ -68,6 +68,7 @@ class Eviction:
         self._again = self._grown = 0
         self._pending: dict[StateKey, StateRef] = {}  # evicted and still to be removed, in order
         self._removing: dict[StateKey, _Removal] = {}
+        self._parts: set[StateKey] = set()  # of evicted states, to be removed once nothing has them
         self._pool: ThreadPoolExecutor | None = None
         self._excused: set[ChainId] = set()
         self._warned = False
@@ -89,7 +90,7 @@ class Eviction:
                     self._grown = decision.remaining + int(_GROWTH * max(decision.remaining, self._budget))
                 if decision.remaining > self._budget:
                     self._warn(decision.remaining)
-        if self._pending or self._removing:
+        if self._pending or self._removing or self._parts:
             self._remove(plan)
 
     def make_room(self, log: Log, chains: Iterable[ChainId]) -> bool:
@@ -121,8 +122,12 @@ class Eviction:
         while True:
             decision = choose_evictions(kept_states(plan, for_forks=for_forks), budget)
             refs = {key: plan.kept[key].ref for key in decision.delete}
+            parts = {
+                part.key for state in map(plan.kept.get, refs) if state and state.kept for part in state.kept.parts
+            }
             if not refs or log.commit([StateLost(ref.node, ref.step, "evicted", why) for ref in refs.values()]):
                 self._pending |= refs
+                self._parts |= parts
                 return decision
 
     def finish(self, log: Log) -> None:
@@ -134,7 +139,7 @@ class Eviction:
 
     def wait_for_conflicts(self, plan: SearchPlan) -> None:
         """Wait until no removal is in progress that a running chain may save again."""
-        wait([removal.done for removal in self._removing.values() if plan.will_keep(removal.ref)])
+        wait([removal.done for removal in self._removing.values() if removal.ref and plan.will_keep(removal.ref)])
 
     @property
     def waiting(self) -> int:
@@ -153,7 +158,7 @@ class Eviction:
             del self._removing[key]
             try:
                 removal.done.result()
-                self.removed += 1
+                self.removed += removal.ref is not None
             except CheckpointError as error:
                 self.failed += 1
                 logger.warning("A checkpoint could not be removed (%s); `hpstage gc` removes it later.", error)
@@ -164,9 +169,16 @@ class Eviction:
                 del self._pending[key]  # saved again before it was removed
             elif not plan.will_keep(ref) and len(self._removing) < self._batch:
                 del self._pending[key]
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="hpstage-eviction")
-                self._removing[key] = _Removal(ref, self._pool.submit(self._checkpoints.delete, key))
+                self._begin(key, ref)
+        self._parts -= plan.parts.keys()
+        for key in [key for key in self._parts if not _may_have(plan, key)]:
+            self._parts.discard(key)
+            self._begin(key, None)
+
+    def _begin(self, key: StateKey, ref: StateRef | None) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="hpstage-eviction")
+        self._removing[key] = _Removal(ref, self._pool.submit(self._checkpoints.delete, key))
 
     def _warn(self, remaining: int) -> None:
         if not self._warned:
@@ -177,6 +189,15 @@ class Eviction:
                 f"{remaining:,}",
                 f"{self._budget:,}",
             )
+
+
+def _may_have(plan: SearchPlan, part: StateKey) -> bool:
+    """Whether a running chain may save a state with this part, which it finds in its last state, or writes."""
+    for chain in plan.chains.values():
+        last = chain.reached or plan.source_of(chain)
+        if last is None or last.kept is None or part in {one.key for one in last.kept.parts}:
+            return True
+    return False
 
 
 def _on_their_way(plan: SearchPlan) -> int:

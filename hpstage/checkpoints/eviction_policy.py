@@ -10,17 +10,21 @@ on the checkpoints evicted before it:
 
 So the seconds lost are the sum, over all evicted checkpoints, of the seconds from the nearest kept ancestor to each: as
 if each were requested once more, without the others. Which will be is unknown; those known to be wanted are needed.
+
+What several states have in common, a *part*, takes its bytes once, and is freed with the last of them. The order of
+choice ignores that: parts are of what no training changes, and rarely all states that have one are evicted.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import StateKey
+from hpstage.plan.facts import Part, StateKey
 
 
 class KeptState(msgspec.Struct, frozen=True):
@@ -30,11 +34,13 @@ class KeptState(msgspec.Struct, frozen=True):
     parent: StateKey | None
     """The nearest kept ancestor, which must be among the given states; ``None``: training starts from the beginning."""
     bytes: int
-    """Size of its checkpoint (``Kept.bytes``), which evicting it frees."""
+    """Size of its checkpoint without its parts (``Kept.bytes``), which evicting it frees."""
     seconds: float
     """Seconds of training from the parent to this state; >= 0."""
     needed: bool
     """Whether it must be kept."""
+    parts: tuple[Part, ...] = ()
+    """What it has in common with other states."""
     last_used: float = 0.0
     """When it was last saved or loaded, by any single clock. Ties are broken by evicting the least recently used."""
 
@@ -60,22 +66,48 @@ def choose_evictions(states: Iterable[KeptState], budget_bytes: int | None) -> E
         InternalError: the states do not form a forest.
     """
     forest = _Forest(list(states))
-    total = sum(state.bytes for state in forest.states)
-    if budget_bytes is None or total <= budget_bytes:
-        return EvictionPlan(delete=(), remaining=total)
-    gone = _greedy(forest, total - budget_bytes)
-    remaining = total - sum(forest.states[index].bytes for index in gone)
+    stored = _Stored()
+    for state in forest.states:
+        stored.add(state)
+    if budget_bytes is None or stored.bytes <= budget_bytes:
+        return EvictionPlan(delete=(), remaining=stored.bytes)
+    gone = _greedy(forest, stored, budget_bytes)
     chosen: list[StateKey] = []
     for index in reversed(gone):  # most expensive first
-        if remaining + forest.states[index].bytes <= budget_bytes:
-            remaining += forest.states[index].bytes
-        else:
+        stored.add(forest.states[index])
+        if stored.bytes > budget_bytes:
+            stored.remove(forest.states[index])
             chosen.append(forest.states[index].key)
-    return EvictionPlan(delete=tuple(reversed(chosen)), remaining=remaining)
+    return EvictionPlan(delete=tuple(reversed(chosen)), remaining=stored.bytes)
 
 
-def _greedy(forest: _Forest, excess: int) -> list[int]:
-    """Return states in the order of eviction, until ``excess`` bytes are freed or only needed ones are left."""
+class _Stored:
+    """The bytes that states take, with each part once."""
+
+    __slots__ = ("_parts", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._parts: Counter[StateKey] = Counter()
+
+    def add(self, state: KeptState) -> None:
+        self.bytes += state.bytes
+        for part in state.parts:
+            if not self._parts[part.key]:
+                self.bytes += part.bytes
+            self._parts[part.key] += 1
+
+    def remove(self, state: KeptState) -> None:
+        self.bytes -= state.bytes
+        for part in state.parts:
+            self._parts[part.key] -= 1
+            if not self._parts[part.key]:
+                self.bytes -= part.bytes
+
+
+def _greedy(forest: _Forest, stored: _Stored, budget: int) -> list[int]:
+    """Remove states from what is stored until that takes at most ``budget`` bytes or only needed ones are left; return
+    them in order."""
     states = forest.states
     # The index after all states stands for the beginning of training, at depth 0, which is never evicted.
     beginning = len(states)
@@ -99,12 +131,12 @@ def _greedy(forest: _Forest, excess: int) -> list[int]:
     def cost_per_byte(index: int) -> tuple[float, float, StateKey, int]:
         state = states[index]
         seconds = (depths[index] - depths[anchor(index)]) * hanging[index]
-        return seconds / min(state.bytes, excess), state.last_used, state.key, index
+        return seconds / min(state.bytes, stored.bytes - budget), state.last_used, state.key, index
 
     heap = [cost_per_byte(index) for index, state in enumerate(states) if not state.needed and state.bytes > 0]
     heapq.heapify(heap)
     order: list[int] = []
-    while excess > 0 and heap:
+    while stored.bytes > budget and heap:
         entry = heap[0]
         index = entry[-1]
         # Costs only rise as others are evicted: an outdated entry is too low, and never hides a cheaper one.
@@ -116,7 +148,7 @@ def _greedy(forest: _Forest, excess: int) -> list[int]:
         hanging[anchor(index)] += hanging[index]
         gone[index] = True
         order.append(index)
-        excess -= states[index].bytes
+        stored.remove(states[index])
     return order
 
 

@@ -18,7 +18,8 @@ import xxhash
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.formatted import LOGS, PLACE, FormattedCheckpoints, Publish, Write, log_path
 from hpstage.checkpoints.processes import host_identity, is_alive
-from hpstage.checkpoints.store import Manifest, is_key, key_path
+from hpstage.checkpoints.sharing import Sharing
+from hpstage.checkpoints.store import Manifest, is_key, is_part, key_path
 from hpstage.errors import CheckpointCorrupt, CheckpointUnreachable
 from hpstage.plan.facts import StateKey
 
@@ -56,6 +57,7 @@ class FolderCheckpoints(FormattedCheckpoints):
         # Absolute, since workers may run in another folder.
         self.path = Path(path).absolute()
         self.workload = workload
+        self._sharing = Sharing()
         if sweep:
             with suppress(CheckpointUnreachable):  # check() reports whether the place can be used
                 self.sweep()
@@ -80,7 +82,7 @@ class FolderCheckpoints(FormattedCheckpoints):
         with self._explained(None, "list"):
             for folder in self._folders():
                 # An f-string is faster than a Path: a folder may hold a hundred thousand checkpoints.
-                if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
+                if not is_part(StateKey(folder.name)) and os.path.exists(f"{folder.path}/{files.MANIFEST}"):
                     yield StateKey(folder.name)
 
     def _listed(self) -> tuple[dict[StateKey, int], int]:

@@ -7,27 +7,33 @@ memory and the file and hashed on the way; any reader of safetensors can open it
 The location of the files is a :class:`Place`: a folder, or a prefix of an object store. The manifest names the other
 two files, so that a place without renaming can give each writer unique names (``state-<token>.safetensors``). Readers
 accept any of these names, so a folder of checkpoints copied to an object store, or back, stays valid.
+
+Leaves that several states have in common may be in *parts* instead, checkpoints of their own, which the manifest names
+(:mod:`hpstage.checkpoints.sharing`). The structure says which leaf is in which part, under the leaf's name there.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import xxhash
 
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.leaves import Leaf
+from hpstage.checkpoints.sharing import Division, name_in_part
 from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, marks_of, unflatten
-from hpstage.checkpoints.store import Manifest
+from hpstage.checkpoints.store import Manifest, is_key, is_part
 from hpstage.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from hpstage.plan.facts import StateKey
 
 FORMAT = 2
+WITH_PARTS = 3
+"""Format of a checkpoint of which some leaves are in parts; any other has the format of before."""
 TENSORS = "state.safetensors"
 STRUCTURE = "state.json"
 MANIFEST = "manifest.json"
@@ -75,9 +81,11 @@ class Place(Protocol):
     def write(self, name: str, content: bytes) -> None: ...
 
 
-class _Structure(msgspec.Struct, frozen=True):
+class _Structure(msgspec.Struct, frozen=True, omit_defaults=True):
     tree: Node
     leaves: tuple[Leaf, ...]
+    elsewhere: dict[int, tuple[int, str]] = {}
+    """By number of the leaf: the number of its part in the manifest, and the xxh3_128 of its bytes."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -93,26 +101,40 @@ _decode_manifest = msgspec.json.Decoder(Manifest).decode
 
 
 def write(
-    place: Place, flat: FlatState, *, key: StateKey, step: int, parent: StateKey | None, workload: str, token: str = ""
+    place: Place,
+    flat: FlatState,
+    *,
+    key: StateKey,
+    step: int,
+    parent: StateKey | None,
+    workload: str,
+    token: str = "",
+    division: Division | None = None,
 ) -> Manifest:
     """Write tensors and structure of a state; return the manifest that would make the checkpoint complete.
 
-    ``token`` (hexadecimal) becomes part of the files' names. Raises ``OSError``.
+    ``token`` (hexadecimal) becomes part of the files' names. ``division``: which leaves are in parts, which must have
+    been written. Raises ``OSError``.
     """
     tensors, structure = (f"state-{token}.safetensors", f"state-{token}.json") if token else (TENSORS, STRUCTURE)
-    header, order = _layout(flat.leaves)
+    placed = {} if division is None else division.parts
+    header, order = _layout(flat.leaves, placed)
     whole = xxhash.xxh3_128(header)
-    contents = [""] * len(order)
+    contents = [""] * len(flat.leaves) if division is None else [*division.contents]
     size = len(header)
     with place.create(tensors) as file:
         file.write(header)
         for index in order:
             content = leaves.content(flat.leaves[index], flat.values[index])
-            contents[index] = xxhash.xxh3_128_hexdigest(content)
+            if division is None:
+                contents[index] = xxhash.xxh3_128_hexdigest(content)
             whole.update(content)
             file.write(content)
             size += content.nbytes
-    described = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves))
+    parts = tuple(dict.fromkeys(placed.values()))
+    numbers = {part: number for number, part in enumerate(parts)}
+    elsewhere = {index: (numbers[part], contents[index]) for index, part in placed.items()}
+    described = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves, elsewhere=elsewhere))
     if len(described) > LONGEST:
         raise StateError(
             f"what is not an array in the state of step {step} takes {len(described):,} bytes of text, more than "
@@ -120,7 +142,7 @@ def write(
         )
     place.write(structure, described)
     return Manifest(
-        format=FORMAT,
+        format=WITH_PARTS if parts else FORMAT,
         key=key,
         step=step,
         parent=parent,
@@ -129,19 +151,40 @@ def write(
         marks=marks_of(contents),
         files={tensors: whole.hexdigest(), structure: xxhash.xxh3_128_hexdigest(described)},
         bytes=size + len(described),
+        parts=parts,
     )
 
 
-def read(place: Place, manifest: Manifest) -> object:
-    """Read a state and check every byte. Raises :class:`CheckpointCorrupt`; ``OSError`` if a file is missing."""
-    structure, values = _read(place, manifest, build=True)
+ReadPart = Callable[[StateKey], Mapping[str, Any]]
+"""Returns the values of a part by their names, in memory that nobody else uses. Raises :class:`CheckpointError`."""
+
+
+def read(place: Place, manifest: Manifest, read_part: ReadPart) -> tuple[object, list[str]]:
+    """Read a state and check every byte; return it, and its leaves' names in parts. Raises :class:`CheckpointCorrupt`;
+    ``OSError`` if a file is missing."""
+    content = _read(place, manifest, read_part)
     with _understanding(place):  # such as arrays that this JAX does not have
-        return unflatten(structure.tree, values)
+        state = unflatten(content.structure.tree, content.values)
+    return state, [*map(name_in_part, content.structure.leaves, content.contents)]
+
+
+def read_for_part(place: Place, manifest: Manifest) -> Mapping[str, Any]:
+    """Read the values of a part by their names. Raises as :func:`read` does."""
+    if manifest.parts:
+        raise CheckpointCorrupt(f"{place.where(MANIFEST)} is of a part, and has parts itself")
+    content = _read(place, manifest, None)
+    parts = content.structure.leaves
+    with _understanding(place):
+        for leaf, digest in zip(parts, content.contents, strict=True):
+            if leaf.name != name_in_part(leaf, digest):
+                raise ValueError(f"its leaf {leaf.name!r} has another name than its content gives")
+    return {leaf.name: value for leaf, value in zip(parts, content.values, strict=True)}
 
 
 def verify(place: Place, manifest: Manifest) -> None:
-    """Check every byte, and that they describe a state, without building it. Raises as :func:`read` does."""
-    _read(place, manifest, build=False)
+    """Check every byte of the files, and that they describe a state, without building it; not the parts. Raises as
+    :func:`read` does."""
+    _read(place, manifest, None, build=False)
 
 
 def data_files(place: Place, manifest: Manifest) -> tuple[str, str]:
@@ -171,8 +214,11 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         manifest = _decode_manifest(sealed.manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{where} is no manifest: {error}") from error
-    if manifest.format != FORMAT:
-        raise CheckpointCorrupt(f"{where} has format {manifest.format}; this hpstage reads format {FORMAT}")
+    if manifest.format not in (FORMAT, WITH_PARTS):
+        known = f"{FORMAT} and {WITH_PARTS}"
+        raise CheckpointCorrupt(f"{where} has format {manifest.format}; this hpstage reads formats {known}")
+    if not all(is_part(part.key) and is_key(part.key) for part in manifest.parts):  # each becomes a path
+        raise CheckpointCorrupt(f"{where} names parts that are none")
     return manifest
 
 
@@ -185,14 +231,15 @@ def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str)
         raise CheckpointForeign(f"{where} is of workload {manifest.workload}, not {workload}")
 
 
-def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:
-    """Return the header of the safetensors file, and the order in which the leaves follow it.
+def _layout(parts: Sequence[Leaf], elsewhere: Container[int] = ()) -> tuple[bytes, list[int]]:
+    """Return the header of the safetensors file, and the order in which the leaves follow it that are there.
 
     Both are determined by the leaves alone, so that a reader compares a header instead of trusting it. Larger elements
     come first (as in the safetensors package), so that each tensor is aligned in the file.
     """
     stored = [leaf.stored for leaf in parts]
-    order = sorted(range(len(parts)), key=lambda index: (-stored[index][1], parts[index].name))
+    there = (index for index in range(len(parts)) if index not in elsewhere)
+    order = sorted(there, key=lambda index: (-stored[index][1], parts[index].name))
     entries: dict[str, Any] = {}
     offset = 0
     for index in order:
@@ -205,8 +252,16 @@ def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:
     return len(text).to_bytes(8, "little") + text, order
 
 
-def _read(place: Place, manifest: Manifest, *, build: bool) -> tuple[_Structure, list[Any]]:
-    """Check all that a checkpoint holds; return its structure and, with ``build``, the values of its leaves."""
+class _Content(NamedTuple):
+    structure: _Structure
+    values: list[Any]
+    """Of the leaves; ``None`` where they were not built."""
+    contents: list[str]
+    """The xxh3_128 of each leaf's bytes."""
+
+
+def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build: bool = True) -> _Content:
+    """Check all that a checkpoint's files hold, and with ``build`` make the values of its leaves."""
     name, described = data_files(place, manifest)
     with place.open(described) as file:
         if file.size > min(manifest.bytes, LONGEST):  # before so much is read
@@ -215,16 +270,20 @@ def _read(place: Place, manifest: Manifest, *, build: bool) -> tuple[_Structure,
     _check(place, described, xxhash.xxh3_128_hexdigest(content), manifest.files)
     with _understanding(place):
         structure = _decode_structure(content)
-        parts = structure.leaves
+        parts, elsewhere = structure.leaves, structure.elsewhere
         for leaf in parts:
             leaves.check(leaf)
+        for index, (number, _) in elsewhere.items():
+            _ = parts[index], manifest.parts[number]
+            if min(index, number) < 0:
+                raise ValueError("a negative number of a leaf")
         unflatten(structure.tree, parts, join=jax_arrays.check)
-        header, order = _layout(parts)
+        header, order = _layout(parts, elsewhere)
     values: list[Any] = [None] * len(parts)
     contents = [""] * len(parts)
     with place.open(name) as file:
         # Checked before allocating the memory that the structure claims.
-        if file.size != len(header) + sum(leaf.nbytes for leaf in parts):
+        if file.size != len(header) + sum(parts[index].nbytes for index in order):
             raise CheckpointCorrupt(f"{place.where(name)} does not have the length that its structure gives")
         if manifest.bytes != file.size + len(content):
             raise CheckpointCorrupt(f"{place.where(MANIFEST)} does not give the length of its files")
@@ -238,10 +297,32 @@ def _read(place: Place, manifest: Manifest, *, build: bool) -> tuple[_Structure,
                 whole.update(piece)
             contents[index] = own.hexdigest()
     _check(place, name, whole.hexdigest(), manifest.files)
+    for index, (_, digest) in elsewhere.items():
+        contents[index] = digest
+    if build and read_part is not None:
+        _fill_from_parts(place, structure, manifest, values, read_part)
     with _understanding(place):
         if digest_of(FlatState(structure.tree, parts, ()), contents) != manifest.digest:
             raise ValueError("its digest is not that of the manifest")
-    return structure, values
+    return _Content(structure, values, contents)
+
+
+def _fill_from_parts(
+    place: Place, structure: _Structure, manifest: Manifest, values: list[Any], read_part: ReadPart
+) -> None:
+    """Set the values of the leaves that are in parts, each in memory of its own."""
+    used: set[tuple[int, str]] = set()
+    found: dict[int, Mapping[str, Any]] = {}
+    for index, (number, digest) in structure.elsewhere.items():
+        if number not in found:
+            found[number] = read_part(manifest.parts[number].key)
+        leaf = structure.leaves[index]
+        name = name_in_part(leaf, digest)
+        if name not in found[number]:
+            raise CheckpointCorrupt(f"{place.where(STRUCTURE)}: {leaf.name!r} is not in part {manifest.parts[number]}")
+        value = found[number][name]
+        values[index] = leaves.copy(leaf, value) if (number, name) in used else value
+        used.add((number, name))
 
 
 @contextmanager

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints import stage_log
+from hpstage.checkpoints.sharing import (
+    BEFORE_TRAINING,
+    SMALLEST,
+    Division,
+    Sharing,
+    contents_of,
+    key_of_part,
+    name_in_part,
+)
 from hpstage.checkpoints.stage_log import StageLog
-from hpstage.checkpoints.state_tree import flatten, summary
-from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, key_path
+from hpstage.checkpoints.state_tree import FlatState, flatten, summary
+from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_part, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
-from hpstage.plan.facts import Kept, StateKey
+from hpstage.plan.facts import Kept, Part, StateKey
 
 T = TypeVar("T")
 
@@ -38,6 +48,7 @@ class FormattedCheckpoints(CheckpointStore):
     """
 
     workload: str
+    _sharing: Sharing
     _name = ""
     """The place's name, set by the first call of :meth:`identity`; never changed: a missing mount will come back."""
 
@@ -48,13 +59,54 @@ class FormattedCheckpoints(CheckpointStore):
         return self._place(key).where("").rstrip("/")
 
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
-        if (kept := self._kept(key)) is not None:
+        kept, flat = self._kept(key), flatten(state)
+        if is_part(key):  # copied from another store
+            kept = kept or self._save(key, flat, step, parent, None)
+            self._sharing.place(Part(key, kept.bytes), [leaf.name for leaf in flat.leaves])
+            return kept
+        if kept is not None:
             digest, marks = summary(state)
             return replace(kept, digest=digest, marks=marks)
-        flat = flatten(state)
+        return self._save(key, flat, step, parent, self._divide(key, flat))
 
+    def meet(self, state: object) -> None:
+        flat = flatten(state)
+        if flat.nbytes >= SMALLEST:
+            self._sharing.meet(BEFORE_TRAINING, map(name_in_part, flat.leaves, contents_of(flat)))
+
+    def _divide(self, key: StateKey, flat: FlatState) -> Division | None:
+        """Store what an earlier state had as well in a part, unless it is in one; return what is where."""
+        if flat.nbytes < SMALLEST:
+            return None
+        contents = contents_of(flat)
+        names = [*map(name_in_part, flat.leaves, contents)]
+        for placed in set(self._sharing.placed(names).values()):
+            if not self._is_there(placed.key):
+                self._sharing.forget(placed.key)
+        if new := self._sharing.to_place(key, flat, names):
+            part = key_of_part(self.workload, new)
+            kept = self._kept(part)
+            if kept is None:
+                shared = flatten({name: flat.values[index] for name, index in sorted(new.items())})
+                kept = self._save(part, shared, 0, None, None)
+            self._sharing.place(Part(kept.key, kept.bytes), new)
+        self._sharing.meet(key, names)
+        return Division(contents, self._sharing.placed(names))
+
+    def _save(
+        self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None, division: Division | None
+    ) -> Kept:
         def write(place: files.Place, token: str) -> Manifest:
-            return files.write(place, flat, key=key, step=step, parent=parent, workload=self.workload, token=token)
+            return files.write(
+                place,
+                flat,
+                key=key,
+                step=step,
+                parent=parent,
+                workload=self.workload,
+                token=token,
+                division=division,
+            )
 
         with self._explained(key, "write"), self._written(key, write) as (manifest, publish):
             while not publish():
@@ -68,9 +120,31 @@ class FormattedCheckpoints(CheckpointStore):
         def read() -> object:
             manifest = self._manifest(key)
             with self._explained(key, "read"), self._present(key, manifest):
-                return files.read(self._place(key), manifest)
+                state, names = files.read(self._place(key), manifest, partial(self._read_part, key))
+            self._sharing.meet(key, names)
+            return state
 
         return self._sought(read)
+
+    def _read_part(self, key: StateKey, part: StateKey) -> Mapping[str, Any]:
+        """Return the values of a part, by their names, for the state ``key``."""
+        with self._needed(key, part):
+            manifest = self._manifest(part)
+            with self._explained(part, "read"), self._present(part, manifest):
+                values = files.read_for_part(self._place(part), manifest)
+        self._sharing.place(Part(part, manifest.bytes), values)
+        return values
+
+    @contextmanager
+    def _needed(self, key: StateKey, part: StateKey) -> Iterator[None]:
+        """Convert errors of a part to those of the state that needs it. The next state of this process that needs the
+        part verifies it, and writes it again."""
+        try:
+            yield
+        except (CheckpointMissing, CheckpointCorrupt) as error:
+            self._sharing.forget(part)
+            self._manifest(key)  # missing, if the state was deleted with its part
+            raise CheckpointCorrupt(f"{self.location(key)} lacks what it has in common with others: {error}") from error
 
     def verify(self, key: StateKey) -> None:
         self._sought(lambda: self._verified(key))
@@ -87,11 +161,15 @@ class FormattedCheckpoints(CheckpointStore):
         yield from sorted(self.sizes())
 
     def sizes(self) -> dict[StateKey, int]:
-        return self._listed()[0]
+        return {key: size for key, size in self._listed()[0].items() if not is_part(key)}
+
+    def parts(self) -> dict[StateKey, int]:
+        return {key: size for key, size in self._listed()[0].items() if is_part(key)}
 
     def usage(self) -> Usage:
         sizes, unpublished = self._listed()
-        return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=unpublished)
+        states = sum(not is_part(key) for key in sizes)
+        return Usage(checkpoints=states, bytes=sum(sizes.values()), unpublished=unpublished)
 
     def identity(self) -> str:
         """Return a random name, written to the place by the first caller: one place may have many paths and URLs, and
@@ -144,7 +222,17 @@ class FormattedCheckpoints(CheckpointStore):
         manifest = self._manifest(key)
         with self._explained(key, "read"), self._present(key, manifest):
             files.verify(self._place(key), manifest)
+        for part in manifest.parts:
+            with self._needed(key, part.key):
+                self._verified(part.key)
         return manifest
+
+    def _is_there(self, key: StateKey) -> bool:
+        try:
+            self._manifest(key)
+        except (CheckpointMissing, CheckpointCorrupt):
+            return False
+        return True
 
     def _manifest(self, key: StateKey) -> Manifest:
         place = self._place(key)

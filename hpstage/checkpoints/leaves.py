@@ -9,6 +9,7 @@ import ctypes
 import functools
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -254,6 +255,46 @@ def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
 
     # Not clone() alone: it keeps the order of strides of a tensor with gaps, which is read back row-major.
     return value.clone(memory_format=torch.contiguous_format)
+
+
+def same(pairs: Iterable[tuple[Leaf, Any, Any]]) -> list[bool]:
+    """Return of each leaf whether its value has the bytes of another one, which :func:`copy` has returned. The device
+    is waited for once."""
+    found = [_same(leaf, value, other) for leaf, value, other in pairs]
+    waiting = [index for index, one in enumerate(found) if not isinstance(one, bool)]
+    if waiting:
+        import torch
+
+        by_device: dict[Any, list[int]] = {}
+        for index in waiting:
+            by_device.setdefault(found[index].device, []).append(index)
+        for indices in by_device.values():
+            for index, one in zip(indices, torch.stack([found[index] for index in indices]).tolist(), strict=True):
+                found[index] = one
+    return found
+
+
+def _same(leaf: Leaf, value: Any, other: Any) -> Any:
+    """Return a bool; of tensors on a device, a tensor with it there."""
+    if leaf.kind == "bytes":
+        return bool(value == other)
+    if leaf.kind == "numpy":
+        if not (value.flags.c_contiguous or value.flags.f_contiguous):
+            return False
+        import numpy
+
+        one, two = (array.reshape(-1, order="A").view(numpy.uint8) for array in (value, other))
+        return bool(numpy.array_equal(one, two))
+    if value.device != other.device or value.is_conj() or value.is_neg() or value.stride() != other.stride():
+        return False
+    if not value.numel():
+        return True
+    import torch
+
+    one, two = (tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in (value, other))
+    if one.storage_offset() % 8 == two.storage_offset() % 8 == len(one) % 8 == 0:
+        one, two = one.view(torch.int64), two.view(torch.int64)  # several times as fast
+    return torch.equal(one, two) if value.device.type == "cpu" else (one == two).all()
 
 
 def room(leaf: Leaf, value: Any) -> Any:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hpstage.checkpoints.host_memory import HostMemory, give_back
+from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.on_device import CudaMover, Mover
-from hpstage.checkpoints.state_tree import FlatState, Room, flatten, nbytes
+from hpstage.checkpoints.state_tree import NOTHING, FlatState, Room, flatten
 from hpstage.plan.facts import StateKey
+
+# Bytes of a leaf from which on states that follow each other share it where it has not changed.
+_SHARED = 1 << 14
 
 
 class _Held(NamedTuple):
     state: object
+    flat: FlatState
     nbytes: int
     wait: Callable[[], object] | None = None
     """Returns once the state is complete, if it is being copied."""
 
 
 class _Tier(OrderedDict[StateKey, _Held]):
-    """States in one kind of memory, the least recently used first. Not thread-safe."""
+    """States in one kind of memory, the least recently used first. What they share counts once. Not thread-safe."""
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
         self.nbytes = 0
+        self._held: Counter[int] = Counter()  # values by identity, each as often as states have it
 
     def fits(self, size: int) -> bool:
         return self.nbytes + size <= self.budget_bytes
@@ -34,11 +41,38 @@ class _Tier(OrderedDict[StateKey, _Held]):
     def add(self, key: StateKey, held: _Held) -> None:
         self[key] = held
         self.nbytes += held.nbytes
+        for leaf, value in _shareable(held.flat):
+            self.nbytes -= leaf.nbytes if self._held[id(value)] else 0
+            self._held[id(value)] += 1
 
     def remove(self, key: StateKey) -> _Held:
         held = self.pop(key)
         self.nbytes -= held.nbytes
+        for leaf, value in _shareable(held.flat):
+            self._held[id(value)] -= 1
+            if self._held[id(value)]:
+                self.nbytes += leaf.nbytes
+            else:
+                del self._held[id(value)]
         return held
+
+    def freed_by(self, keys: Iterable[StateKey]) -> int:
+        """Return the bytes that removing these states frees."""
+        freed, gone = 0, Counter[int]()
+        for key in keys:
+            freed += self[key].nbytes
+            for leaf, value in _shareable(self[key].flat):
+                gone[id(value)] += 1
+                freed -= leaf.nbytes
+                freed += leaf.nbytes if gone[id(value)] == self._held[id(value)] else 0
+        return freed
+
+
+def _shareable(flat: FlatState) -> Iterator[tuple[Leaf, Any]]:
+    """Yield the leaves that another state may have as well. Byte strings are never copied."""
+    for leaf, value in zip(flat.leaves, flat.values, strict=True):
+        if leaf.nbytes >= _SHARED and leaf.kind != "bytes":
+            yield leaf, value
 
 
 class LiveCache:
@@ -47,6 +81,9 @@ class LiveCache:
     Tensors stay on their device: a state with any there is in the device's tier, from which it moves to that of the
     host; all others are in the host's, from which they are dropped. States that are not expected to be needed are
     evicted first, the least recently used before the others; then the one that is needed last.
+
+    A leaf that has the bytes which it had in the last state is not copied again: both states have the same tensor. The
+    bytes are compared, since writes through ``.data``, NumPy or C++ leave a tensor's version as it was.
 
     Args:
         host_bytes: budget for states in host memory.
@@ -70,6 +107,8 @@ class LiveCache:
         self._mover: Mover = CudaMover() if mover is None else mover
         self._expected: dict[StateKey, None] = {}  # soonest first
         self._room: tuple[Room, int] | None = None  # for the next copy in host memory
+        self._last: dict[str, tuple[Leaf, weakref.ref[Any]]] = {}  # the last copy's leaves, by name
+        self._unchanged: set[int] = set()  # numbers of those that it shares with the copy before
         self._lock = threading.Lock()
 
     def put(self, key: StateKey, state: object) -> None:
@@ -109,8 +148,8 @@ class LiveCache:
             if self._find(key) is None and size <= tier.budget_bytes:
                 copy = self._keep(key, flat, size, tier)
             else:
-                copy = self._copied(flat)
-            return (copy, None) if tier is self._host else self._mover.to_host(flatten(copy))
+                copy = self._copied(flat)  # its memory may be that of the next one
+            return (copy.state(), None) if tier is self._host else self._mover.to_host(copy)
 
     def expect(self, keys: Sequence[StateKey]) -> None:
         """Set which states will be needed, soonest first."""
@@ -119,10 +158,15 @@ class LiveCache:
 
     def adopt(self, key: StateKey, state: object) -> None:
         """Keep a state in host memory that nobody else uses, without a copy, unless those needed sooner leave no room
-        for it."""
+        for it. It shares what it has in common with the last one."""
         with self._lock:
             if self._find(key) is None and self.has_room():
-                self._hold_on_host(key, nbytes(state), lambda: (state, None))
+                flat = flatten(state)
+                known = self._same(flat)
+                values = (known.get(index, value) for index, value in enumerate(flat.values))
+                flat = FlatState(flat.tree, flat.leaves, tuple(values))
+                self._hold_on_host(key, flat.nbytes, lambda: (flat.state(), None))
+                self._remember(flat, known)
 
     def prepare(self, state: object, size: int) -> None:
         """Make memory for the copy of another state like this one, which :meth:`copy` has returned and nobody else
@@ -136,10 +180,12 @@ class LiveCache:
             if size > host.budget_bytes:
                 self._room = Room(flat.leaves, flat.values), 0  # it is not kept: the next one takes its place
                 return
+            known = self._unchanged if len(self._last) == len(flat.leaves) else set()
+            size -= sum(flat.leaves[index].nbytes for index in known)
             if 2 * size > host.budget_bytes or not self.has_room():
                 return
             self._make_room(host, size, self._unexpected(host))
-        room = flat.room()
+        room = flat.room(known)
         with self._lock:
             if self._room is None and host.fits(size):
                 self._room = room, size
@@ -182,14 +228,27 @@ class LiveCache:
                 return tier[key]
         return None
 
-    def _keep(self, key: StateKey, flat: FlatState, size: int, tier: _Tier) -> object:
+    def _same(self, flat: FlatState) -> dict[int, Any]:
+        """Return the values of the last copy that have the same bytes as those of another state, by number."""
+        last = ((name, leaf, value()) for name, (leaf, value) in self._last.items())
+        return flat.same_in({name: (leaf, value) for name, leaf, value in last if value is not None}, _SHARED)
+
+    def _remember(self, flat: FlatState, known: Container[int]) -> None:
+        self._last = {leaf.name: (leaf, weakref.ref(value)) for leaf, value in _shareable(flat)}
+        self._unchanged = {index for index in range(len(flat.leaves)) if index in known}
+
+    def _keep(self, key: StateKey, flat: FlatState, size: int, tier: _Tier) -> FlatState:
         if self._room is not None and self._room[0].leaves != flat.leaves:
             self._drop_room()
+        known = self._same(flat)
         # Make room before copying, so that evicted states and the copy are never in memory together.
-        prepared = 0 if self._room is None or tier is self._device else size
-        self._make_room(tier, size - prepared, [*self._unexpected(tier), *reversed(self._after(tier, None))])
-        copy = self._copied(flat)
-        tier.add(key, _Held(copy, size))
+        own = size - sum(flat.leaves[index].nbytes for index in known)
+        prepared = 0 if self._room is None or tier is self._device else self._room[1]
+        needed = max(0, own - prepared)
+        self._make_room(tier, needed, [*self._unexpected(tier), *reversed(self._after(tier, None))])
+        copy = self._copied(flat, known)
+        self._remember(copy, known)
+        tier.add(key, _Held(copy.state(), copy, size))
         return copy
 
     def _hold_on_host(
@@ -198,17 +257,17 @@ class LiveCache:
         """Keep a state in host memory unless those needed sooner leave no room for it."""
         host = self._host
         order = [*self._unexpected(host), *reversed(self._after(host, key))]
-        if host.fits(size - sum(host[other].nbytes for other in order)):
+        if host.fits(size - host.freed_by(order)):
             self._make_room(host, size, order)
             state, wait = made()
-            host.add(key, _Held(state, size, wait))
+            host.add(key, _Held(state, flatten(state), size, wait))
 
-    def _copied(self, flat: FlatState) -> object:
+    def _copied(self, flat: FlatState, known: Mapping[int, Any] = NOTHING) -> FlatState:
         room = self._room
         if room is None or room[0].leaves != flat.leaves or self._mover.is_on_device(flat):
-            return flat.copied()
+            return flat.copy(known=known)
         self._drop_room()
-        return flat.copied(room[0])
+        return flat.copy(room[0], known)
 
     def _drop_room(self) -> None:
         if self._room is not None:
@@ -222,8 +281,7 @@ class LiveCache:
                 return
             held = tier.remove(key)
             if tier is self._device:
-                flat = flatten(held.state)
-                self._hold_on_host(key, held.nbytes, lambda flat=flat: self._mover.to_host(flat))  # type: ignore[misc]
+                self._hold_on_host(key, held.nbytes, lambda flat=held.flat: self._mover.to_host(flat))  # type: ignore[misc]
 
     def _unexpected(self, tier: _Tier) -> list[StateKey]:
         """Return the states that are not expected to be needed, the least recently used first."""

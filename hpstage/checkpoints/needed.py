@@ -73,6 +73,7 @@ class _Ancestors:
                     bytes=kept.bytes,
                     seconds=seconds,
                     needed=kept.key in needed,
+                    parts=kept.parts,
                     last_used=state.used,
                 )
             )

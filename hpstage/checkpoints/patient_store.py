@@ -68,6 +68,9 @@ class PatientStore:
             lambda: self._checkpoints.save(key, state, step=step, parent=parent), giving_up or self._giving_up
         )
 
+    def meet(self, state: object) -> None:
+        self._checkpoints.meet(state)
+
     def save_log(self, key: StateKey, log: StageLog) -> None:
         """Keep a log, without patience: training does not wait for it."""
         self._checkpoints.save_log(key, log)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ Node = Any
 
 # Far above any real state, far below Python's recursion limit; a state that contains itself reaches it.
 MAX_DEPTH = 100
+NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,38 @@ class FlatState:
         return sum(leaf.nbytes for leaf in self.leaves) + len(msgspec.json.encode(self.tree))
 
     def copied(self, into: Room | None = None) -> object:
-        """Return a deep copy of the state, as :func:`clone` does; ``into``: memory that was made for such states, and
-        then belongs to the copy."""
-        if into is None or into.leaves != self.leaves:
-            return unflatten(self.tree, list(map(leaves.copy, self.leaves, self.values)))
-        return unflatten(self.tree, list(map(leaves.copy, self.leaves, self.values, into.values)))
+        """Return a deep copy of the state, as :func:`clone` does; ``into``: as of :meth:`copy`."""
+        return self.copy(into).state()
 
-    def room(self) -> Room:
-        """Return memory for a copy of such a state, which was written to once; takes several times as long as to
-        copy."""
-        return Room(self.leaves, tuple(map(leaves.room, self.leaves, self.values)))
+    def copy(self, into: Room | None = None, known: Mapping[int, Any] = NOTHING) -> FlatState:
+        """Return a deep copy, still flat.
+
+        Args:
+            into: memory that was made for such states, and then belongs to the copy.
+            known: by number, values with the same bytes that nobody modifies, which are used as they are.
+        """
+        rooms = [None] * len(self.leaves) if into is None or into.leaves != self.leaves else into.values
+        parts = zip(self.leaves, self.values, rooms, strict=True)
+        values = [known[index] if index in known else leaves.copy(*part) for index, part in enumerate(parts)]
+        return FlatState(self.tree, self.leaves, tuple(values))
+
+    def same_in(self, other: Mapping[str, tuple[Leaf, Any]], least: int) -> dict[int, Any]:
+        """Return, by number, the values in another state that have the same bytes, of leaves with ``least`` bytes or
+        more; ``other``: a copy's leaves by name."""
+        found = ((index, other.get(leaf.name)) for index, leaf in enumerate(self.leaves) if leaf.nbytes >= least)
+        alike = [(index, one[1]) for index, one in found if one is not None and one[0] == self.leaves[index]]
+        same = leaves.same((self.leaves[index], self.values[index], value) for index, value in alike)
+        return {index: value for (index, value), is_same in zip(alike, same, strict=True) if is_same}
+
+    def state(self) -> object:
+        """Return the state as a tree, with these values."""
+        return unflatten(self.tree, self.values)
+
+    def room(self, known: Container[int] = ()) -> Room:
+        """Return memory for a copy of such a state without the leaves ``known``, which was written to once; takes
+        several times as long as to copy."""
+        parts = enumerate(zip(self.leaves, self.values, strict=True))
+        return Room(self.leaves, tuple(None if index in known else leaves.room(*part) for index, part in parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,24 @@ import msgspec
 
 from hpstage.checkpoints.stage_log import StageLog
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
-from hpstage.plan.facts import Kept, StateKey
+from hpstage.plan.facts import Kept, Part, StateKey
 
 _KEY = re.compile(r"[0-9A-Za-z_-]{2,128}")
+_PART = "part-"
 
 
 def is_key(name: str) -> bool:
     """Whether a name found on a storage can be a state key. No key begins with a dot."""
     return _KEY.fullmatch(name) is not None
+
+
+def is_part(key: StateKey) -> bool:
+    """Whether this is the key of leaves that several states have in common."""
+    return key.startswith(_PART)
+
+
+def part_key(digest: str) -> StateKey:
+    return StateKey(_PART + digest)
 
 
 def key_path(key: StateKey) -> str:
@@ -45,9 +55,11 @@ class Manifest(msgspec.Struct, frozen=True):
     bytes: int
     marks: str = ""
     """Marks of the leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
+    parts: tuple[Part, ...] = ()
+    """What holds the leaves that are not in the files: checkpoints of leaves that several states have in common."""
 
     def as_kept(self) -> Kept:
-        return Kept(key=self.key, bytes=self.bytes, digest=self.digest, marks=self.marks)
+        return Kept(key=self.key, bytes=self.bytes, digest=self.digest, marks=self.marks, parts=self.parts)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -85,6 +97,10 @@ class CheckpointStore(ABC):
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         """Keep a state. The result describes ``state`` even if another one was kept under the key before, so that a
         difference between them is detected."""
+
+    def meet(self, state: object) -> None:  # noqa: B027  # may be left out
+        """Note what a state holds that is not saved: leaves that later states of this process have as well may be
+        stored once for all of them."""
 
     @abstractmethod
     def load(self, key: StateKey) -> object:
@@ -140,6 +156,11 @@ class CheckpointStore(ABC):
             except CheckpointCorrupt:
                 found[key] = 0
         return found
+
+    def parts(self) -> dict[StateKey, int]:
+        """Return the bytes of each part: leaves that several states have in common. They are deleted as states are; a
+        state whose part is gone is corrupt. By default, states have nothing in common."""
+        return {}
 
     def usage(self) -> Usage:
         """Return the total storage used by all checkpoints; costs as much as :meth:`sizes`."""

@@ -15,6 +15,7 @@ import msgspec
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.formatted import LOGS, PLACE, FormattedCheckpoints, Publish, Write, log_path
 from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
+from hpstage.checkpoints.sharing import Sharing
 from hpstage.checkpoints.store import Manifest, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull
@@ -61,6 +62,7 @@ class UrlCheckpoints(FormattedCheckpoints):
     def __init__(self, url: str, workload: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
         self._remote = Remote(url, storage_options or {})
         self.workload = workload
+        self._sharing = Sharing()
         with self._explained(None, "reach"):
             self._remote.connect()
 

@@ -172,6 +172,8 @@ class _States:
         target.check()
         target.identity()
         copying = partial(_tried, copy_checkpoint, self.source, target)
+        for part in self.source.parts().keys() & self.plan.parts.keys():  # first: states name them
+            copying(part)
         large = [key for key in self.keys if (kept := self.plan.kept[key].kept) is not None and kept.bytes > _SMALL]
         small = [key for key in self.keys if key not in {*large}]
         logs = self.source.logs().keys() & all_log_keys(self.plan)

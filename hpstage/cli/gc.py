@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -143,6 +143,19 @@ class Collection:
                 for key, heap in zip(batch, pool.map(self._remove, batch), strict=True):
                     if heap is not None:
                         heap.add(self._sizes[key])
+        self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        """Remove parts that neither a record names nor a checkpoint."""
+        loose = {key: size for key, size in self.checkpoints.parts().items() if key not in self.log.plan.parts}
+        for key in self.checkpoints.keys() if loose else ():
+            with suppress(CheckpointMissing, CheckpointCorrupt):
+                for part in self.checkpoints.manifest(key).parts:
+                    loose.pop(part.key, None)
+        for key, size in loose.items():
+            heap = self._remove(key)
+            if heap is not None:
+                heap.bytes += size
 
     def _remove_logs(self) -> None:
         """Remove logs of states that no record names. While a driver is at work, they may be of a running chain."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -10,6 +11,8 @@ from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
+
+logger = logging.getLogger("hpstage")
 
 
 class Position:
@@ -32,6 +35,7 @@ class Position:
         self._checkpoints = checkpoints
         self._live = live
         self._find_live = find_live
+        self._met = False  # the store has met a state, such as that before the first step
         self.key: StateKey | None = None  # of the state; None once it is trained further, or set up again
 
     def go_to(
@@ -47,6 +51,7 @@ class Position:
         self.key = None
         if source is None:
             self._trainable.setup(initial)
+            self._meet()
             return "fresh"
         state = self._find_live(source)
         found = state is not None
@@ -57,6 +62,17 @@ class Position:
         self._trainable.load_state_dict(state)
         self.key = source
         return "live" if found else "disk"
+
+    def _meet(self) -> None:
+        """Show the store the first state of this process before its first step: what training leaves as it is, it
+        stores once."""
+        if self._met:
+            return
+        self._met = True
+        try:
+            self._checkpoints.meet(self._trainable.state_dict())
+        except Exception:  # raised again where the state is saved, if it is not only too early
+            logger.debug("the state before the first step cannot be looked at", exc_info=True)
 
     def load(self, key: StateKey) -> object:
         """Return a saved state, from memory if it is there. Raises :class:`CheckpointError` if it cannot be loaded."""

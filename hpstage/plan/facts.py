@@ -62,14 +62,24 @@ class Span(Record, frozen=True):
     stop: int
 
 
+class Part(Record, frozen=True):
+    """Leaves that several states have in common, stored once: its key in the checkpoint store, and its bytes."""
+
+    key: StateKey
+    bytes: int
+
+
 class Kept(Record, frozen=True, omit_defaults=True):
     """A state published in the checkpoint store. ``digest`` covers its content (tensors and structure)."""
 
     key: StateKey
     bytes: int
+    """Bytes of its own files, without its parts."""
     digest: str
     marks: str = ""
     """Marks of its leaves, to identify those that differ when the state is retrained."""
+    parts: tuple[Part, ...] = ()
+    """Parts that hold leaves of it which other states have as well."""
 
 
 class UserFailure(Record, frozen=True):

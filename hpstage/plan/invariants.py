@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule.scalars import distinct
 
@@ -29,7 +31,10 @@ def validate(plan: SearchPlan) -> None:
                 assert state.kept.key == plan.key(node, step)
                 assert plan.kept[state.kept.key] is state
     assert all(state.kept is not None and state.kept.key == key for key, state in plan.kept.items())
-    assert plan.kept_bytes == sum(state.kept.bytes for state in plan.kept.values() if state.kept is not None)
+    published = [state.kept for state in plan.kept.values() if state.kept is not None]
+    counts = Counter(part.key for kept in published for part in kept.parts)
+    assert counts == {key: count for key, (_, count) in plan.parts.items()}
+    assert plan.kept_bytes == sum(kept.bytes for kept in published) + sum(part.bytes for part, _ in plan.parts.values())
     for trial in plan.trials.values():
         assert list(trial.targets) == sorted(set(trial.targets)) and trial.last.start < trial.steps
         for node, start, stop in trial.path_to(trial.requested):

@@ -9,7 +9,7 @@ distinguished by their values at that step, so that finding a path costs a look-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from hpstage.errors import InternalError
 from hpstage.plan.endings import Endings
@@ -27,6 +27,7 @@ from hpstage.plan.facts import (
     ForkVerified,
     InputsRead,
     Kept,
+    Part,
     PlanCreated,
     SearchEnded,
     SearchStarted,
@@ -86,7 +87,8 @@ class SearchPlan:
         self.open_targets = OpenTargets()
         self._targets: dict[tuple[int, ...], tuple[int, ...]] = {}  # of all trials
         self.kept: dict[StateKey, State] = {}
-        self.kept_bytes = 0
+        self.kept_bytes = 0  # with each part once
+        self.parts: dict[StateKey, tuple[Part, int]] = {}  # with the number of kept states that have it
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
         self.inputs: dict[str, str] = {}  # read by training and not part of the key: digests by name
         self.verified = Regimes()  # regimes under which a fork was verified
@@ -237,10 +239,23 @@ class SearchPlan:
         if state.kept is not None:
             self.kept_bytes -= state.kept.bytes
             del self.kept[state.kept.key]
+            self.count_parts(state.kept, -1)
         if kept is not None:
             self.kept_bytes += kept.bytes
             self.kept[kept.key] = state
+            self.count_parts(kept, 1)
         state.kept = kept
+
+    def count_parts(self, kept: Kept, change: Literal[-1, 1]) -> None:
+        """Count the parts of a state that is kept from now on, or no more."""
+        for named in kept.parts:
+            part, count = self.parts.get(named.key, (named, 0))
+            if count + change:
+                self.parts[part.key] = part, count + change
+            else:
+                del self.parts[part.key]
+            if not count or not count + change:
+                self.kept_bytes += change * part.bytes
 
     def _add(self, fact: TrialAdded) -> None:
         known = self.trials.get(fact.trial)

@@ -17,7 +17,7 @@ import pytest
 from hpstage.checkpoints.stage_log import Series, StageLog
 from hpstage.checkpoints.state_tree import digest, summary
 from hpstage.checkpoints.store import CheckpointStore, Usage
-from hpstage.errors import CheckpointMissing, StateError
+from hpstage.errors import CheckpointCorrupt, CheckpointMissing, StateError
 from hpstage.plan.facts import Kept, StateKey
 
 KEY = StateKey("0" * 31 + "a")
@@ -221,6 +221,34 @@ class CheckpointContract:
         copy = pickle.loads(pickle.dumps(store))  # noqa: S301 - made in the line itself
         assert copy.load(KEY) == {"a": 1}
 
+    def test_what_states_have_in_common_may_be_stored_once(self, open_store: Callable[[], CheckpointStore]) -> None:
+        store = open_store()
+        store.meet(_tuned(0))
+        kept = [store.save(key, _tuned(number), step=number, parent=None) for number, key in enumerate((KEY, OTHER), 1)]
+        assert list(store.keys()) == [KEY, OTHER] == list(store.sizes())
+        for reader in (store, open_store()):
+            loaded = [reader.load(key) for key in (KEY, OTHER)]
+            assert [digest(one) for one in loaded] == [digest(_tuned(1)), digest(_tuned(2))]
+            loaded[0]["frozen"] += 1  # type: ignore[index]  # each has memory of its own
+            assert digest(loaded[1]) == digest(reader.load(OTHER)) == digest(_tuned(2))
+        parts = {part.key: part.bytes for one in kept for part in one.parts}
+        sizes = store.parts()
+        assert sizes.keys() == parts.keys()
+        assert sum(store.sizes().values()) + sum(sizes.values()) == store.usage().bytes
+        if not parts:
+            return  # this store keeps states whole
+        assert kept[0].parts == kept[1].parts
+        assert store.usage().bytes < 1.2 * _tuned(0)["frozen"].nbytes  # type: ignore[attr-defined]
+        store.verify(KEY)
+        for part in parts:
+            store.delete(part)
+        for use in (store.load, store.verify, open_store().load, open_store().verify):
+            with pytest.raises(CheckpointCorrupt, match=KEY):
+                use(KEY)
+        store.delete(OTHER)
+        assert digest(store.load(store.save(OTHER, _tuned(2), step=2, parent=None).key)) == digest(_tuned(2))
+        assert digest(store.load(KEY)) == digest(_tuned(1))  # the part was written again
+
     def _pool(self, size: int) -> Pool:
         return multiprocessing.get_context("forkserver").Pool(size) if self.processes else ThreadPool(size)
 
@@ -255,6 +283,11 @@ class CheckpointContract:
             pool.join()
         assert seen <= {expected, None}
         assert digest(store.load(KEY)) == expected
+
+
+def _tuned(number: int) -> dict[str, object]:
+    """A state of which most does not depend on the number."""
+    return {"frozen": np.arange(50_000.0), "scale": np.float64(3), "head": np.full(1_000, number), "step": number}
 
 
 def _changing() -> list[object]:

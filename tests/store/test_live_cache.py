@@ -203,6 +203,113 @@ def test_any_leaf_is_copied_into_prepared_memory_as_into_new_memory(name: str) -
         assert prepared["leaf"].untyped_storage().nbytes() == plain["leaf"].untyped_storage().nbytes()
 
 
+# --- what states have in common ------------------------------------------------------------------------------
+
+
+FROZEN = torch.arange(50_000.0)
+
+
+def tuned(value: float) -> dict[str, torch.Tensor]:
+    """Made anew each time, as if a model's parameters."""
+    return {"frozen": FROZEN.clone(), "head": torch.full((5_000,), value)}
+
+
+def found_in(cache: LiveCache, key: StateKey) -> dict[str, torch.Tensor]:
+    found = cache.get(key)
+    assert isinstance(found, dict)
+    return found
+
+
+OWN = nbytes(tuned(0)) - FROZEN.nbytes
+
+
+def test_states_share_what_has_not_changed_since_the_last_one_and_it_counts_once() -> None:
+    cache = LiveCache()
+    for number, key in enumerate((A, B, C)):
+        cache.put(key, tuned(number))
+    assert len({found_in(cache, key)["frozen"].data_ptr() for key in (A, B, C)}) == 1
+    assert [found_in(cache, key)["head"][0].item() for key in (A, B, C)] == [0, 1, 2]
+    assert cache.nbytes == 3 * OWN + FROZEN.nbytes
+
+
+def test_a_budget_holds_more_states_that_share_and_frees_what_no_state_has_any_more() -> None:
+    cache = LiveCache(FROZEN.nbytes + 2 * OWN)
+    for number, key in enumerate((A, B, C)):
+        cache.put(key, tuned(number))
+    assert [key in cache for key in (A, B, C)] == [False, True, True]
+    assert cache.nbytes == FROZEN.nbytes + 2 * OWN
+    cache.put(D, {"other": torch.zeros(50_000)})
+    assert cache.nbytes == nbytes({"other": torch.zeros(50_000)}) and len(cache) == 1
+
+
+@pytest.mark.parametrize(
+    "write", [lambda t: t.data.add_(1), lambda t: t.numpy().fill(1), lambda t: t.view(-1)[:1].fill_(9)]
+)
+def test_a_write_that_tensors_do_not_count_is_a_change(write: Callable[[torch.Tensor], object]) -> None:
+    cache, live = LiveCache(), tuned(0)
+    cache.put(A, live)
+    write(live["frozen"])
+    cache.put(B, live)
+    assert torch.equal(found_in(cache, A)["frozen"], FROZEN)
+    assert torch.equal(found_in(cache, B)["frozen"], live["frozen"])
+
+
+def test_bits_count_not_values() -> None:
+    cache = LiveCache()
+    nan = torch.full((5_000,), float("nan"))
+    cache.put(A, {"x": nan, "zero": torch.zeros(5_000)})
+    cache.put(B, {"x": nan.clone(), "zero": -torch.zeros(5_000)})
+    assert found_in(cache, A)["x"] is found_in(cache, B)["x"]
+    assert found_in(cache, B)["zero"].signbit().all() and not found_in(cache, A)["zero"].signbit().any()
+
+
+def test_a_state_that_was_loaded_shares_as_well() -> None:
+    cache, loaded = LiveCache(), tuned(1)
+    cache.put(A, tuned(0))
+    cache.adopt(B, loaded)
+    cache.put(C, tuned(2))
+    assert found_in(cache, B)["head"] is loaded["head"]
+    assert len({found_in(cache, key)["frozen"].data_ptr() for key in (A, B, C)}) == 1
+
+
+def test_memory_is_prepared_for_what_changes_alone() -> None:
+    cache = LiveCache()
+    cache.put(A, tuned(0))
+    flat = flatten(tuned(1))
+    copy, _ = cache.copy(B, flat, flat.nbytes)
+    cache.prepare(copy, flat.nbytes)
+    assert cache.nbytes == FROZEN.nbytes + 3 * OWN
+    cache.put(C, tuned(2))
+    assert cache.nbytes == FROZEN.nbytes + 3 * OWN
+    assert [found_in(cache, key)["head"][0].item() for key in (A, B, C)] == [0, 1, 2]
+
+
+def test_memory_that_becomes_that_of_the_next_copy_is_no_other_state_s() -> None:
+    cache = LiveCache(nbytes(tuned(0)))
+    cache.put(A, tuned(0))
+    big = {**tuned(1), "more": torch.zeros(50_000)}
+    copies = []
+    for number in range(3):
+        big["frozen"] = FROZEN + number
+        flat = flatten(big)
+        copy, _ = cache.copy(StateKey(f"{number:032x}"), flat, flat.nbytes)
+        assert isinstance(copy, dict) and torch.equal(copy["frozen"], FROZEN + number)
+        cache.prepare(copy, flat.nbytes)
+        copies.append(copy)
+    assert torch.equal(found_in(cache, A)["frozen"], FROZEN)
+    assert copies[2]["frozen"] is copies[0]["frozen"], "of one that is not kept"
+
+
+def test_leaves_on_a_device_are_compared_there_and_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands for the device."""
+    monkeypatch.setattr(torch, "equal", lambda one, two: (one == two).all())
+    cache = LiveCache()
+    cache.put(A, tuned(0))
+    cache.put(B, tuned(1))
+    assert found_in(cache, A)["frozen"] is found_in(cache, B)["frozen"]
+    assert found_in(cache, A)["head"] is not found_in(cache, B)["head"]
+
+
 # --- tiers ------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from operator import attrgetter, lt
 
 import msgspec
 
-from hpstage.plan.facts import Kept, NodeId, StateKey, TrialId
+from hpstage.plan.facts import Kept, NodeId, Part, StateKey, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial, State
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.plan import SearchPlan
@@ -139,6 +139,7 @@ class StateColumns(msgspec.Struct, array_like=True):
     kept_bytes: list[int]
     kept_digests: list[int]
     marks: list[int]
+    parts: list[tuple[Part, ...]]
     peak_bytes: list[tuple[int, int]]
     unanswered: list[tuple[int, list[int]]]
 
@@ -163,6 +164,7 @@ def columns_of_states(plan: SearchPlan, trials: Mapping[TrialId, int], texts: Te
         kept_bytes=[one.bytes for one in published],
         kept_digests=[texts[one.digest] for one in published],
         marks=[texts[one.marks] for one in published],
+        parts=[one.parts for one in published],
         peak_bytes=[(n, state.peak_bytes) for n, state in enumerate(states) if state.peak_bytes is not None],
         unanswered=[
             (number, [trials[trial] for trial in state.unanswered])
@@ -217,13 +219,15 @@ def _fill_metrics(states: Sequence[State], columns: StateColumns) -> None:
 
 def _fill_kept(plan: SearchPlan, states: Sequence[State], columns: StateColumns, table: Sequence[str | None]) -> None:
     count = len(columns.kept)
-    check_lengths(count, columns.keys, columns.kept_bytes, columns.kept_digests, columns.marks)
+    check_lengths(count, columns.keys, columns.kept_bytes, columns.kept_digests, columns.marks, columns.parts)
     digests, marks = pick(table, columns.kept_digests), pick(table, columns.marks)
-    published = [*map(Kept, columns.keys, columns.kept_bytes, digests, marks)]  # type: ignore[arg-type]
+    published = [*map(Kept, columns.keys, columns.kept_bytes, digests, marks, columns.parts)]  # type: ignore[arg-type]
     kept = pick(states, columns.kept)
     for state, one in zip(kept, published, strict=True):
         state.kept = one
     plan.kept = dict(zip(columns.keys, kept, strict=True))
     plan.kept_bytes = sum(columns.kept_bytes)
+    for one in published:
+        plan.count_parts(one, 1)
     if not len(plan.kept) == len({*columns.kept}) == count:
         raise ValueError("two states are kept as one")

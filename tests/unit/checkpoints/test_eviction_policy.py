@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpstage.checkpoints.eviction_policy import EvictionPlan, KeptState, choose_evictions
 from hpstage.errors import InternalError
-from hpstage.plan.facts import StateKey
+from hpstage.plan.facts import Part, StateKey
 
 
 def state(
@@ -24,6 +25,7 @@ def state(
     seconds: float = 1.0,
     needed: bool = False,
     used: float = 0,
+    parts: tuple[Part, ...] = (),
 ) -> KeptState:
     return KeptState(
         key=StateKey(name),
@@ -32,6 +34,18 @@ def state(
         seconds=seconds,
         needed=needed,
         last_used=used,
+        parts=parts,
+    )
+
+
+PARTS = [Part(StateKey(f"part-{number}"), 7 * number) for number in range(1, 4)]
+
+
+def size_of(states: Iterable[KeptState]) -> int:
+    """The bytes that states take, with what they have in common once."""
+    states = list(states)
+    return sum(state.bytes for state in states) + sum(
+        part.bytes for part in {p for state in states for p in state.parts}
     )
 
 
@@ -49,6 +63,7 @@ def forests(draw: st.DrawFn, most: int = 30) -> list[KeptState]:
                 seconds=draw(st.integers(0, 20)),  # whole ones, so that sums are exact
                 needed=draw(st.booleans()) and draw(st.booleans()),
                 used=draw(st.integers(0, 3)),
+                parts=tuple(draw(st.sets(st.sampled_from(PARTS), max_size=2)) if draw(st.booleans()) else ()),
             )
         )
     return draw(st.permutations(found))
@@ -69,11 +84,10 @@ def seconds_lost(states: list[KeptState], gone: set[StateKey]) -> float:
 def best_by_trying_all(states: list[KeptState], budget: int) -> float | None:
     """The fewest seconds that must be lost to keep the budget; ``None`` if it cannot be kept."""
     free = [state for state in states if not state.needed]
-    total = sum(state.bytes for state in states)
     found = None
     for count in range(len(free) + 1):
         for gone in itertools.combinations(free, count):
-            if total - sum(state.bytes for state in gone) <= budget:
+            if size_of(state for state in states if state not in gone) <= budget:
                 lost = seconds_lost(states, {state.key for state in gone})
                 found = lost if found is None else min(found, lost)
     return found
@@ -82,8 +96,7 @@ def best_by_trying_all(states: list[KeptState], budget: int) -> float | None:
 def greedy_by_trying_each(states: list[KeptState], budget: int) -> list[StateKey]:
     """The order in which states go if, each time, every one left is tried."""
     gone: list[StateKey] = []
-    size = sum(state.bytes for state in states)
-    while (excess := size - budget) > 0:
+    while (excess := size_of(state for state in states if state.key not in gone) - budget) > 0:
         before = seconds_lost(states, set(gone))
         left = [state for state in states if not state.needed and state.bytes and state.key not in gone]
         if not left:
@@ -93,7 +106,6 @@ def greedy_by_trying_each(states: list[KeptState], budget: int) -> list[StateKey
             key=lambda s: ((seconds_lost(states, {*gone, s.key}) - before) / min(s.bytes, excess), s.last_used, s.key),
         )
         gone.append(cheapest.key)
-        size -= cheapest.bytes
     return gone
 
 
@@ -110,7 +122,7 @@ def test_what_is_needed_never_goes(states: list[KeptState], budget: int | None) 
 def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptState], budget: int) -> None:
     decision = choose_evictions(states, budget)
     stay = [state for state in states if state.key not in decision.delete]
-    assert decision.remaining == sum(state.bytes for state in stay)
+    assert decision.remaining == size_of(stay)
     if decision.remaining > budget:
         assert all(state.needed or state.bytes == 0 for state in stay)
 
@@ -118,21 +130,17 @@ def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptStat
 @given(states=forests(), budget=st.integers(0, 300))
 def test_nothing_goes_in_vain(states: list[KeptState], budget: int) -> None:
     decision = choose_evictions(states, budget)
-    sizes = {state.key: state.bytes for state in states}
-    assert all(decision.remaining + sizes[key] > budget for key in decision.delete)
+    gone = {*decision.delete}
+    assert all(size_of(s for s in states if s.key not in gone - {key}) > budget for key in decision.delete)
 
 
 @given(states=forests(most=12), budget=st.integers(0, 100))
 def test_each_choice_is_the_cheapest_per_byte_given_those_before_it(states: list[KeptState], budget: int) -> None:
     naive = greedy_by_trying_each(states, budget)
-    sizes = {state.key: state.bytes for state in states}
-    remaining = sum(sizes.values()) - sum(sizes[key] for key in naive)
-    expected = []
+    expected = [*naive]
     for key in reversed(naive):
-        if remaining + sizes[key] <= budget:
-            remaining += sizes[key]
-        else:
-            expected.insert(0, key)
+        if size_of(state for state in states if state.key == key or state.key not in expected) <= budget:
+            expected.remove(key)
     assert list(choose_evictions(states, budget).delete) == expected
 
 

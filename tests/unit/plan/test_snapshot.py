@@ -63,10 +63,11 @@ def whole(plan: SearchPlan) -> object:
         [
             (name, value)
             for name, value in portrait(plan)
-            if name not in ("restored", "_targets", "verified", "audited")
+            if name not in ("restored", "_targets", "verified", "audited", "parts")
         ],
         sorted(plan.verified),
         sorted(plan.audited),
+        sorted((key, part.bytes, count) for key, (part, count) in plan.parts.items()),
         {
             driver: {target: state.ref for target, state in open.items()}
             for driver, open in plan.open_targets.by_driver.items()
@@ -146,6 +147,7 @@ KNOWN: dict[type, set[str]] = {
             "_targets",
             "kept",
             "kept_bytes",
+            "parts",
             "differences",
         ),
         *(

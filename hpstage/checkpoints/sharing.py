@@ -1,0 +1,103 @@
+"""Leaves that states have in common are stored once: frozen weights, buffers, optimizer state of what did not move.
+
+A leaf is known by its content (kind, dtype, shape, strides, bytes). Where a process saves a leaf that it has met in an
+earlier state, it stores it in a *part*, a checkpoint of such leaves; from then on, states name the part. A part's key
+is a digest of what it holds, so that processes that find the same leaves write the same part. Which leaves those are is
+never declared: a leaf that training changes has another content, and is stored with its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+
+from hpstage.checkpoints import leaves
+from hpstage.checkpoints.leaves import Leaf
+from hpstage.checkpoints.state_tree import FlatState
+from hpstage.checkpoints.store import part_key
+from hpstage.plan.facts import Part, StateKey
+
+SMALLEST = 1 << 16
+"""Bytes of the smallest part: less is not worth files of its own."""
+# Number of leaves met that are remembered, the last ones.
+_MOST = 1 << 15
+_SEVERAL = StateKey("")
+BEFORE_TRAINING = StateKey(".")
+"""Stands for a state that is not saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What is stored of a state's leaves, and where.
+
+    Args:
+        contents: the xxh3_128 of each leaf's bytes.
+        parts: the part of each leaf that is in one, by the leaf's number.
+    """
+
+    contents: tuple[str, ...]
+    parts: Mapping[int, Part]
+
+
+def name_in_part(leaf: Leaf, content: str) -> str:
+    """Return the name of a leaf in parts, a digest of all that it is; ``content``: the xxh3_128 of its bytes."""
+    described = [leaf.kind, leaf.dtype, leaf.shape, leaf.strides, content]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(described))
+
+
+def contents_of(flat: FlatState) -> tuple[str, ...]:
+    """Return the xxh3_128 of each leaf's bytes."""
+    return tuple(
+        xxhash.xxh3_128_hexdigest(leaves.content(leaf, value))
+        for leaf, value in zip(flat.leaves, flat.values, strict=True)
+    )
+
+
+class Sharing:
+    """What a process has met of the leaves of a store's states. Threads may use it at once: what one of them misses is
+    stored again."""
+
+    def __init__(self) -> None:
+        # The state that had each leaf, or _SEVERAL; the last one met at the end.
+        self._met: dict[str, StateKey] = {}
+        self._parts: dict[str, Part] = {}
+
+    def meet(self, key: StateKey, names: Iterable[str]) -> None:
+        """Remember leaves of a state, by their names in parts."""
+        for name in names:
+            self._met[name] = key if self._met.pop(name, key) == key else _SEVERAL
+        while len(self._met) > _MOST:
+            self._met.pop(next(iter(self._met)), None)
+
+    def place(self, part: Part, names: Iterable[str]) -> None:
+        """Remember which leaves are in a part."""
+        self._parts.update(dict.fromkeys(names, part))
+
+    def forget(self, key: StateKey) -> None:
+        """Forget a part, which is gone or damaged."""
+        for name, part in [*self._parts.items()]:
+            if part.key == key:
+                self._parts.pop(name, None)
+
+    def placed(self, names: Sequence[str]) -> dict[int, Part]:
+        """Return the parts of those leaves that are in one, by their position."""
+        found = ((index, self._parts.get(name)) for index, name in enumerate(names))
+        return {index: part for index, part in found if part is not None}
+
+    def to_place(self, key: StateKey, flat: FlatState, names: Sequence[str]) -> dict[str, int]:
+        """Return the leaves of a state that should get a part, as numbers by name: those that another state had and
+        that are in no part, if they are worth it."""
+        chosen = {
+            name: index
+            for index, name in enumerate(names)
+            if self._met.get(name, key) != key and name not in self._parts
+        }
+        return chosen if sum(flat.leaves[index].nbytes for index in chosen.values()) >= SMALLEST else {}
+
+
+def key_of_part(workload: str, names: Iterable[str]) -> StateKey:
+    """Return the key of a workload's part that holds these leaves."""
+    return part_key(xxhash.xxh3_128_hexdigest(" ".join([workload, *sorted(names)]).encode()))
