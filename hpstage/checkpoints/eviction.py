@@ -207,7 +207,7 @@ def _on_their_way(plan: SearchPlan) -> int:
         if chain.continues:
             last = chain.reached or plan.source_of(chain)
             has = None if last is None else last.kept
-            total += plan.kept_bytes // max(1, len(plan.kept)) if has is None else has.bytes
+            total += plan.kept_bytes // max(1, len(plan.kept)) if has is None else has.own
     return total
 
 

@@ -34,7 +34,7 @@ class KeptState(msgspec.Struct, frozen=True):
     parent: StateKey | None
     """The nearest kept ancestor, which must be among the given states; ``None``: training starts from the beginning."""
     bytes: int
-    """Size of its checkpoint without its parts (``Kept.bytes``), which evicting it frees."""
+    """Size of its checkpoint without its parts (``Kept.own``), which evicting it frees."""
     seconds: float
     """Seconds of training from the parent to this state; >= 0."""
     needed: bool

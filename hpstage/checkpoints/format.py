@@ -141,6 +141,11 @@ def write(
             f"{LONGEST:,}: keep long lists of numbers as arrays"
         )
     place.write(structure, described)
+    size += len(described)
+    whole_size = size
+    if parts:
+        plain = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves))
+        whole_size = len(_layout(flat.leaves)[0]) + sum(leaf.nbytes for leaf in flat.leaves) + len(plain)
     return Manifest(
         format=WITH_PARTS if parts else FORMAT,
         key=key,
@@ -150,8 +155,9 @@ def write(
         digest=digest_of(flat, contents),
         marks=marks_of(contents),
         files={tensors: whole.hexdigest(), structure: xxhash.xxh3_128_hexdigest(described)},
-        bytes=size + len(described),
+        bytes=whole_size,
         parts=parts,
+        rest=size if parts else None,
     )
 
 
@@ -264,7 +270,7 @@ def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build
     """Check all that a checkpoint's files hold, and with ``build`` make the values of its leaves."""
     name, described = data_files(place, manifest)
     with place.open(described) as file:
-        if file.size > min(manifest.bytes, LONGEST):  # before so much is read
+        if file.size > min(manifest.own, LONGEST):  # before so much is read
             raise CheckpointCorrupt(f"{place.where(described)} is longer than it can be")
         content = file.read(file.size)
     _check(place, described, xxhash.xxh3_128_hexdigest(content), manifest.files)
@@ -285,7 +291,7 @@ def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build
         # Checked before allocating the memory that the structure claims.
         if file.size != len(header) + sum(parts[index].nbytes for index in order):
             raise CheckpointCorrupt(f"{place.where(name)} does not have the length that its structure gives")
-        if manifest.bytes != file.size + len(content):
+        if manifest.own != file.size + len(content):
             raise CheckpointCorrupt(f"{place.where(MANIFEST)} does not give the length of its files")
         if file.read(len(header)) != header:
             raise CheckpointCorrupt(f"{place.where(name)} does not have the header that its structure gives")

@@ -70,7 +70,7 @@ class _Ancestors:
                 KeptState(
                     key=kept.key,
                     parent=None if parent is None else _key(parent),
-                    bytes=kept.bytes,
+                    bytes=kept.own,
                     seconds=seconds,
                     needed=kept.key in needed,
                     parts=kept.parts,

@@ -57,9 +57,16 @@ class Manifest(msgspec.Struct, frozen=True):
     """Marks of the leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
     parts: tuple[Part, ...] = ()
     """What holds the leaves that are not in the files: checkpoints of leaves that several states have in common."""
+    rest: int | None = None
+    """Bytes of the files, where there are parts; ``bytes`` are those that the files would have without."""
+
+    @property
+    def own(self) -> int:
+        """Bytes of the files."""
+        return self.bytes if self.rest is None else self.rest
 
     def as_kept(self) -> Kept:
-        return Kept(key=self.key, bytes=self.bytes, digest=self.digest, marks=self.marks, parts=self.parts)
+        return Kept(self.key, self.bytes, self.digest, self.marks, self.parts, self.rest)
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -74,12 +74,19 @@ class Kept(Record, frozen=True, omit_defaults=True):
 
     key: StateKey
     bytes: int
-    """Bytes of its own files, without its parts."""
+    """Bytes that it has, wherever they are stored: the same in every run."""
     digest: str
     marks: str = ""
     """Marks of its leaves, to identify those that differ when the state is retrained."""
     parts: tuple[Part, ...] = ()
     """Parts that hold leaves of it which other states have as well."""
+    rest: int | None = None
+    """Bytes of its own files, where it has parts."""
+
+    @property
+    def own(self) -> int:
+        """Bytes of its own files."""
+        return self.bytes if self.rest is None else self.rest
 
 
 class UserFailure(Record, frozen=True):

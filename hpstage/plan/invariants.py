@@ -34,7 +34,7 @@ def validate(plan: SearchPlan) -> None:
     published = [state.kept for state in plan.kept.values() if state.kept is not None]
     counts = Counter(part.key for kept in published for part in kept.parts)
     assert counts == {key: count for key, (_, count) in plan.parts.items()}
-    assert plan.kept_bytes == sum(kept.bytes for kept in published) + sum(part.bytes for part, _ in plan.parts.values())
+    assert plan.kept_bytes == sum(kept.own for kept in published) + sum(part.bytes for part, _ in plan.parts.values())
     for trial in plan.trials.values():
         assert list(trial.targets) == sorted(set(trial.targets)) and trial.last.start < trial.steps
         for node, start, stop in trial.path_to(trial.requested):

@@ -237,11 +237,11 @@ class SearchPlan:
 
     def _keep(self, state: State, kept: Kept | None) -> None:
         if state.kept is not None:
-            self.kept_bytes -= state.kept.bytes
+            self.kept_bytes -= state.kept.own
             del self.kept[state.kept.key]
             self.count_parts(state.kept, -1)
         if kept is not None:
-            self.kept_bytes += kept.bytes
+            self.kept_bytes += kept.own
             self.kept[kept.key] = state
             self.count_parts(kept, 1)
         state.kept = kept

@@ -140,6 +140,7 @@ class StateColumns(msgspec.Struct, array_like=True):
     kept_digests: list[int]
     marks: list[int]
     parts: list[tuple[Part, ...]]
+    rests: list[int | None]
     peak_bytes: list[tuple[int, int]]
     unanswered: list[tuple[int, list[int]]]
 
@@ -165,6 +166,7 @@ def columns_of_states(plan: SearchPlan, trials: Mapping[TrialId, int], texts: Te
         kept_digests=[texts[one.digest] for one in published],
         marks=[texts[one.marks] for one in published],
         parts=[one.parts for one in published],
+        rests=[one.rest for one in published],
         peak_bytes=[(n, state.peak_bytes) for n, state in enumerate(states) if state.peak_bytes is not None],
         unanswered=[
             (number, [trials[trial] for trial in state.unanswered])
@@ -219,14 +221,16 @@ def _fill_metrics(states: Sequence[State], columns: StateColumns) -> None:
 
 def _fill_kept(plan: SearchPlan, states: Sequence[State], columns: StateColumns, table: Sequence[str | None]) -> None:
     count = len(columns.kept)
-    check_lengths(count, columns.keys, columns.kept_bytes, columns.kept_digests, columns.marks, columns.parts)
+    check_lengths(
+        count, columns.keys, columns.kept_bytes, columns.kept_digests, columns.marks, columns.parts, columns.rests
+    )
     digests, marks = pick(table, columns.kept_digests), pick(table, columns.marks)
-    published = [*map(Kept, columns.keys, columns.kept_bytes, digests, marks, columns.parts)]  # type: ignore[arg-type]
+    published = [*map(Kept, columns.keys, columns.kept_bytes, digests, marks, columns.parts, columns.rests)]
     kept = pick(states, columns.kept)
     for state, one in zip(kept, published, strict=True):
         state.kept = one
     plan.kept = dict(zip(columns.keys, kept, strict=True))
-    plan.kept_bytes = sum(columns.kept_bytes)
+    plan.kept_bytes = sum(one.own for one in published)
     for one in published:
         plan.count_parts(one, 1)
     if not len(plan.kept) == len({*columns.kept}) == count:

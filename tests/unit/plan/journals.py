@@ -152,9 +152,10 @@ class _Source:
         driver = self.choose.choice([*self.plan.drivers, DriverId(""), DriverId("gone")])
         return TargetAsked(trial, self.choose.randint(1, self.plan.trials[trial].steps), driver)
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[tuple[Part, ...], int | None]:
         chosen = self.choose.sample(range(3), self.choose.choice([0, 0, 1, 2]))
-        return tuple(Part(StateKey(f"part-{number}"), 100 * number) for number in chosen)
+        parts = tuple(Part(StateKey(f"part-{number}"), 100 * number) for number in chosen)
+        return parts, self.choose.randrange(100) if parts else None
 
     def reached(self) -> Fact | None:
         node = self.node()
@@ -166,7 +167,7 @@ class _Source:
         kept = None
         if self.choose.random() < 0.6:
             key = self.plan.key(node, step)
-            kept = Kept(key, self.choose.randrange(1000), self.choose.choice([key, "a digest"]), "marks", self.parts())
+            kept = Kept(key, self.choose.randrange(1000), self.choose.choice([key, "a digest"]), "marks", *self.parts())
         metrics = {"value": self.choose.choice([0.5, "nan", "inf", self.choose.random()])}
         if self.choose.random() < 0.2:
             metrics["other"] = 1.0
