@@ -129,8 +129,8 @@ class TrainedTrial:
         return (max if maximize else min)(values, key=values.__getitem__)  # the earliest of equals
 
     def checkpoint(self, step: Step = None) -> str:
-        """Return the path or URL of a state's checkpoint: a folder of ``state.safetensors`` and its description. What it
-        has in common with other states is not there, but in parts of the store: :meth:`weights` returns all tensors.
+        """Return the path or URL of a state's checkpoint: a folder of ``state.safetensors`` and its description, but
+        for what it has in common with others, which is in parts of the store. :meth:`weights` returns all tensors.
 
         Raises:
             CheckpointMissing: no checkpoint is kept there.
