@@ -66,9 +66,9 @@ class FlatState:
         """Return, by number, the values in another state that have the same bytes, of leaves with ``least`` bytes or
         more; ``other``: a copy's leaves by name."""
         found = ((index, other.get(leaf.name)) for index, leaf in enumerate(self.leaves) if leaf.nbytes >= least)
-        alike = [(index, one[1]) for index, one in found if one is not None and one[0] == self.leaves[index]]
-        same = leaves.same((self.leaves[index], self.values[index], value) for index, value in alike)
-        return {index: value for (index, value), is_same in zip(alike, same, strict=True) if is_same}
+        candidates = [(index, one[1]) for index, one in found if one is not None and one[0] == self.leaves[index]]
+        same = leaves.same((self.leaves[index], self.values[index], value) for index, value in candidates)
+        return {index: value for (index, value), is_same in zip(candidates, same, strict=True) if is_same}
 
     def state(self) -> object:
         """Return the state as a tree, with these values."""

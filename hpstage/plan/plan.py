@@ -88,7 +88,7 @@ class SearchPlan:
         self._targets: dict[tuple[int, ...], tuple[int, ...]] = {}  # of all trials
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0  # with each part once
-        self.parts: dict[StateKey, tuple[Part, int]] = {}  # with the number of kept states that have it
+        self.parts: dict[StateKey, tuple[Part, int]] = {}  # with the number of states that have it
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
         self.inputs: dict[str, str] = {}  # read by training and not part of the key: digests by name
         self.verified = Regimes()  # regimes under which a fork was verified

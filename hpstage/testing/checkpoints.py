@@ -289,7 +289,7 @@ class CheckpointContract:
 
 def _tuned(number: int) -> dict[str, object]:
     """A state of which most does not depend on the number."""
-    return {"frozen": np.arange(50_000.0), "scale": np.float64(3), "head": np.full(1_000, number), "step": number}
+    return {"frozen": np.arange(50_000.0), "scale": np.float64(3), "tuned": np.full(1_000, number), "step": number}
 
 
 def _changing() -> list[object]:

@@ -34,18 +34,18 @@ class Tuned(Tape):
 
     def setup(self, hp: Any) -> None:
         super().setup(hp)
-        self.frozen, self.head = FROZEN.copy(), np.zeros(1_000)
+        self.frozen, self.tuned = FROZEN.copy(), np.zeros(1_000)
 
     def train(self, step: int, hp: Any) -> None:
         super().train(step, hp)
-        self.head += hp["rate"]
+        self.tuned += hp["rate"]
 
     def state_dict(self) -> Any:
-        return {"tape": super().state_dict(), "frozen": self.frozen, "head": self.head}
+        return {"tape": super().state_dict(), "frozen": self.frozen, "tuned": self.tuned}
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state["tape"])
-        self.frozen, self.head = state["frozen"].copy(), state["head"].copy()
+        self.frozen, self.tuned = state["frozen"].copy(), state["tuned"].copy()
 
 
 def search(store: Path, **options: Any) -> hpstage.Result:
@@ -88,7 +88,7 @@ def test_states_of_a_search_store_what_they_have_in_common_once(tmp_path: Path) 
     for trial in result.study.trials:
         state = result.load(trial.number).trainable.state_dict()
         assert np.array_equal(state["frozen"], FROZEN)
-        assert np.allclose(state["head"], 2 * 0.5 + 4 * trial.params["rate"])
+        assert np.allclose(state["tuned"], 2 * 0.5 + 4 * trial.params["rate"])
 
 
 def test_what_is_copied_has_it_in_common_as_well(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_damaged_part_is_found_its_states_are_trained_again_and_it_is_written_
     for trial in second.study.trials:
         state = second.load(trial.number).trainable.state_dict()
         assert np.array_equal(state["frozen"], FROZEN)
-        assert np.allclose(state["head"], 2 * 0.5 + 4 * trial.params["rate"] + 2 * 0.9)
+        assert np.allclose(state["tuned"], 2 * 0.5 + 4 * trial.params["rate"] + 2 * 0.9)
 
 
 @pytest.mark.parametrize("budget", ["1 MB", "2 MB"])

@@ -230,8 +230,8 @@ def test_the_checkpoint_of_another_workload_is_refused(store: FolderCheckpoints)
 def test_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
     folder = saved(store)
     rewrite_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.WITH_PARTS + 1))
-    told = f"has format {files.WITH_PARTS + 1}; this hpstage reads formats {files.FORMAT} and {files.WITH_PARTS}"
-    with pytest.raises(CheckpointCorrupt, match=told):
+    expected = f"has format {files.WITH_PARTS + 1}; this hpstage reads formats {files.FORMAT} and {files.WITH_PARTS}"
+    with pytest.raises(CheckpointCorrupt, match=expected):
         store.load(KEY)
 
 

@@ -210,8 +210,8 @@ FROZEN = torch.arange(50_000.0)
 
 
 def tuned(value: float) -> dict[str, torch.Tensor]:
-    """Made anew each time, as if a model's parameters."""
-    return {"frozen": FROZEN.clone(), "head": torch.full((5_000,), value)}
+    """Made again each time, as if a model's parameters."""
+    return {"frozen": FROZEN.clone(), "tuned": torch.full((5_000,), value)}
 
 
 def found_in(cache: LiveCache, key: StateKey) -> dict[str, torch.Tensor]:
@@ -228,7 +228,7 @@ def test_states_share_what_has_not_changed_since_the_last_one_and_it_counts_once
     for number, key in enumerate((A, B, C)):
         cache.put(key, tuned(number))
     assert len({found_in(cache, key)["frozen"].data_ptr() for key in (A, B, C)}) == 1
-    assert [found_in(cache, key)["head"][0].item() for key in (A, B, C)] == [0, 1, 2]
+    assert [found_in(cache, key)["tuned"][0].item() for key in (A, B, C)] == [0, 1, 2]
     assert cache.nbytes == 3 * OWN + FROZEN.nbytes
 
 
@@ -268,11 +268,11 @@ def test_a_state_that_was_loaded_shares_as_well() -> None:
     cache.put(A, tuned(0))
     cache.adopt(B, loaded)
     cache.put(C, tuned(2))
-    assert found_in(cache, B)["head"] is loaded["head"]
+    assert found_in(cache, B)["tuned"] is loaded["tuned"]
     assert len({found_in(cache, key)["frozen"].data_ptr() for key in (A, B, C)}) == 1
 
 
-def test_memory_is_prepared_for_what_changes_alone() -> None:
+def test_memory_is_prepared_only_for_what_changes() -> None:
     cache = LiveCache()
     cache.put(A, tuned(0))
     flat = flatten(tuned(1))
@@ -281,7 +281,7 @@ def test_memory_is_prepared_for_what_changes_alone() -> None:
     assert cache.nbytes == FROZEN.nbytes + 3 * OWN
     cache.put(C, tuned(2))
     assert cache.nbytes == FROZEN.nbytes + 3 * OWN
-    assert [found_in(cache, key)["head"][0].item() for key in (A, B, C)] == [0, 1, 2]
+    assert [found_in(cache, key)["tuned"][0].item() for key in (A, B, C)] == [0, 1, 2]
 
 
 def test_memory_that_becomes_that_of_the_next_copy_is_no_other_state_s() -> None:
@@ -307,7 +307,7 @@ def test_leaves_on_a_device_are_compared_there_and_awaited_together(monkeypatch:
     cache.put(A, tuned(0))
     cache.put(B, tuned(1))
     assert found_in(cache, A)["frozen"] is found_in(cache, B)["frozen"]
-    assert found_in(cache, A)["head"] is not found_in(cache, B)["head"]
+    assert found_in(cache, A)["tuned"] is not found_in(cache, B)["tuned"]
 
 
 # --- tiers ------------------------------------------------------------------------------------------------
