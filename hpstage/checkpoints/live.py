@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hpstage.checkpoints import unmodified
 from hpstage.checkpoints.host_memory import HostMemory, give_back
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.on_device import CudaMover, Mover
@@ -108,6 +109,7 @@ class LiveCache:
         self._expected: dict[StateKey, None] = {}  # soonest first
         self._room: tuple[Room, int] | None = None  # for the next copy in host memory
         self._last: dict[str, tuple[Leaf, weakref.ref[Any]]] = {}  # the last copy's leaves, by name
+        self._leaves: tuple[Leaf, ...] = ()  # all of them
         self._unchanged: set[int] = set()  # numbers of those that it shares with the copy before
         self._lock = threading.Lock()
 
@@ -180,7 +182,7 @@ class LiveCache:
             if size > host.budget_bytes:
                 self._room = Room(flat.leaves, flat.values), 0  # it is not kept: the next one takes its place
                 return
-            known = self._unchanged if len(self._last) == len(flat.leaves) else set()
+            known = self._unchanged if self._leaves == flat.leaves else set()
             size -= sum(flat.leaves[index].nbytes for index in known)
             if 2 * size > host.budget_bytes or not self.has_room():
                 return
@@ -235,7 +237,10 @@ class LiveCache:
 
     def _remember(self, flat: FlatState, known: Container[int]) -> None:
         self._last = {leaf.name: (leaf, weakref.ref(value)) for leaf, value in _shareable(flat)}
+        self._leaves = flat.leaves
         self._unchanged = {index for index in range(len(flat.leaves)) if index in known}
+        for index in self._unchanged:
+            unmodified.note(flat.values[index])
 
     def _keep(self, key: StateKey, flat: FlatState, size: int, tier: _Tier) -> FlatState:
         if self._room is not None and self._room[0].leaves != flat.leaves:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from hpstage.checkpoints import leaves
+from hpstage.checkpoints import unmodified
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState
 from hpstage.checkpoints.store import part_key
@@ -50,10 +50,7 @@ def name_in_part(leaf: Leaf, content: str) -> str:
 
 def contents_of(flat: FlatState) -> tuple[str, ...]:
     """Return the xxh3_128 of each leaf's bytes."""
-    return tuple(
-        xxhash.xxh3_128_hexdigest(leaves.content(leaf, value))
-        for leaf, value in zip(flat.leaves, flat.values, strict=True)
-    )
+    return tuple(map(unmodified.content_of, flat.leaves, flat.values))
 
 
 class Sharing:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpstage.checkpoints import LiveCache
+from hpstage.checkpoints import LiveCache, leaves, unmodified
 from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.checkpoints.state_tree import FlatState, digest, flatten, nbytes, unflatten
 from hpstage.plan.facts import StateKey
@@ -211,7 +211,7 @@ FROZEN = torch.arange(50_000.0)
 
 def tuned(value: float) -> dict[str, torch.Tensor]:
     """Made again each time, as if a model's parameters."""
-    return {"frozen": FROZEN.clone(), "tuned": torch.full((5_000,), value)}
+    return {"frozen": FROZEN.clone(), "tuned": torch.full((5_000,), value), "step": torch.tensor(value)}
 
 
 def found_in(cache: LiveCache, key: StateKey) -> dict[str, torch.Tensor]:
@@ -282,6 +282,21 @@ def test_memory_is_prepared_only_for_what_changes() -> None:
     cache.put(C, tuned(2))
     assert cache.nbytes == FROZEN.nbytes + 3 * OWN
     assert [found_in(cache, key)["tuned"][0].item() for key in (A, B, C)] == [0, 1, 2]
+
+
+def test_what_states_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    content = leaves.content
+    monkeypatch.setattr(leaves, "content", lambda leaf, value: (hashed.append(leaf.name), content(leaf, value))[1])
+    cache = LiveCache()
+    digests = []
+    for number, key in enumerate((A, B, C)):
+        cache.put(key, tuned(number))
+        digests.append([*map(unmodified.content_of, flatten(tuned(number)).leaves, flatten(cache.get(key)).values)])
+    assert hashed.count("tuned") == 3 and hashed.count("frozen") == 2, "the first did not yet share it"
+    assert digests == [
+        [*map(unmodified.content_of, flatten(tuned(n)).leaves, flatten(tuned(n)).values)] for n in range(3)
+    ]
 
 
 def test_memory_that_becomes_that_of_the_next_copy_is_no_other_state_s() -> None:
