@@ -384,7 +384,8 @@ class DaskExecutor(Executor):
                 client.register_plugin(self._plugin)
             except ImportError as error:
                 logger.warning("some workers cannot import hpstage (%s) and are not used", error)
-            except (OSError, ClusterError):
+            except (OSError, ClusterError, AssertionError):
+                # Dask's client asserts that a scheduler's greeting comes alone; one that has just begun may send more.
                 logger.debug("no scheduler yet", exc_info=True)
             except Exception as error:
                 problem = InternalError(f"reconnecting to Dask's scheduler failed: {error!r}")

@@ -13,6 +13,7 @@ from distributed import Client
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
+from hpstage.cluster.connection import Connection
 from hpstage.cluster.private import ClientOnce
 from hpstage.errors import ClusterError, UsageError
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
@@ -60,9 +61,17 @@ def site(shared_site: Site) -> Site:
 
 @pytest.mark.ci
 def test_a_study_goes_on_when_its_scheduler_is_back(
-    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = undisturbed()
+    connected = []
+
+    def connect(*args: Any, **options: Any) -> Connection:
+        connected.append(args)
+        assert len(connected) != 2  # as Dask's client does when a scheduler's greeting does not come alone
+        return Connection(*args, **options)
+
+    monkeypatch.setattr("hpstage.cluster.executor.Connection", connect)
     with Client(site.address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=120)
         study = Running(Steady(tmp_path, 0.02), client, tmp_path)
@@ -81,7 +90,7 @@ def test_a_study_goes_on_when_its_scheduler_is_back(
     ours = [record.getMessage() for record in said if record.name == "hpstage"]
     assert len([text for text in ours if "is lost" in text]) == 1
     assert len([text for text in ours if "is back" in text]) == 1
-    assert len(ours) == 2
+    assert len(ours) == 2 and len(connected) > 2
     assert not [record.getMessage() for record in said if record.exc_info and record.levelno > logging.INFO]
 
 
