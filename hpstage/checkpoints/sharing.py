@@ -66,8 +66,9 @@ class Sharing:
         """Remember leaves of a state, by their names in parts."""
         for name in names:
             self._met[name] = key if self._met.pop(name, key) == key else _SEVERAL
-        while len(self._met) > _MOST:
-            self._met.pop(next(iter(self._met)), None)
+        if len(self._met) > _MOST:
+            for name in [*self._met][:-_MOST]:
+                self._met.pop(name, None)
 
     def place(self, part: Part, names: Iterable[str]) -> None:
         """Remember which leaves are in a part."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.checkpoints.state_tree import digest
+from hpstage.checkpoints.sharing import Sharing
+from hpstage.checkpoints.state_tree import digest, flatten
 from hpstage.errors import CheckpointCorrupt
 from hpstage.plan.facts import Kept, StateKey
 
@@ -119,3 +120,12 @@ def test_small_states_have_no_parts(tmp_path: Path) -> None:
     for number in range(3):
         store.save(StateKey(f"{number:032x}"), {"x": np.zeros(1_000), "n": number}, step=number, parent=None)
     assert store.parts() == {}
+
+
+def test_the_last_leaves_met_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpstage.checkpoints.sharing._MOST", 4)
+    sharing, flat = Sharing(), flatten({str(number): LARGE[number] for number in range(3)})
+    sharing.meet(KEYS[0], ["a", "b", "c"])
+    sharing.meet(KEYS[1], ["b", "d", "e", "f"])
+    assert [*sharing.to_place(KEYS[2], flat, ["a", "b", "d"])] == ["b", "d"]
+    assert [*sharing.to_place(KEYS[1], flat, ["a", "b", "d"])] == ["b"], "others had it"
