@@ -48,7 +48,14 @@ PRELOADED = ("hpstage.torch", *sorted(_SHARED))
 """What can be imported ahead before that process has imported it."""
 _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
-_BUSY = ("torch._inductor", "torch.utils.tensorboard", "optuna.integration", "optuna.visualization")
+_BUSY = (
+    "torch._inductor",
+    "torch.utils.tensorboard",
+    "optuna.importance",
+    "optuna.integration",
+    "optuna.study._dataframe",
+    "optuna.visualization",
+)
 """Modules of theirs whose import starts processes and threads, or loads packages that may."""
 _BUSY_WITH = {"hpstage.torch.skorch": "pyarrow", "hpstage.torch.transformers": "datasets"}
 """Modules whose import starts threads where another package is installed, which the library that they adapt imports."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _json
 import asyncio
+import importlib
 import json
 import logging
 import os
@@ -144,6 +145,13 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
 
 
 @pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("name", ["optuna.study._dataframe", "optuna.importance"])
+def test_what_imports_pandas_or_scikit_learn_is_not_imported_ahead(name: str) -> None:
+    """As after ``study.trials_dataframe()``: where pyarrow is installed, they start threads."""
+    importlib.import_module(name)
+    assert not [found for found in fork_server._imported() if found.startswith(name)]
+
+
 @pytest.mark.parametrize("name", fork_server._BUSY_WITH)
 def test_an_adapter_is_imported_ahead_unless_that_would_start_threads(
     name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
