@@ -144,7 +144,6 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
     server.close()
 
 
-@pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize("name", ["optuna.study._dataframe", "optuna.importance"])
 def test_what_imports_pandas_or_scikit_learn_is_not_imported_ahead(name: str) -> None:
     """As after ``study.trials_dataframe()``: where pyarrow is installed, they start threads."""
@@ -152,6 +151,7 @@ def test_what_imports_pandas_or_scikit_learn_is_not_imported_ahead(name: str) ->
     assert not [found for found in fork_server._imported() if found.startswith(name)]
 
 
+@pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize("name", fork_server._BUSY_WITH)
 def test_an_adapter_is_imported_ahead_unless_that_would_start_threads(
     name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
