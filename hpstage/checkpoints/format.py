@@ -165,13 +165,13 @@ ReadPart = Callable[[StateKey], Mapping[str, Any]]
 """Returns the values of a part by their names, in memory that nobody else uses. Raises :class:`CheckpointError`."""
 
 
-def read(place: Place, manifest: Manifest, read_part: ReadPart) -> tuple[object, list[str]]:
+def read(place: Place, manifest: Manifest, read_part: ReadPart) -> tuple[object, Iterator[str]]:
     """Read a state and check every byte; return it, and its leaves' names in parts. Raises :class:`CheckpointCorrupt`;
     ``OSError`` if a file is missing."""
     content = _read(place, manifest, read_part)
     with _understanding(place):  # such as arrays that this JAX does not have
         state = unflatten(content.structure.tree, content.values)
-    return state, [*map(name_in_part, content.structure.leaves, content.contents)]
+    return state, map(name_in_part, content.structure.leaves, content.contents)
 
 
 def read_for_part(place: Place, manifest: Manifest) -> Mapping[str, Any]:

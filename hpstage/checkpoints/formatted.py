@@ -17,12 +17,12 @@ from hpstage.checkpoints.sharing import (
     SMALLEST,
     Division,
     Sharing,
-    contents_of,
+    is_divisible,
     key_of_part,
     name_in_part,
 )
 from hpstage.checkpoints.stage_log import StageLog
-from hpstage.checkpoints.state_tree import FlatState, flatten, summary
+from hpstage.checkpoints.state_tree import FlatState, contents_of, flatten, summary_of
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_part, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
@@ -65,18 +65,18 @@ class FormattedCheckpoints(CheckpointStore):
             self._sharing.place(Part(key, kept.bytes), [leaf.name for leaf in flat.leaves])
             return kept
         if kept is not None:
-            digest, marks = summary(state)
+            digest, marks = summary_of(flat)
             return replace(kept, digest=digest, marks=marks)
         return self._save(key, flat, step, parent, self._divide(key, flat))
 
     def meet(self, state: object) -> None:
         flat = flatten(state)
-        if flat.nbytes >= SMALLEST:
+        if is_divisible(flat):
             self._sharing.meet(BEFORE_TRAINING, map(name_in_part, flat.leaves, contents_of(flat)))
 
     def _divide(self, key: StateKey, flat: FlatState) -> Division | None:
         """Store what an earlier state had as well in a part, unless it is in one; return what is where."""
-        if flat.nbytes < SMALLEST:
+        if not is_divisible(flat):
             return None
         contents = contents_of(flat)
         names = [*map(name_in_part, flat.leaves, contents)]
@@ -121,7 +121,8 @@ class FormattedCheckpoints(CheckpointStore):
             manifest = self._manifest(key)
             with self._explained(key, "read"), self._present(key, manifest):
                 state, names = files.read(self._place(key), manifest, partial(self._read_part, key))
-            self._sharing.meet(key, names)
+            if manifest.bytes >= SMALLEST:
+                self._sharing.meet(key, names)
             return state
 
         return self._sought(read)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from hpstage.checkpoints import unmodified
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState
 from hpstage.checkpoints.store import part_key
@@ -48,9 +47,9 @@ def name_in_part(leaf: Leaf, content: str) -> str:
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(described))
 
 
-def contents_of(flat: FlatState) -> tuple[str, ...]:
-    """Return the xxh3_128 of each leaf's bytes."""
-    return tuple(map(unmodified.content_of, flat.leaves, flat.values))
+def is_divisible(flat: FlatState) -> bool:
+    """Whether a state has enough bytes for a part. Smaller ones are saved without a look at their leaves."""
+    return sum(leaf.nbytes for leaf in flat.leaves) >= SMALLEST
 
 
 class Sharing:

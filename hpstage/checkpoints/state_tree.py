@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from hpstage.checkpoints import jax_arrays, leaves
+from hpstage.checkpoints import jax_arrays, leaves, unmodified
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.errors import StateError
 
@@ -167,9 +167,18 @@ def differing(one: str, other: str, names: Sequence[str]) -> str | None:
 
 def summary(state: object) -> tuple[str, str]:
     """Return digest and marks of a state."""
-    flat = flatten(state)
-    contents = [xxhash.xxh3_128_hexdigest(leaves.content(f, v)) for f, v in zip(flat.leaves, flat.values, strict=True)]
+    return summary_of(flatten(state))
+
+
+def summary_of(flat: FlatState) -> tuple[str, str]:
+    """Return digest and marks of a flattened state."""
+    contents = contents_of(flat)
     return digest_of(flat, contents), marks_of(contents)
+
+
+def contents_of(flat: FlatState) -> tuple[str, ...]:
+    """Return the xxh3_128 of each leaf's bytes."""
+    return tuple(map(unmodified.content_of, flat.leaves, flat.values))
 
 
 def digest_of(flat: FlatState, contents: Sequence[str]) -> str:

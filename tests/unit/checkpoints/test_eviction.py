@@ -24,7 +24,6 @@ from hpstage.plan.facts import (
     Fact,
     Kept,
     NodeId,
-    Part,
     Span,
     StateKey,
     StateLost,
@@ -239,40 +238,6 @@ def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(w
     search.driver.finish()
     search.driver._eviction.close()
     assert search.driver.plan.totals.steps_trained == len(histories(mine, [8] * len(mine))), "none twice"
-
-
-# --- what states have in common ---------------------------------------------------------------------------
-
-PART = Part(StateKey("part-0"), 10)
-
-
-def test_a_part_is_removed_with_the_last_state_that_has_it() -> None:
-    log, shelf = kept_line(4, parts=(PART,)), Shelf({PART.key})
-    assert log.plan.kept_bytes == 4 + 10
-    eviction = Eviction(shelf)
-    eviction.evict(log, 11, "evicted")
-    eviction.finish(log)
-    assert (len(log.plan.kept), log.plan.kept_bytes, shelf.keys) == (1, 11, {PART.key})
-    eviction.evict(log, 10, "evicted")
-    eviction.finish(log)
-    eviction.close()
-    assert (log.plan.kept_bytes, shelf.keys, eviction.removed) == (0, set(), 4)
-
-
-def test_a_part_stays_while_a_running_chain_may_save_a_state_that_has_it() -> None:
-    log, shelf = kept_line(2, parts=(PART,)), Shelf({PART.key})
-    eviction = Eviction(shelf, 0)
-    log.plan.apply(trial(1, {"a": s.constant(2)}, 4))
-    begins = Span(log.plan.trials[TrialId("study/1")].node_at(1).id, 0, 4)
-    log.plan.apply(ChainStarted(ChainId("d"), DriverId("d"), WorkerId("w"), (begins,), 9.0))
-    eviction.keep(log)
-    eviction.finish(log)
-    assert (log.plan.kept_bytes, shelf.keys) == (0, {PART.key})
-    log.plan.apply(ChainClosed(ChainId("d"), 10.0))
-    eviction.keep(log)
-    eviction.finish(log)
-    eviction.close()
-    assert shelf.keys == set()
 
 
 # --- the protocol -----------------------------------------------------------------------------------------
