@@ -24,6 +24,7 @@ from hpstage.plan.facts import (
     Fact,
     Kept,
     NodeId,
+    Part,
     Span,
     StateKey,
     StateLost,
