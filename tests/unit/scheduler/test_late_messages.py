@@ -32,7 +32,7 @@ class LateExecutor(SimulatedExecutor):
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         def act() -> None:
-            if self.cluster.is_present(worker):  # else it died meanwhile, which is reported already
+            if worker in self.cluster.live:  # else it died meanwhile, which is reported already
                 super(LateExecutor, self).start(worker, chain)
 
         self._send(chain.id, self._out(), act)
