@@ -204,6 +204,9 @@ class Reruns:
             return None
         self._running = None
         self._discard()
+        if found.problem is not None and found.problem.kind == "unreadable":
+            logger.debug("the end of a chain was not trained again: %s", found.problem.text)  # evicted meanwhile
+            return None
         difference = running.difference(found)
         if difference is None:
             if found.problem is not None:

@@ -17,6 +17,7 @@ TINY = {
     "bench_algorithms": "--trials 9 --many 60 --repeats 1",
     "bench_audit": "--audited 1 --seeds 1 --trials 3",
     "bench_boosting": "--rounds 5 --rows 500 --repeats 1",
+    "bench_budget": "--megabytes 0.1 --trials 3 --algorithms full --budgets 3.1",
     "bench_dashboard": "--rounds 1 --seconds 0.5 --stages 50",
     "bench_elastic": "--models 32 --nodes 2 --steps 2 --repeats 1",
     "bench_engine": "--models mlp --batches 4 --widths 1 2 --rounds 1 --seconds 0.01 --searches 0 --alone",
@@ -57,6 +58,7 @@ QUICK = {
     *(
         "bench_algorithms",
         "bench_boosting",
+        "bench_budget",
         "bench_dashboard",
         "bench_gang_makespan",
         "bench_overhead",

@@ -203,6 +203,26 @@ def test_a_failure_that_passes_or_lacks_memory_is_a_warning(tmp_path: Path, capl
     assert "MemoryError: too much" in caplog.text
 
 
+def test_a_state_that_is_evicted_before_it_is_read_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a budget evicts it: nothing is wrong."""
+    evicted: list[object] = []
+    source_of = Reruns._source
+
+    def source(self: Reruns, flight: Flight, start: int) -> Any:
+        store, key = source_of(self, flight, start)
+        if key is not None:
+            store.delete(key)
+            evicted.append(key)
+        return store, key
+
+    monkeypatch.setattr(Reruns, "_source", source)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        search(Small(), tmp_path)
+    assert evicted and "trained again" not in caplog.text
+
+
 def test_a_pipe_of_the_process_is_no_state(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be trained again .*: OSError"):
         search(Piping(), tmp_path)
