@@ -19,7 +19,8 @@ from tests.faults.site import LEASE, Process, Site
 KINDS = ("halving", "full", "local")
 ENDED = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of drivers that were killed, or asked to end."""
-# Seconds without a new record in the journal after which a search is taken to hang.
+# Seconds without a new record in the journal, and without a driver that was started, after which a search is taken to
+# hang: on a loaded machine the last driver may be killed again and again before it has imported what it needs.
 _STUCK = 60.0
 
 
@@ -72,6 +73,7 @@ class Soak:
         self._injector = Injector(site, self._drivers, seed=seed, kinds=kinds)
         self._rng = random.Random(seed)
         self._driven: set[str] = set()
+        self._changed = time.monotonic()  # when anything was last done
 
     def run(self, seconds: float) -> Outcome:
         """Rounds, until the time is up; what has begun then comes to its end in peace, and all is looked over."""
@@ -99,7 +101,7 @@ class Soak:
         ]
         self._searches = [_Search(task, self._drive(task), self._site.alone(task)) for task in tasks]
         fault_at = time.monotonic() + self._pause()
-        length, changed = 0, time.monotonic()
+        length, self._changed = 0, time.monotonic()
         while not all(search.over for search in self._searches):
             time.sleep(0.02)
             self._injector.mend()
@@ -115,8 +117,8 @@ class Soak:
                 fault_at = time.monotonic() + self._pause()
             seen = sum(path.stat().st_size for path in Path(tasks[0].folder).glob("*.acknowledged-*"))
             if seen != length:
-                length, changed = seen, now
-            elif now - changed > _STUCK:
+                length, self._changed = seen, now
+            elif now - self._changed > _STUCK:
                 self._tell_of_hanging()
                 return
         for search in self._searches:
@@ -136,6 +138,7 @@ class Soak:
 
     def _drive(self, task: Task) -> Process:
         self._driven.add(task.name)
+        self._changed = time.monotonic()
         return self._site.drive(task, clock=self._injector.clock_of_next.pop(task.name, 0.0))
 
     def _look_after(self, search: _Search) -> None:
