@@ -181,7 +181,7 @@ def _admits(part: str, value: Any) -> bool:
             return isinstance(value, numpy.bool_) or admits("bool | int | float | str | None", value)
         case "object":
             return callable(value)
-        case "Space" | "Say" | "StepSeconds" | "Callback":
+        case "Space" | "Say" | "StepSeconds" | "Callback" | "Constraints":
             return callable(value)
     return part.startswith("Callable") and callable(value)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import UsageError
-from hpstage.errors.arguments import PLACE
+from hpstage.errors.arguments import PLACE, shown
 from hpstage.plan.facts import PlanCreated, StateKey
 from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
@@ -38,7 +38,7 @@ def check_places(store: object, checkpoints: object) -> None:
     """
     for name, place, port in (("store", store, Journal), ("checkpoints", checkpoints, CheckpointStore)):
         if place is not None and not isinstance(place, str | os.PathLike | port):
-            raise UsageError(f"{name} is {place!r}; give a folder, a URL, a {port.__name__}, or None")
+            raise UsageError(f"{name} is {shown(place)}; give a folder, a URL, a {port.__name__}, or None")
     if isinstance(store, str | os.PathLike) and is_on_server(store) and checkpoints is None:
         raise UsageError(
             f"a plan at {scheme_of(store)}:// is shared by processes and hosts: say with checkpoints= where all of "

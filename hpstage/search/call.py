@@ -17,6 +17,7 @@ from hpstage.driver.driver import Driver
 from hpstage.driver.membership import Conduct, Workload, join_plan
 from hpstage.driver.places import Places, check_places, open_places
 from hpstage.errors import UsageError
+from hpstage.errors.arguments import shown
 from hpstage.execution.inline import InlineExecutor
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
@@ -255,6 +256,6 @@ def as_executor(executor: object) -> Executor:
     if isinstance(executor, type):
         raise UsageError(f"executor is the class {executor.__name__}; give an instance: {executor.__name__}()")
     raise UsageError(
-        f"executor cannot be {executor!r}; give hpstage.local_cluster(), a dask.distributed.Client, "
+        f"executor cannot be {shown(executor)}; give hpstage.local_cluster(), a dask.distributed.Client, "
         f"an Executor such as InlineExecutor(), or None for a local cluster"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
+from hpstage.errors.arguments import shown
 from hpstage.errors.text import count_of
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial, State
@@ -116,7 +117,7 @@ class TrainedTrial:
                 raise UsageError(f"trial {self.id} has no state after step {step}: it has {last} steps")
             return step
         if step is not None and step != "best":
-            raise UsageError(f"step is {step!r}; give a number of steps, 'best', or None for the last")
+            raise UsageError(f"step is {shown(step)}; give a number of steps, 'best', or None for the last")
         metrics = self.metrics
         if step is None:
             if not metrics:

@@ -51,6 +51,20 @@ def test_an_argument_of_optunas_loop_is_named_with_what_replaces_it(option: dict
         hpstage.optimize(optuna.create_study(), Tape(), lambda trial: {"a": 1}, metric="score", steps=2, **option)
 
 
+@pytest.mark.parametrize("option", ["executor", "store", "checkpoints"])
+def test_a_number_with_more_digits_than_python_prints_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option}.*<int>"):
+        hpstage.optimize(
+            optuna.create_study(),
+            Tape(),
+            lambda trial: {"a": 1},
+            metric="score",
+            steps=2,
+            n_trials=1,
+            **{"executor": hpstage.InlineExecutor(), option: 10**5000},  # type: ignore[arg-type]
+        )
+
+
 def test_betas_are_two_hyperparameters() -> None:
     with pytest.raises(UsageError, match=r"hyperparameter 'betas': .* 'beta1' and 'beta2'"):
         hpstage.optimize(
