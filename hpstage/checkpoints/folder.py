@@ -29,6 +29,8 @@ _ASIDE = ".tmp"
 _NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
 # Errors of opening what is no file: a socket, links that lead to each other, a device without a driver.
 _NO_FILE = {errno.ENXIO, errno.ELOOP, errno.ENODEV}
+# Those of opening what is no folder: nothing, a file, a pipe, links that lead to each other.
+_NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 # Bytes of a manifest, which is a few thousand, or of a name.
 _SHORT = 1 << 20
 # Seconds after which a temporary folder is considered abandoned, regardless of its writer.
@@ -126,8 +128,7 @@ class FolderCheckpoints(FormattedCheckpoints):
                         continue
                 except OSError:
                     continue  # it is gone, or this user may not write here
-            # Another process may sweep as well, and a folder that cannot be removed does no harm.
-            shutil.rmtree(folder, ignore_errors=True)
+            _discard(folder)  # another process may sweep as well
             removed += 1
         return removed
 
@@ -181,7 +182,7 @@ class FolderCheckpoints(FormattedCheckpoints):
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _discard(folder)
 
     def _make(self, aside: Path) -> None:
         self._make_root()
@@ -199,7 +200,7 @@ class FolderCheckpoints(FormattedCheckpoints):
     def _remove(self, key: StateKey) -> None:
         folder = self._folder(key)
         with self._aside() as aside:
-            if folder.exists():
+            if os.path.lexists(folder):
                 self._make_root()
                 with suppress(FileNotFoundError):  # another process has removed it
                     folder.rename(aside)
@@ -208,11 +209,16 @@ class FolderCheckpoints(FormattedCheckpoints):
     def _present(self, key: StateKey, manifest: Manifest | None = None) -> Iterator[None]:
         folder = self._folder(key)
         try:
-            held = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError as error:
+            held = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:
+                raise
             # Made where it is raised: a variable of this frame would be a cycle with its traceback, which keeps all
             # that led here, such as the state to save, until it is collected.
-            raise self._missing(key) from error
+            if error.errno == errno.ENOENT:
+                raise self._missing(key) from error
+            folder.lstat()  # the place is reached, and this is in it
+            raise CheckpointCorrupt(f"{folder} is no folder: {error.strerror}") from error
         try:
             yield
         except FileNotFoundError as error:
@@ -289,10 +295,17 @@ def _rename(source: Path, target: Path) -> bool:
     try:
         source.rename(target)
     except OSError:
-        if target.exists():
+        if os.path.lexists(target):
             return False
         raise
     return True
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder, or what stands in its place, as far as that can be: what is left does no harm."""
+    with suppress(OSError):  # it is a folder
+        folder.unlink()  # first, since rmtree() would open a pipe, and wait
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_at(folder: Path, held: int) -> bool:
@@ -308,7 +321,9 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
         return []
 
 

@@ -25,7 +25,7 @@ import xxhash
 
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.leaves import Leaf
-from hpstage.checkpoints.sharing import Division, name_in_part
+from hpstage.checkpoints.sharing import Division, key_of_part, name_in_part
 from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, marks_of, unflatten
 from hpstage.checkpoints.store import Manifest, is_key, is_part
 from hpstage.errors import CheckpointCorrupt, CheckpointForeign, StateError
@@ -176,21 +176,29 @@ def read(place: Place, manifest: Manifest, read_part: ReadPart) -> tuple[object,
 
 def read_for_part(place: Place, manifest: Manifest) -> Mapping[str, Any]:
     """Read the values of a part by their names. Raises as :func:`read` does."""
-    if manifest.parts:
-        raise CheckpointCorrupt(f"{place.where(MANIFEST)} is of a part, and has parts itself")
     content = _read(place, manifest, None)
-    parts = content.structure.leaves
-    with _understanding(place):
-        for leaf, digest in zip(parts, content.contents, strict=True):
-            if leaf.name != name_in_part(leaf, digest):
-                raise ValueError(f"its leaf {leaf.name!r} has another name than its content gives")
-    return {leaf.name: value for leaf, value in zip(parts, content.values, strict=True)}
+    return {leaf.name: value for leaf, value in zip(content.structure.leaves, content.values, strict=True)}
 
 
-def verify(place: Place, manifest: Manifest) -> None:
+class Names(NamedTuple):
+    """Names of leaves."""
+
+    own: frozenset[str]
+    in_parts: list[tuple[StateKey, str]]
+    """The parts of leaves that are elsewhere, and their names there."""
+
+
+def verify(place: Place, manifest: Manifest) -> Names:
     """Check every byte of the files, and that they describe a state, without building it; not the parts. Raises as
     :func:`read` does."""
-    _read(place, manifest, None, build=False)
+    structure = _read(place, manifest, None, build=False).structure
+    return Names(
+        frozenset(leaf.name for leaf in structure.leaves),
+        [
+            (manifest.parts[number].key, name_in_part(structure.leaves[index], digest))
+            for index, (number, digest) in structure.elsewhere.items()
+        ],
+    )
 
 
 def data_files(place: Place, manifest: Manifest) -> tuple[str, str]:
@@ -310,6 +318,8 @@ def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build
     with _understanding(place):
         if digest_of(FlatState(structure.tree, parts, ()), contents) != manifest.digest:
             raise ValueError("its digest is not that of the manifest")
+        if is_part(manifest.key):
+            _check_part(manifest, parts, contents)
     return _Content(structure, values, contents)
 
 
@@ -329,6 +339,15 @@ def _fill_from_parts(
         value = found[number][name]
         values[index] = leaves.copy(leaf, value) if (number, name) in used else value
         used.add((number, name))
+
+
+def _check_part(manifest: Manifest, parts: Sequence[Leaf], contents: Sequence[str]) -> None:
+    """Check that a part holds the leaves of which its key is the digest. Raises ``ValueError``."""
+    names = [*map(name_in_part, parts, contents)]
+    if key_of_part(manifest.workload, names) != manifest.key or names != [leaf.name for leaf in parts]:
+        raise ValueError("it holds other leaves than its key stands for")
+    if manifest.parts:
+        raise ValueError("a part has no parts itself")
 
 
 @contextmanager

@@ -219,14 +219,19 @@ class FormattedCheckpoints(CheckpointStore):
             return None
 
     def _verified(self, key: StateKey) -> Manifest:
-        """Return the manifest after checking every byte of its files."""
-        manifest = self._manifest(key)
-        with self._explained(key, "read"), self._present(key, manifest):
-            files.verify(self._place(key), manifest)
+        """Return the manifest after checking every byte of its files, and of its parts'."""
+        manifest, names = self._checked(key)
         for part in manifest.parts:
             with self._needed(key, part.key):
-                self._verified(part.key)
+                _, held = self._checked(part.key)
+            if not held.own.issuperset(name for key_of_it, name in names.in_parts if key_of_it == part.key):
+                raise CheckpointCorrupt(f"{self.location(key)} names leaves that are not in {part.key}")
         return manifest
+
+    def _checked(self, key: StateKey) -> tuple[Manifest, files.Names]:
+        manifest = self._manifest(key)
+        with self._explained(key, "read"), self._present(key, manifest):
+            return manifest, files.verify(self._place(key), manifest)
 
     def _is_there(self, key: StateKey) -> bool:
         try:

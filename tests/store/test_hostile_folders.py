@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.formatted import log_path
 from hpstage.checkpoints.stage_log import StageLog
-from hpstage.errors import CheckpointCorrupt, CheckpointError
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from hpstage.plan.facts import StateKey
 
 pytestmark = pytest.mark.sampled(4)
@@ -95,6 +96,21 @@ def test_what_is_no_file_is_damage_and_is_replaced(store: FolderCheckpoints, nam
     store.delete(KEY)
     assert not os.path.lexists(path.parent)
     assert Path("/etc/passwd").read_bytes()
+
+
+@pytest.mark.parametrize("what", [what for what in HOSTILE if what != "a folder"])
+def test_what_is_no_folder_is_damage_and_is_replaced(store: FolderCheckpoints, what: str) -> None:
+    folder = folder_of(store)
+    shutil.rmtree(folder)
+    HOSTILE[what](folder)
+    for read in (store.load, store.verify):
+        with pytest.raises(CheckpointMissing if what == "a link to nothing" else CheckpointCorrupt):
+            read(KEY)
+    assert list(store.keys()) == [] and store.usage().bytes == 0
+    store.save(KEY, STATE, step=7, parent=None)
+    store.verify(KEY)
+    assert not folder.is_symlink()
+    assert list((store.path / ".tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize("what", [what for what in HOSTILE if what not in ("a terabyte", "a link to nothing")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -68,12 +69,16 @@ class Stores(RuleBasedStateMachine):
             self.stores[store].delete(part)
 
     @precondition(lambda self: self.named())
-    @rule(data=st.data(), gone=st.booleans())
-    def damage(self, data: st.DataObject, gone: bool) -> None:
+    @rule(data=st.data(), how=st.sampled_from(["gone", "flipped", "forged"]))
+    def damage(self, data: st.DataObject, how: str) -> None:
         part = data.draw(st.sampled_from(sorted(self.named())))
         (file,) = self.path.glob(f"pa/{part}/state.safetensors")
-        if gone:
+        if how == "gone":
             shutil.rmtree(file.parent)
+        elif how == "forged":
+            held = data.draw(st.sampled_from([{}, {"x": LARGE[0]}, dict.fromkeys(self.names(part), LARGE[0] + 1)]))
+            shutil.rmtree(file.parent)
+            FolderCheckpoints(self.path, "w").save(part, held, step=0, parent=None)
         else:
             content = bytearray(file.read_bytes())
             content[data.draw(st.integers(0, len(content) - 1))] ^= 4
@@ -81,10 +86,15 @@ class Stores(RuleBasedStateMachine):
         lost = [key for key, kept in self.kept.items() if part in {one.key for one in kept.parts}]
         for key in lost:
             for store in self.stores:
-                with pytest.raises(CheckpointCorrupt, match=key):
-                    store.load(key)
+                for read in (store.load, store.verify):
+                    with pytest.raises(CheckpointCorrupt, match=key):
+                        read(key)
         for key in lost:  # trained again
             self.save(data.draw(st.integers(0, 1)), key)
+
+    def names(self, part: StateKey) -> list[str]:
+        described = json.loads((self.path / "pa" / part / "state.json").read_bytes())
+        return [leaf["name"] for leaf in described["leaves"]]
 
     def named(self) -> set[StateKey]:
         return {part.key for kept in self.kept.values() for part in kept.parts}
