@@ -17,6 +17,7 @@ from hpstage.cluster.devices import environment_of
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.private import draw_apart, start_workers
+from hpstage.cluster.private_folder import private_folder
 from hpstage.errors import ClusterError
 
 _SLOTS = 256
@@ -51,12 +52,13 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
         self._devices, self._size = devices, n_workers
         self._hide = hide
         self._fork_server = fork_server
+        self._folder = private_folder()
         draw_apart()
         for name in ("distributed.batched", "distributed.worker"):
             logging.getLogger(name).addFilter(_is_news)
         path = list(sys.path)
         try:
-            with warnings.catch_warnings(), dask.config.set(_QUIET):
+            with warnings.catch_warnings(), dask.config.set(_QUIET | {"temporary-directory": self._folder}):
                 # Another cluster may take the port after the check; Dask then picks another one.
                 warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
                 # Dask puts it into the addresses, which no socket has.
@@ -105,6 +107,7 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
                 **worker,
                 "options": {
                     **worker["options"],
+                    "local_directory": self._folder,
                     "variables": environment_of(int(str(name)), self._devices, hide=self._hide, workers=self._size),
                     "fork_server": self._fork_server,
                 },

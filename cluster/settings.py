@@ -1,6 +1,6 @@
 """Dask settings for training that takes hours, as environment variables for processes still to be started.
 
-A variable that is already set is not changed.
+A variable that is already set is not changed, except for the folder of temporary files: they get one of their own in it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from hpstage.cluster.private_folder import private_folder
+
+_FOLDER = "DASK_TEMPORARY_DIRECTORY"
 _BOTH = {
     # A shorter silence means a busy process, not a dead one: code that holds the GIL looks dead to Dask.
     "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "30s",
@@ -28,9 +31,9 @@ _WORKER = {
 
 def scheduler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environment`` with the settings for a scheduler."""
-    return {**_SCHEDULER, **environment}
+    return {**_SCHEDULER, **environment, _FOLDER: private_folder()}
 
 
 def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environment`` with the settings for a worker. Its training processes get further variables."""
-    return {**_WORKER, **environment}
+    return {**_WORKER, **environment, _FOLDER: private_folder()}

@@ -77,7 +77,7 @@ await "$redis" "$local/redis"
 await "$scheduler" "$scheduler_file"
 
 srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
-    hpstage worker --scheduler-file "$scheduler_file" --local-directory "${TMPDIR:-/tmp}" &
+    hpstage worker --scheduler-file "$scheduler_file" &
 workers=$!
 
 export DASK_SCHEDULER_ADDRESS HPSTAGE_STORE="unix://$local/redis" HPSTAGE_CHECKPOINTS="$folder/checkpoints"
