@@ -1,6 +1,6 @@
 """Dask settings for training that takes hours, as environment variables for processes still to be started.
 
-A variable that is already set is not changed, except for the folder of temporary files: they get one of their own in it.
+A variable that is already set is not changed, except for the folder of temporary files: theirs is in it.
 """
 
 from __future__ import annotations
