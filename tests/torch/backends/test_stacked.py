@@ -132,3 +132,33 @@ def test_values_that_change_at_every_step_trace_and_build_nothing(name: str) -> 
         train(bundle, trials)
     assert counted == (made.tracer.traced, made.built)
     assert made.tracer.traced == 1  # of three models that are alike
+
+
+class Settings:
+    """As Hugging Face's configurations: each model has its own."""
+
+    def __init__(self, slope: float) -> None:
+        self.slope, self.more, self.itself = slope, {"names": {"a", "b"}}, self
+
+
+class Configured(Mlp):
+    slope = 0.5
+
+    def model(self, hp: Any) -> Any:
+        model: Any = super().model(hp)
+        model.settings = Settings(self.slope)
+        return model
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * model.settings.slope
+
+
+def test_models_whose_own_objects_have_equal_attributes_are_traced_once() -> None:
+    subject = Configured()
+    made, trials = builder(subject), [Trial(subject, id) for id in range(3)]
+    train(Bundle(made), trials)
+    assert made.tracer.traced == 1
+    subject.slope = 0.25
+    train(Bundle(made), [other := Trial(subject, 0)])
+    assert made.tracer.traced == 2
+    assert other.losses == [trials[0].losses[0] / 2]

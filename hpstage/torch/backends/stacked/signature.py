@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hpstage.training.code.owner import HEAP
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -18,7 +20,8 @@ class Signature:
 
     def __init__(self, model: nn.Module) -> None:
         self.objects: list[object] = []
-        """What only equals itself; held here so that no other object gets its id."""
+        """Held here so that no other object gets the id of one: some only equal themselves."""
+        self._described: dict[int, int] = {}  # objects by their id, numbered
         own = (*model.named_parameters(), *model.named_buffers())
         self._names = {id(tensor): name for name, tensor in own}
         self.text = "\n".join(self._lines(model))
@@ -49,15 +52,29 @@ class Signature:
         if type(value) in _PLAIN:
             return repr(value)
         if type(value) in (tuple, list, set, frozenset):
-            return f"{type(value).__name__}({', '.join(map(self._text_of, value))})"
+            parts = map(self._text_of, value)
+            return f"{type(value).__name__}({', '.join(parts if isinstance(value, tuple | list) else sorted(parts))})"
         if isinstance(value, dict):
             return f"dict({', '.join(f'{self._text_of(key)}: {self._text_of(item)}' for key, item in value.items())})"
         if id(value) in self._names:
             return f"the tensor {self._names[id(value)]}"
         if isinstance(value, weakref.ref):
             return f"ref({self._text_of(value())})"
-        self.objects.append(value)
-        return f"{type(value).__name__} {id(value)}"
+        if id(value) in self._described:
+            return f"object {self._described[id(value)]}"
+        self.objects += [value, type(value)]
+        if not _is_its_attributes(value):
+            return f"{type(value).__name__} {id(value)}"
+        self._described[id(value)] = len(self._described)
+        return f"{type(value).__name__} {id(type(value))} {self._text_of(vars(value))}"
+
+
+def _is_its_attributes(value: object) -> bool:
+    """Whether an object is of classes written in Python that keep all in attributes, as a configuration does. A model
+    often has one of its own, equal to another model's."""
+    return hasattr(value, "__dict__") and all(
+        of is object or (of.__flags__ & HEAP and not vars(of).get("__slots__")) for of in type(value).__mro__
+    )
 
 
 def _form(tensor: Tensor | None) -> str:
