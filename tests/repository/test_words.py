@@ -76,6 +76,9 @@ ALLOWED = {
 FILES_ALLOWED = {
     "hpstage/workloads/bert.py": "heads of attention",
     "hpstage/workloads/gpt.py": "heads of attention",
+    "hpstage/workloads/tuned_bert.py": "heads of attention",
+    "hpstage/workloads/tuned_gpt.py": "heads of attention",
+    "tests/workloads/cases.py": "heads of attention",
 }
 
 LEFT = {

@@ -12,7 +12,21 @@ import numpy as np
 import optuna
 
 from hpstage import schedule as s
-from hpstage.workloads import bert, cifar, evolution, gpt, mobilenet, recommender, resnet, tree_lstm, unet, wide_resnet
+from hpstage.workloads import (
+    bert,
+    cifar,
+    evolution,
+    gpt,
+    mobilenet,
+    recommender,
+    resnet,
+    tree_lstm,
+    tuned_bert,
+    tuned_gpt,
+    tuned_resnet,
+    unet,
+    wide_resnet,
+)
 
 STEPS = 6
 Space = Callable[[optuna.Trial], Mapping[str, Any]]
@@ -74,6 +88,26 @@ CASES = {
         lambda files: bert.Bert(str(files / "sentences.tsv"), layers=1, heads=2, width=16, length=8),
         small(bert.space),
         "eval_accuracy",
+        "maximize",
+    ),
+    "tuned_gpt": Case(
+        lambda files: tuned_gpt.TunedGPT(str(files / "text.txt"), layers=1, heads=2, width=16, block=16),
+        small(tuned_gpt.space),
+        "loss",
+        "minimize",
+    ),
+    "tuned_bert": Case(
+        lambda files: tuned_bert.TunedBert(
+            str(files / "sentences.tsv"), part="peft", layers=2, heads=2, width=16, length=8
+        ),
+        small(tuned_bert.space),
+        "loss",
+        "minimize",
+    ),
+    "tuned_resnet": Case(
+        lambda files: tuned_resnet.TunedResNet(str(files), part=1, depth=8, width=4),
+        small(tuned_resnet.space),
+        "accuracy",
         "maximize",
     ),
     "unet": Case(lambda files: unet.UNet(levels=1, width=4, images=8, size=16), small(unet.space), "dice", "maximize"),

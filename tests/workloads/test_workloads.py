@@ -22,7 +22,10 @@ from hpstage.training.identity.workload import identify
 from hpstage.training.trainables import as_trainable
 from tests.workloads.cases import CASES, STEPS, Case, schedules_of, write_files
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = [
+    pytest.mark.sampled(4),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # PEFT asks for it
+]
 
 pin()  # as on a worker: the number of threads changes bits
 N_TRIALS, FORK = 5, STEPS // 2
