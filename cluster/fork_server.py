@@ -470,7 +470,7 @@ def _obstacle(with_threads: bool) -> str:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1 and not with_threads:
         return f"has started {threads - 1} threads"
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         if any("/libcuda.so" in line for line in maps):
             return "has loaded the driver of CUDA"  # torch refuses devices in forks of a process that has queried one
     return ""

@@ -59,9 +59,13 @@ def open_folder(
 
 
 def _path(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"{shown(url)!r} is no URL ({error}); write file:///path/to/folder") from None
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
         raise UsageError(
             f"{shown(url)!r} names a file on another host, or no absolute path; write file:///path/to/folder"
         )
-    return unquote(parts.path)
+    return path

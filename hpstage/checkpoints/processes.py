@@ -28,7 +28,7 @@ def start_of(pid: int) -> str:
     """
     try:
         # The name, in parentheses, may contain anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 

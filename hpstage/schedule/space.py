@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import HpstageError, ScheduleError, UsageError
 from hpstage.schedule import Plateau, Scalar, Schedule, WSDSweep, as_schedule, constant
 from hpstage.schedule.plateau import Descent
-from hpstage.schedule.scalars import count
+from hpstage.schedule.scalars import canonical, count
 from hpstage.schedule.trial import length_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ Space = Callable[["Trial"], Mapping[str, Schedule | Plateau | Scalar | Iterable[
 
 # The names under which a space states a trial's length, and where its states are kept for trials to come.
 _LENGTH, _KEEP = RESERVED = "steps", "keep_at"
+_MOST_MARKS = 100_000
+"""Steps at which a space keeps states, before those beyond the trial's end are left out."""
 
 
 class Rejected(Exception):
@@ -73,6 +76,7 @@ def describe(
         if not isinstance(name, str):
             raise UsageError(f"space() returned the name {name!r}; names of hyperparameters are strings")
         try:
+            canonical(name)  # refuses what is not valid Unicode
             if name == _LENGTH:
                 stated = _length(value)
             elif name == _KEEP:
@@ -149,7 +153,10 @@ def _marks(value: object) -> tuple[int, ...]:
         raise ScheduleError(
             f"{value!r}: this name is for steps at which to keep the state; give the hyperparameter another"
         )
-    return tuple(sorted({count("a step at which to keep the state", step, least=1) for step in value}))
+    steps = {count("a step at which to keep the state", step, least=1) for step in islice(value, _MOST_MARKS + 1)}
+    if len(steps) > _MOST_MARKS:
+        raise ScheduleError(f"there are more than {_MOST_MARKS:,} steps at which to keep the state; give fewer")
+    return tuple(sorted(steps))
 
 
 def check_forkable(described: Described, steps: int, number: int) -> None:

@@ -7,6 +7,7 @@ plan, and compared before a later call builds on it.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
+from hpstage.errors.text import writable
 from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import content_of
 from hpstage.training.identity.placing import CODE, folder_of, from_code
@@ -29,6 +31,8 @@ MORE = "more"
 _HOME = "~"
 # Set for each worker, to its device.
 _WORKERS = frozenset(("CUDA_VISIBLE_DEVICES",))
+_BYTE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
+"""A byte of a file's name that is not UTF-8, as it is written."""
 _LOOKS = 3
 """Number of times that is looked for files held open: they are from the start on, or not for long."""
 _MOST = 1000
@@ -87,7 +91,7 @@ class Inputs:
             return {}
         of_children(watch)
         found: dict[str, str] = {}
-        for name in self._names(watch):
+        for name in map(writable, self._names(watch)):
             if name in self._known:
                 continue
             if len(self._known) >= _MOST:
@@ -138,6 +142,7 @@ class Inputs:
 
     def _digest(self, name: str) -> str | None:
         """Return the digest of an input; ``None`` for what has no content, such as a pipe."""
+        name = _BYTE.sub(lambda written: chr(int(written[1], 16)), name)  # as it was before writable()
         if name == MORE or name.startswith(SHARED):
             return name  # no content is compared
         if name.startswith(VARIABLE):

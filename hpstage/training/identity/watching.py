@@ -186,7 +186,7 @@ def held_open() -> set[str]:
             with suppress(OSError):
                 if fcntl.fcntl(int(descriptor), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                     found.add(os.readlink(f"{_DESCRIPTORS}/{descriptor}"))
-        with open("/proc/self/maps") as maps:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
             # Most are parts of libraries.
             lines = [line for line in maps.read().splitlines() if "/" in line and ".so" not in line]
         # Address, permissions, offset, device, inode and path. Code is mapped as executable.
