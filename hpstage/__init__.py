@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from hpstage.executor import Executor
     from hpstage.rehearsal.preflight import Preflight, preflight
     from hpstage.schedule import Schedule
+    from hpstage.search.opened import open
     from hpstage.search.optimize import optimize
-    from hpstage.search.results import LoadedState, Soup, StoredPlan, TrainedTrial, open
+    from hpstage.search.results import LoadedState, Soup, StoredPlan, TrainedTrial, TrialDiff
     from hpstage.search.results.result import Result
+    from hpstage.search.train import train
     from hpstage.training.pickles import pickled
     from hpstage.training.run import Run
     from hpstage.training.step_log import log
@@ -39,6 +41,7 @@ __all__ = [
     "StopTraining",
     "StoredPlan",
     "TrainedTrial",
+    "TrialDiff",
     "algos",
     "boosting",
     "check",
@@ -57,6 +60,7 @@ __all__ = [
     "store",
     "testing",
     "torch",
+    "train",
 ]
 
 _HOMES = {
@@ -72,13 +76,15 @@ _HOMES = {
     "StopTraining": "hpstage.errors",
     "StoredPlan": "hpstage.search.results",
     "TrainedTrial": "hpstage.search.results",
+    "TrialDiff": "hpstage.search.results",
     "check": "hpstage.checking",
     "local_cluster": "hpstage.cluster",
     "log": "hpstage.training.step_log",
-    "open": "hpstage.search.results",
+    "open": "hpstage.search.opened",
     "optimize": "hpstage.search.optimize",
     "pickled": "hpstage.training.pickles",
     "preflight": "hpstage.rehearsal.preflight",
+    "train": "hpstage.search.train",
 }
 _MODULES = set(__all__) - _HOMES.keys()
 

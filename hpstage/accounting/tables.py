@@ -92,7 +92,7 @@ def trials(book: Book) -> Table:
     ``seconds_alone``  estimate of its cost without sharing, up to the last target with a result
     ``seconds_used``   seconds of workers that are charged to it: no other trial had requested the steps first
     ``seconds_saved``  ``seconds_alone - seconds_used``; negative where losses and loading outweigh sharing
-    ``donor``          the trial it was forked from (population based training), at step ``forked_at``
+    ``donor``          the trial that it branches from, at step ``forked_at``
     ``extends``        the finished trial that it extends
     ``ended``          when the study finished it
     ``rejected``       what the space has raised instead of describing it

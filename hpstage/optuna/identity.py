@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 
+import optuna
 from optuna.storages import BaseStorage, RDBStorage
 
 from hpstage.optuna import private
@@ -21,6 +22,12 @@ def study_identity(storage: BaseStorage, study: int) -> str:
         known = _known(storage, study)
         assert known is not None
     return known
+
+
+def set_identity(study: optuna.Study, identity: str) -> None:
+    """Give a new study in memory the identity that it has in every process."""
+    storage = private.storage_of(study)
+    storage.set_study_system_attr(private.id_of_study(study), f"{_ATTRIBUTE}/{identity}", identity)
 
 
 def _known(storage: BaseStorage, study: int) -> str | None:

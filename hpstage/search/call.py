@@ -30,6 +30,7 @@ from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
 from hpstage.search.earlier import continued
+from hpstage.search.given import Given
 from hpstage.search.numerics import choose, slots_by, step_times
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
@@ -73,8 +74,11 @@ class Call:
         for sampler in chain:
             if isinstance(sampler, StageTreeSampler):
                 sampler.attach(request.space, request.steps, observed.defaults)
+        name = name_in(driver.plan, self.ledger)
+        if isinstance(request.space, Given):
+            request = replace(request, n_trials=request.space.recall(study, driver, name, observed))
         started = SearchStarted(
-            study=name_in(driver.plan, self.ledger),
+            study=name,
             algorithm=repr(request.algorithm),
             metric=request.metrics,
             steps=request.steps,

@@ -40,10 +40,12 @@ from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.progress import open_display
 from hpstage.search.request import ALGORITHM, Request
+from hpstage.search.results.lineage import Lineage
 from hpstage.search.results.result import Result
 from hpstage.search.run import run
 from hpstage.search.session import Callback
 from hpstage.search.signals import Interruption
+from hpstage.search.train import train_all
 from hpstage.store import Journal
 
 if TYPE_CHECKING:
@@ -234,4 +236,7 @@ def optimize(
         Interruption() as interruption,
         open_call(request, executor, store, checkpoints, display, interruption) as call,
     ):
-        return run(call)
+        result = run(call)
+    place = result.store if store is None else store
+    assert place is not None
+    return replace(result, lineage=Lineage(trainable, place, checkpoints, train_all))

@@ -15,6 +15,7 @@ from hpstage.plan.facts import WorkerId
 from hpstage.plan.log import Facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.search.call import Call
+from hpstage.search.given import Given
 from hpstage.search.results.result import Result
 from hpstage.search.session import Session
 from hpstage.search.winner import audit_winner
@@ -50,7 +51,8 @@ def run(call: Call) -> Result:
         if driver is not None:
             workers = driver.abandon()
     result = _result(call, driver, session)
-    _warn_of_nothing(session, call.ledger, call.request.n_trials)
+    if not isinstance(call.request.space, Given):  # of which all may be known
+        _warn_of_nothing(session, call.ledger, call.request.n_trials)
     if call.deadline is not None and not result.savings.steps_trained and not driver.plan.searches[session.name].ended:
         timeout = call.request.timeout
         logger.warning("Nothing was trained: timeout=%g seconds were over before; the same call continues", timeout)

@@ -26,6 +26,7 @@ from hpstage.schedule import space as spaces
 from hpstage.schedule.space import Described, Rejected, Space, check_forkable, describe, grown, points_of
 from hpstage.search.decisions import Observed
 from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
+from hpstage.search.given import Given, branch_of
 
 # User attributes of a fork: the donor's number, and the step up to which it equals the donor.
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
@@ -162,7 +163,7 @@ class Roster(Trials):
             check_extension(record.started, started)
             self._take_over(record, [started])
         else:
-            listed = bool(points_of(self._space))
+            listed = bool(points_of(self._space)) or isinstance(self._space, Given)
             warn_of_what_is_left(self._driver.plan, self._ledger, record, started, listed=listed)
             if started.n_trials == 0 and record is not None:
                 return False  # nothing that would stand in the place of the last search
@@ -360,7 +361,7 @@ class Roster(Trials):
             trial.number,
             id,
             self._sampled(),
-            fork,
+            fork or branch_of(self._space, trial.number),
             params=_written(trial.params),
             noted=made.noted,
             rejected=made.rejected,

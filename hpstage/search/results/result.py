@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -16,6 +16,7 @@ from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.trial_log import TrialLog
 from hpstage.schedule import Schedule
+from hpstage.search.results.lineage import RUNS, Lineage
 from hpstage.search.results.loading import LoadedState
 from hpstage.search.results.soup import Soup, soup_of
 from hpstage.search.results.trial import Step, TrainedTrial, trial_of
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import optuna
+    from distributed import Client
+    from distributed.deploy import Cluster
     from optuna.trial import FrozenTrial
 
+    from hpstage.executor import Executor
     from hpstage.report.tree.embed import Tree
 
 
@@ -53,6 +57,8 @@ class Result:
     trainable: object = None
     address: str = ""
     """The store's address for commands, without secrets; ``""`` if it was in memory."""
+    lineage: Lineage | None = None
+    """How to train further trials on the store."""
 
     def __repr__(self) -> str:
         trials = self.study.get_trials(deepcopy=False)
@@ -102,9 +108,34 @@ class Result:
             UsageError: the trial is not on this plan.
         """
         if isinstance(trial, str):
-            return trial_of(self.plan, self.checkpoints, TrialId(trial))
+            return trial_of(self.plan, self.checkpoints, TrialId(trial), lineage=self.lineage)
         number = index(trial) if isinstance(trial, SupportsIndex) else trial.number
-        return trial_of(self.plan, self.checkpoints, self.trial_id(number))
+        return trial_of(self.plan, self.checkpoints, self.trial_id(number), lineage=self.lineage)
+
+    def branch(
+        self,
+        trial: FrozenTrial | int | str,
+        at: int,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        steps: int | None = None,
+        study: str = RUNS,
+        executor: Executor | Client | Cluster | None = None,
+        evaluate_every: int | None = None,
+        show_progress_bar: bool = False,
+        **values: Any,
+    ) -> TrainedTrial | list[TrainedTrial]:
+        """Train a branch of a trial: its first ``at`` steps, and other values from there on; see
+        :meth:`TrainedTrial.branch`."""
+        return self.trial(trial).branch(
+            at,
+            {**(changes or {}), **values},
+            steps=steps,
+            study=study,
+            executor=executor,
+            evaluate_every=evaluate_every,
+            show_progress_bar=show_progress_bar,
+        )
 
     def log(self, trial: FrozenTrial | int | str) -> TrialLog:
         """Return what a trial has logged and printed; see :meth:`TrainedTrial.log`."""

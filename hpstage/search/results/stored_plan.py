@@ -12,6 +12,7 @@ from hpstage.errors import UsageError
 from hpstage.errors.arguments import PLACE, checked, optional
 from hpstage.plan.facts import TrialId
 from hpstage.plan.plan import SearchPlan
+from hpstage.search.results.lineage import Lineage
 from hpstage.search.results.trial import TrainedTrial, trial_of
 
 
@@ -21,6 +22,8 @@ class StoredPlan:
 
     plan: SearchPlan
     checkpoints: CheckpointStore
+    lineage: Lineage | None = None
+    """How to train further trials on it."""
 
     def __repr__(self) -> str:
         return f"StoredPlan(studies={self.studies}, trials={len(self.plan.trials)}, checkpoints={self.checkpoints!r})"
@@ -47,7 +50,7 @@ class StoredPlan:
         """
         named = isinstance(trial, str) and "/" in trial
         id = TrialId(str(trial) if named else f"{self._study(study)}/{trial}")
-        return trial_of(self.plan, self.checkpoints, id)
+        return trial_of(self.plan, self.checkpoints, id, lineage=self.lineage)
 
     def best_trial(self, study: str | None = None) -> TrainedTrial:
         """Return the completed, feasible trial with the best value of a study.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
-from hpstage.errors.arguments import shown
+from hpstage.errors.arguments import shown, whole
 from hpstage.errors.text import count_of
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial, State
@@ -21,11 +21,18 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.report.files import replacing
 from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
+from hpstage.search.results.branching import branches, check_names
+from hpstage.search.results.diff import TrialDiff, diff_of, names_in
+from hpstage.search.results.lineage import RUNS, Lineage
 from hpstage.search.results.loading import LoadedState, load
 from hpstage.search.results.weights import weights_of, write_weights
 
 if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
     from torch import Tensor
+
+    from hpstage.executor import Executor
 
 logger = logging.getLogger("hpstage")
 
@@ -47,6 +54,8 @@ class TrainedTrial:
     plan: SearchPlan
     checkpoints: CheckpointStore | None
     """``None`` if they were in a temporary folder, which is gone."""
+    lineage: Lineage | None = None
+    """How to train further trials where it was trained."""
 
     def __repr__(self) -> str:
         return f"TrainedTrial({self.id!r}, steps={self.planned.requested}, kept={self.kept})"
@@ -77,15 +86,108 @@ class TrainedTrial:
             UsageError: the trial has no hyperparameter of that name; the message lists those it has.
         """
         own, steps = self.schedules, self.planned.steps
-        for name in after:
-            if name not in own:
-                raise UsageError(
-                    f"trial {self.id} has no hyperparameter {name!r}; it has {', '.join(sorted(own))}. To add one, "
-                    f"state OLD, the value that means the training so far, as its default (defaults = {{{name!r}: "
-                    f"OLD}} on the trainable), and let the space return {{**trial.then({{...}}), {name!r}: "
-                    f"s.piecewise({{0: OLD, {steps}: NEW}})}}: none of it is trained again"
-                )
+        check_names(self.planned, own, after, steps)
         return {name: schedule.then(after.get(name, schedule.value(steps - 1))) for name, schedule in own.items()}
+
+    def branch(
+        self,
+        at: int,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        steps: int | None = None,
+        trainable: object = None,
+        study: str = RUNS,
+        executor: Executor | Client | Cluster | None = None,
+        evaluate_every: int | None = None,
+        show_progress_bar: bool = False,
+        **values: Any,
+    ) -> TrainedTrial | list[TrainedTrial]:
+        """Train a branch: the trial's first ``at`` steps, which are not trained again, and other values from there on.
+
+        ::
+
+            trial.branch(at=20, lr=0.03)
+            trial.branch(at=20, lr=[0.03, s.cosine(0.03, T_max=40)], batch_size=256)  # two branches
+
+        A branch is a trial of the study ``"runs"`` on the same store, with the trial that it branches from in
+        ``hpstage:branch_of``: as a trial that was trained so from its first step, bit for bit. The same call made again
+        continues an interrupted branch or returns a finished one. If there is no checkpoint at ``at``, it trains the
+        steps from the last one before, and a warning gives their number before it starts.
+
+        Args:
+            at: number of steps that they have in common, from 0 to those of the trial.
+            changes: values by name, for names that are no keywords or that this method has itself.
+            steps: the branch's number of steps; by default, the trial's. Hyperparameters that are not named keep their
+                schedules, and beyond the trial's end their last values; metrics continue to decide ``s.plateau``.
+            trainable: the training code, for a trial of :func:`hpstage.open`.
+            study, executor, evaluate_every, show_progress_bar: as for :func:`hpstage.train`.
+            values: schedules, whose steps count from ``at``, or plain values. A branch is trained for each combination
+                of those in lists.
+
+        Returns:
+            The branch; a list of them if a value is a list.
+
+        Raises:
+            UsageError: the trial has no such step or hyperparameter, failed before it, or the code reads the
+                hyperparameter at step 0 only.
+            Others as :func:`hpstage.train` does.
+        """
+        lineage, given = self._lineage(), {**(changes or {}), **values}
+        subject = lineage.of(trainable)
+        record = self.plan.searches[self.study].started
+        trained: list[TrainedTrial] = lineage.train(
+            subject,
+            branches(self.planned, self.plan, at, given, steps, subject),
+            metrics=record.metric,
+            directions=record.directions,
+            study=study,
+            store=lineage.store,
+            checkpoints=lineage.checkpoints,
+            executor=executor,
+            evaluate_every=evaluate_every,
+            show_progress_bar=show_progress_bar,
+        )
+        return trained if any(isinstance(value, list | tuple) for value in given.values()) else trained[0]
+
+    def extend(
+        self,
+        steps: int,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        trainable: object = None,
+        study: str = RUNS,
+        executor: Executor | Client | Cluster | None = None,
+        evaluate_every: int | None = None,
+        show_progress_bar: bool = False,
+        **values: Any,
+    ) -> TrainedTrial | list[TrainedTrial]:
+        """Train it to more steps, as a branch at its end: hyperparameters that are not named keep their last values.
+
+        The arguments are those of :meth:`branch`.
+        """
+        if whole().of("steps", steps) <= self.planned.steps:
+            raise UsageError(f"trial {self.id} has {self.planned.steps} steps already; give more, or branch it before")
+        return self.branch(
+            self.planned.steps,
+            {**(changes or {}), **values},
+            steps=steps,
+            trainable=trainable,
+            study=study,
+            executor=executor,
+            evaluate_every=evaluate_every,
+            show_progress_bar=show_progress_bar,
+        )
+
+    def diff(self, other: TrainedTrial) -> TrialDiff:
+        """Compare it with another trial, as far as is known: where they diverge, in what, and with which metrics."""
+        return diff_of(self.planned, other.planned, names_in(self.checkpoints))
+
+    def _lineage(self) -> Lineage:
+        if self.lineage is None:
+            raise UsageError(
+                f"trial {self.id} was opened for reading; take it of hpstage.open(store), or of the result of a search"
+            )
+        return self.lineage
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
@@ -259,7 +361,12 @@ class TrainedTrial:
 
 
 def trial_of(
-    plan: SearchPlan, checkpoints: CheckpointStore | None, id: TrialId, *, where: str = "this plan"
+    plan: SearchPlan,
+    checkpoints: CheckpointStore | None,
+    id: TrialId,
+    *,
+    where: str = "this plan",
+    lineage: Lineage | None = None,
 ) -> TrainedTrial:
     """Return a trial of a plan. Raise :class:`UsageError` if there is none of that id."""
     planned: Mapping[TrialId, PlannedTrial] = plan.trials
@@ -272,4 +379,4 @@ def trial_of(
             f"{where} has no trial {id!r} (it may have been trained by other code, or on another store); there are "
             f"{count_of(len(planned), 'trial')}, of studies {studies}"
         )
-    return TrainedTrial(planned[id], plan, checkpoints)
+    return TrainedTrial(planned[id], plan, checkpoints, lineage)

@@ -17,6 +17,7 @@ from hpstage.training.code.names import texts_among
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
 _THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
+_AT_FIRST = {"__init__", "__post_init__", "setup", "model", "optimizer", "dataset"}
 _PARTS = re.compile(r"[\W_]")
 
 _SIMILAR = 0.75
@@ -60,6 +61,23 @@ def may_read(code: object, name: str) -> bool:
     functions = functions_reached(code)
     words = {word for function in functions for word in _words(function.__code__)}
     return not functions or any(map(_spreads, functions)) or bool(words & _THROUGH) or _mentioned(name, words)
+
+
+def read_at_first(subject: object, name: str) -> bool:
+    """Whether the user's code mentions a hyperparameter only where model and optimizer are made, under the values at
+    step 0. ``False`` where that is not certain: for a training function, and for fields of torch's optimizers.
+
+    Args:
+        subject: what the user passed.
+    """
+    if isinstance(subject, _CODE) or name in _READ_BY_HPSTAGE or name in getattr(subject, "_read_by_library", ()):
+        return False
+    functions = [function for root in _roots(subject) for function in functions_reached(root)]
+    later = [function for function in functions if function.__name__ not in _AT_FIRST]
+    words = {word for function in later for word in _words(function.__code__)}
+    if any(map(_spreads, later)) or words & _THROUGH or _mentioned(name, words) or name in _optimizers_fields():
+        return False
+    return any(_mentioned(name, {*_words(function.__code__)}) for function in functions)
 
 
 def _mentioned(name: str, words: set[str]) -> bool:

@@ -1,0 +1,66 @@
+"""The trials of a plan as runs: how far each was trained, its best value, branches and bytes. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import msgspec
+
+from hpstage.plan.facts import TrialId
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """A trial. ``best``: value, step and name of its study's first metric, if it has any; ``at``: when it was trained
+    last, as far as is known; ``branches``: how many trials branch from it; ``bytes``: of the checkpoints on its path,
+    of which other trials may have some."""
+
+    trial: TrialId
+    steps: int
+    trained: int
+    best: tuple[str, float, int] | None
+    at: float | None
+    branch_of: TrialId | None
+    branches: int
+    bytes: int
+
+
+def run_rows(plan: SearchPlan) -> list[RunRow]:
+    """Return a row per trial, in the order in which they were added."""
+    forks = {id: proposed.fork for id, proposed in plan.searches.proposed.items() if proposed.fork is not None}
+    branches = Counter(fork.donor for fork in forks.values())
+    rows = []
+    for id, planned in plan.trials.items():
+        states = [state for state in planned.states() if state.step <= planned.requested]
+        ended = plan.ended.get(id)
+        times = [state.used for state in states if state.used] + ([] if ended is None else [ended.at])
+        rows.append(
+            RunRow(
+                trial=id,
+                steps=planned.steps,
+                trained=max((state.step for state in states if state.is_known), default=0),
+                best=_best(plan, planned),
+                at=max(times, default=None),
+                branch_of=forks[id].donor if id in forks else None,
+                branches=branches[id],
+                bytes=sum(state.kept.bytes for state in states if state.kept is not None),
+            )
+        )
+    return rows
+
+
+def _best(plan: SearchPlan, planned: PlannedTrial) -> tuple[str, float, int] | None:
+    record = plan.searches.get(plan.study_of(planned.id))
+    if record is None:
+        return None
+    name, sign = record.started.metric[0], -1.0 if record.started.directions[:1] == ("maximize",) else 1.0
+    found = [
+        (sign * value, state.step)
+        for state in planned.states()
+        if state.step <= planned.requested and state.metrics is not None
+        if not math.isnan(value := state.metrics.get(name, math.nan))
+    ]
+    value, step = min(found, default=(math.nan, 0))
+    return (name, sign * value, step) if found else None

@@ -1,0 +1,165 @@
+"""A space of given configurations, whose study the plan keeps by itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal
+
+import optuna
+from optuna.trial import FixedTrial, TrialState, create_trial
+
+from hpstage.driver.driver import Driver
+from hpstage.errors import UsageError
+from hpstage.optuna.identity import set_identity
+from hpstage.optuna.quiet import quiet_optuna
+from hpstage.plan.facts import ForkedFrom, SearchEnded, TrialId
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.searches import SearchRecord
+from hpstage.schedule import Constant, Plateau, Scalar, Schedule
+from hpstage.schedule.space import Described, describe
+from hpstage.search.decisions import Observed
+from hpstage.search.results.branching import missing
+from hpstage.search.results.lineage import Configuration
+
+Direction = Literal["minimize", "maximize"]
+
+logger = logging.getLogger("hpstage")
+
+
+class Given:
+    """The space of a call that trains given configurations, each as one trial of a study.
+
+    The study is in memory: what later calls and others are to know of it is on the plan. A configuration that the plan
+    has as a trial of the study, finished or not, is that trial.
+    """
+
+    def __init__(self, configurations: Sequence[Configuration]) -> None:
+        self.trials: list[TrialId] = []
+        """The trial of each configuration, once :meth:`recall` has found or numbered it."""
+        self._configurations = configurations
+        self._indices = dict(enumerate(range(len(configurations))))  # of configurations, by the numbers of trials
+        self._params = [{name: _shown(value) for name, value in one.schedules.items()} for one in configurations]
+
+    def __call__(self, trial: Any) -> Mapping[str, Any]:
+        index = self._indices.get(trial.number, 0)
+        for name in self._params[index]:
+            trial.suggest_categorical(name, list(dict.fromkeys(params.get(name) for params in self._params)))
+        one = self._configurations[index]
+        if one.branch_of is None:
+            return _values(one)
+        trial.set_user_attr("hpstage:branch_of", one.branch_of.donor)
+        return {**_values(one), "keep_at": [one.branch_of.step] if one.branch_of.step else []}
+
+    def branch_of(self, number: int) -> ForkedFrom | None:
+        """Return what a trial of the study branches from."""
+        return self._configurations[self._indices[number]].branch_of
+
+    def recall(self, study: optuna.Study, driver: Driver, name: str, observed: Observed) -> int:
+        """Number the study's trials as the plan does, queue those to be trained, and return how many these are.
+
+        A search of the study that was interrupted is ended: its trials are continued when they are given again.
+
+        Args:
+            name: the study's name in the plan.
+        """
+        plan = driver.plan
+        record = plan.searches.get(name)
+        if self.trials:  # this process was taken for dead, and joins again
+            if study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) and not self._is_of(record):
+                raise UsageError(f"another process trains study {name!r} now; make this call again after it")
+            return len(self._indices)
+        if record is not None and not record.ended:
+            driver.log.write([SearchEnded(name, time.time())])
+        there = {id: planned for id, planned in plan.trials.items() if plan.study_of(id) == name}
+        used = max((_number(id) for id in there), default=-1) + 1
+        queued: dict[int, int] = {}  # indices of configurations, by the numbers of their trials
+        warnings: dict[str, None] = {}
+        self.trials = []
+        for index, one in enumerate(self._configurations):
+            first = next(i for i, other in enumerate(self._configurations) if _are_one(one, other))
+            if first < index:
+                self.trials.append(self.trials[first])
+                continue
+            described = observed.by(_described(one), "a run")
+            id = next((id for id, planned in there.items() if _is(planned, described, plan)), None)
+            if id is None:
+                id, used = TrialId(f"{name}/{used}"), used + 1
+                if (branch := one.branch_of) is not None:
+                    warnings[missing(plan.trials[branch.donor], branch.step)] = None
+            if id not in plan.ended:
+                queued[_number(id)] = index
+            self.trials.append(id)
+        for text in filter(None, warnings):
+            logger.warning("%s", text)
+        self._indices = queued
+        for number in range(used):
+            params = {"fixed_params": self._params[queued[number]]} if number in queued else {}
+            state = TrialState.WAITING if number in queued else TrialState.FAIL
+            study.add_trial(create_trial(state=state, system_attrs=params))
+        return len(queued)
+
+    def _is_of(self, record: SearchRecord | None) -> bool:
+        """Whether a search is that of this call, and not ended."""
+        return (
+            record is not None and not record.ended and {one.trial for one in record.proposed} <= {*self.trials, None}
+        )
+
+
+def in_memory(name: str, directions: Sequence[Direction]) -> optuna.Study:
+    """Return a study whose trials the plan keeps: of one name, there is one on a plan."""
+    sampler = optuna.samplers.RandomSampler(seed=0)  # all parameters are given
+    with quiet_optuna():
+        study = optuna.create_study(study_name=name, directions=directions, sampler=sampler)
+    set_identity(study, blake2b(name.encode(), digest_size=16).hexdigest())  # the same in every process
+    return study
+
+
+def branch_of(space: object, number: int) -> ForkedFrom | None:
+    """Return what a trial of a space branches from; ``None`` for one that a sampler proposes."""
+    return space.branch_of(number) if isinstance(space, Given) else None
+
+
+def _described(one: Configuration) -> Described:
+    return describe(lambda _: _values(one), FixedTrial({}), one.steps)
+
+
+def _values(one: Configuration) -> dict[str, Schedule | Plateau | Scalar]:
+    return {**one.schedules, "steps": one.steps}
+
+
+def _is(planned: PlannedTrial, described: Described, plan: SearchPlan) -> bool:
+    """Whether a trial of the plan is the one described: then it is trained no second time under another number.
+
+    One that has failed is tried again as another. So is an unfinished one whose schedules metrics decide: it cannot be
+    described again as if nothing were decided.
+    """
+    ended = plan.ended.get(planned.id)
+    if planned.steps != described.steps or planned.plateaus != described.plateaus:
+        return False
+    if (ended is None and planned.plateaus) or (ended is not None and ended.state == "FAIL"):
+        return False
+    own, plain = planned.schedules, described.schedules.keys() - described.plateaus.keys()
+    return own.keys() == described.schedules.keys() and all(own[name] == described.schedules[name] for name in plain)
+
+
+def _are_one(one: Configuration, other: Configuration) -> bool:
+    return one.steps == other.steps and one.schedules == other.schedules
+
+
+def _number(id: TrialId) -> int:
+    return int(id.rpartition("/")[2])
+
+
+def _shown(value: Schedule | Plateau) -> Scalar:
+    """Return a parameter of the study: the value of a constant, else the schedule in words."""
+    if (
+        isinstance(value, Schedule)
+        and len(value.segments) == 1
+        and isinstance(form := value.segments[0].form, Constant)
+    ):
+        return form.scalar
+    return repr(value)

@@ -1,0 +1,127 @@
+"""Branches of a trial: the schedules that they have, and what stands against them. Trains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from hpstage.errors import ScheduleError, UsageError
+from hpstage.errors.arguments import whole
+from hpstage.plan.facts import ForkedFrom
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
+from hpstage.schedule import Plateau, Schedule, as_schedule
+from hpstage.search.results.lineage import Configuration
+from hpstage.training.code.unread import read_at_first
+
+
+def combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a dict for each combination of values: those of lists are tried one after the other."""
+    choices = [list(value) if isinstance(value, list | tuple) else [value] for value in values.values()]
+    for name, several in zip(values, choices, strict=True):
+        if not several:
+            raise UsageError(f"{name} is an empty list; give at least one value")
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*choices)]
+
+
+def branches(
+    planned: PlannedTrial, plan: SearchPlan, at: int, values: Mapping[str, Any], steps: int | None, trainable: object
+) -> list[Configuration]:
+    """Return the branches of a trial that begin after ``at`` steps, under the values of each combination.
+
+    Raises:
+        UsageError: it cannot be branched there, or so; names the trial, the value and the remedy.
+    """
+    at = whole(0).of("at", at)
+    end = planned.steps if steps is None else whole().of("steps", steps)
+    _check_step(planned, plan, at)
+    if end <= at:
+        where = "its end" if at == planned.steps else f"step {at}"
+        raise UsageError(
+            f"a branch of trial {planned.id} at {where} needs steps beyond {at}; give steps={at + 1} or more"
+        )
+    if not values and end == planned.steps:
+        raise UsageError(f"a branch of trial {planned.id} without a change is that trial; give a value, or more steps")
+    own = planned.schedules
+    check_names(planned, own, values, at)
+    found = []
+    for chosen in combinations(values):
+        schedules = {name: _unchanged(planned, name, schedule, end) for name, schedule in own.items()}
+        for name, value in chosen.items():
+            try:
+                after = value if isinstance(value, Plateau) else as_schedule(value)
+                schedules[name] = own[name].until(at).then(after).until(end)
+            except ScheduleError as error:
+                raise ScheduleError(
+                    f"branch of trial {planned.id} at step {at}, hyperparameter {name!r}: {error}"
+                ) from None
+        if at:
+            _check_effect(trainable, planned, at, [name for name in chosen if schedules[name] != own[name]])
+        said = {name: repr(value) for name, value in chosen.items()}
+        found.append(Configuration(schedules, end, ForkedFrom(planned.id, at, said)))
+    return found
+
+
+def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mapping[str, Any], steps: int) -> None:
+    """Raise :class:`UsageError` if the trial has no hyperparameter of one of the names."""
+    for name in names:
+        if name not in own:
+            raise UsageError(
+                f"trial {planned.id} has no hyperparameter {name!r}; it has {', '.join(sorted(own))}. To add one, "
+                f"state OLD, the value that means the training so far, as its default (defaults = {{{name!r}: "
+                f"OLD}} on the trainable), and let the space return {{**trial.then({{...}}), {name!r}: "
+                f"s.piecewise({{0: OLD, {steps}: NEW}})}}: none of it is trained again"
+            )
+
+
+def missing(planned: PlannedTrial, at: int) -> str:
+    """Return which steps before ``at`` must be trained, since no later checkpoint is kept; ``""`` if there are none."""
+    states = list(planned.states())
+    kept = max((state.step for state in states if state.kept is not None and state.step <= at), default=0)
+    if kept == at:
+        return ""
+    trained = max((state.step for state in states if state.is_known), default=0)
+    again = " again" if trained > kept else ""
+    source = f"from its checkpoint at step {kept}" if kept else "from the beginning, since no checkpoint is kept before"
+    return f"trial {planned.id} has no checkpoint at step {at}: {at - kept} steps are trained{again}, {source}"
+
+
+def _check_step(planned: PlannedTrial, plan: SearchPlan, at: int) -> None:
+    if at > planned.steps:
+        raise UsageError(
+            f"trial {planned.id} has {planned.steps} steps and cannot be branched at step {at}; "
+            f"branch it at step {planned.steps} or before, or extend it first: trial.extend(steps={at})"
+        )
+    ending = plan.endings.ending(planned, at)
+    if ending is not None:
+        raise UsageError(
+            f"the code of trial {planned.id} ended its training after {ending.last} steps ({ending.message}); branch "
+            f"it at step {ending.last} or before"
+        )
+    known = max((state.step for state in planned.states() if state.is_known), default=0)
+    last = {node.id: stop for node, _, stop in planned.path_to(at)}
+    for failed in plan.failures:
+        if not failed.evaluating and known <= failed.step < last.get(failed.node, 0):
+            raise UsageError(
+                f"trial {planned.id} failed in step {failed.step} ({failed.failure.summary}); branch it at step "
+                f"{failed.step} or before"
+            )
+
+
+def _unchanged(planned: PlannedTrial, name: str, schedule: Schedule, end: int) -> Schedule | Plateau:
+    """Return a schedule up to ``end``: with its last value, unless metrics decide how it continues."""
+    if (plateau := planned.plateaus.get(name)) is not None:
+        return msgspec.structs.replace(plateau, length=None).until(end)
+    return (schedule if end <= planned.steps else schedule.then(schedule.value(planned.steps - 1))).until(end)
+
+
+def _check_effect(trainable: object, planned: PlannedTrial, at: int, changed: list[str]) -> None:
+    for name in changed:
+        if read_at_first(trainable, name):
+            raise UsageError(
+                f"{name!r} cannot change at step {at} of trial {planned.id}: the code reads it only where model or "
+                f"optimizer are made, at step 0. Branch at step 0, at=0, or read hp[{name!r}] in each step"
+            )

@@ -1,0 +1,98 @@
+"""What distinguishes two trials: where they diverge, in which schedules, metrics and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.checkpoints.state_tree import differing, flatten
+from hpstage.errors import CheckpointError
+from hpstage.errors.text import table
+from hpstage.plan.facts import StateKey, TrialId
+from hpstage.plan.nodes import PlannedTrial, State
+from hpstage.schedule import Schedule, agreement
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrialDiff:
+    """How two trials differ. Pairs are in the order of the two trials."""
+
+    trials: tuple[TrialId, TrialId]
+    step: int | None
+    """The first step with other values, counted from 0: so many steps they have in common. ``None``: one has all the
+    steps of the other."""
+    schedules: dict[str, tuple[Schedule | None, Schedule | None]]
+    """The schedules that differ, by name; ``None`` if a trial lacks it."""
+    metrics: dict[int, dict[str, tuple[float | None, float | None]]]
+    """By steps at which both have metrics."""
+    tensor: tuple[int, str] | None
+    """The first step at which both have checkpoints that differ, and the first tensor in these that differs."""
+
+    def __repr__(self) -> str:
+        one, other = self.trials
+        common = "one has all steps of the other" if self.step is None else f"the same for {self.step} steps"
+        rows = [(name, f"{mine!r}", f"{theirs!r}") for name, (mine, theirs) in self.schedules.items()]
+        rows += [
+            (f"{name} at {step}", f"{mine}", f"{theirs}")
+            for step, pairs in self.metrics.items()
+            for name, (mine, theirs) in pairs.items()
+        ]
+        last = [] if self.tensor is None else [f"first tensor that differs, at step {self.tensor[0]}: {self.tensor[1]}"]
+        return "\n".join([f"{one} and {other}: {common}", table([("", one, other), *rows], left=3), *last])
+
+
+def diff_of(one: PlannedTrial, other: PlannedTrial, names: Callable[[StateKey], list[str]]) -> TrialDiff:
+    """Return how two trials differ.
+
+    Args:
+        names: returns the names of a checkpoint's leaves, as far as it can be read.
+    """
+    mine, theirs = one.schedules, other.schedules
+    stop = min(one.steps, other.steps)
+    diverge = {name: _diverge(mine.get(name), theirs.get(name), stop) for name in {**mine, **theirs}}
+    step = min(diverge.values(), default=stop)
+    states = {state.step: state for state in other.states()}
+    pairs = [(state, states[state.step]) for state in one.states() if state.step in states]
+    return TrialDiff(
+        trials=(one.id, other.id),
+        step=step if step < stop else None,
+        schedules={name: (mine.get(name), theirs.get(name)) for name, at in diverge.items() if at < stop},
+        metrics={a.step: _pairs(a, b) for a, b in pairs if a.metrics is not None and b.metrics is not None},
+        tensor=next(filter(None, (_first(a, b, names) for a, b in pairs)), None),
+    )
+
+
+def names_in(checkpoints: CheckpointStore | None) -> Callable[[StateKey], list[str]]:
+    """Return a function that reads the names of a checkpoint's leaves."""
+
+    def names(key: StateKey) -> list[str]:
+        try:
+            return [] if checkpoints is None else [leaf.name for leaf in flatten(checkpoints.load(key)).leaves]
+        except CheckpointError:
+            return []
+
+    return names
+
+
+def _diverge(one: Schedule | None, other: Schedule | None, stop: int) -> int:
+    """Return the first step before ``stop`` at which two schedules differ, else ``stop``."""
+    if one is None or other is None:
+        return 0
+    joints = sorted({start for schedule in (one, other) for start, _, _ in schedule.pieces() if start < stop})
+    for start, end in zip(joints, [*joints[1:], stop], strict=True):
+        if (at := agreement(one.form_at(start), other.form_at(start), start, end)) < end:
+            return at
+    return stop
+
+
+def _pairs(one: State, other: State) -> dict[str, tuple[float | None, float | None]]:
+    mine, theirs = one.metrics or {}, other.metrics or {}
+    return {name: (mine.get(name), theirs.get(name)) for name in {**mine, **theirs}}
+
+
+def _first(one: State, other: State, names: Callable[[StateKey], list[str]]) -> tuple[int, str] | None:
+    a, b = one.kept, other.kept
+    if a is None or b is None or a.digest == b.digest:
+        return None
+    return one.step, differing(a.marks, b.marks, names(a.key)) or "the shapes or names of the tensors"

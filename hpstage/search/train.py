@@ -1,0 +1,243 @@
+"""Runs without a search: given configurations, each trained once, as trials of a study that the plan keeps."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, get_args, overload
+
+from hpstage.algos import FullTraining
+from hpstage.checkpoints import CheckpointStore
+from hpstage.checkpoints.eviction import BYTES
+from hpstage.cluster.main_guard import refuse_while_imported
+from hpstage.errors import ScheduleError, UsageError
+from hpstage.errors.arguments import METRIC, PLACE, checked, either, instance, one_of, optional, switch, text, whole
+from hpstage.execution.trying_out import metrics_untrained
+from hpstage.executor import Executor
+from hpstage.plan.messages import Auditing
+from hpstage.schedule import Plateau, Scalar, Schedule, as_schedule
+from hpstage.schedule.space import RESERVED
+from hpstage.search.call import open_call
+from hpstage.search.dry_run import try_out_space
+from hpstage.search.given import Direction, Given, in_memory
+from hpstage.search.progress import open_display
+from hpstage.search.request import Request
+from hpstage.search.results.lineage import RUNS, Configuration, Lineage
+from hpstage.search.results.trial import TrainedTrial
+from hpstage.search.run import run
+from hpstage.search.signals import Interruption
+from hpstage.store import Journal
+from hpstage.training.identity import threads
+from hpstage.training.randomness import generators_restored
+from hpstage.training.trainables import as_trainable
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+Values = Mapping[str, Schedule | Plateau | Scalar]
+
+_FALLS = ("loss", "error", "perplexity", "mse", "mae", "nll")
+"""Parts of the names of metrics that are the better the lower they are."""
+
+
+@overload
+def train(
+    trainable: object,
+    hp: Values,
+    *,
+    steps: int,
+    metric: str | None = None,
+    direction: Direction | None = None,
+    study: str = RUNS,
+    store: str | os.PathLike[str] | Journal | None = None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None = None,
+    executor: Executor | Client | Cluster | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_budget: int | str | None = None,
+    audit: Auditing = "idle",
+    show_progress_bar: bool = False,
+) -> TrainedTrial: ...
+@overload
+def train(
+    trainable: object,
+    hp: Sequence[Values],
+    *,
+    steps: int,
+    metric: str | None = None,
+    direction: Direction | None = None,
+    study: str = RUNS,
+    store: str | os.PathLike[str] | Journal | None = None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None = None,
+    executor: Executor | Client | Cluster | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_budget: int | str | None = None,
+    audit: Auditing = "idle",
+    show_progress_bar: bool = False,
+) -> list[TrainedTrial]: ...
+@checked(
+    steps=whole(),
+    metric=optional(METRIC),
+    direction=optional(one_of(*get_args(Direction))),
+    study=text("a name"),
+    store=optional(either(PLACE, instance(Journal, "a Journal"))),
+    checkpoints=optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
+    evaluate_every=optional(whole()),
+    checkpoint_every=optional(whole()),
+    checkpoint_budget=optional(BYTES),
+    audit=one_of(*get_args(Auditing)),
+    show_progress_bar=switch,
+)
+def train(
+    trainable: object,
+    hp: Values | Sequence[Values],
+    *,
+    steps: int,
+    metric: str | None = None,
+    direction: Direction | None = None,
+    study: str = RUNS,
+    store: str | os.PathLike[str] | Journal | None = None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None = None,
+    executor: Executor | Client | Cluster | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_budget: int | str | None = None,
+    audit: Auditing = "idle",
+    show_progress_bar: bool = False,
+) -> TrainedTrial | list[TrainedTrial]:
+    """Train one configuration, or several, without a search.
+
+    Each is a trial of the study ``"runs"`` on the store: what shows searches shows it, :meth:`TrainedTrial.branch`
+    branches from it at any step, and no search on the store trains its steps again. The same call made again continues
+    an interrupted run (Ctrl-C, a kill), returns a finished one, and tries one that has failed again. That study is on
+    the store alone; it needs no storage of Optuna's.
+
+    Args:
+        trainable, store, checkpoints, executor, evaluate_every, checkpoint_every, checkpoint_budget, audit,
+        show_progress_bar: as for :func:`hpstage.optimize`.
+        hp: schedules or plain values of the hyperparameters by name; or a list of such, which are trained as a search
+            is: what they have in common once.
+        steps: the number of steps. Longer schedules are cut.
+        metric: the metric by which runs are compared (``"best"``, the default of ``s.plateau``). By default the first
+            that ``evaluate`` returns for the untrained model, which is made in this process for it.
+        direction: whether the metric is to fall or to rise; by default ``"minimize"`` if its name contains loss, error,
+            perplexity, mse, mae or nll.
+        study: the study's name. One process at a time trains the runs of a study: give another name to train more on
+            the same store at that time.
+
+    Returns:
+        The trained run; a list of them for a list.
+
+    Raises:
+        TrainingError: the user's code raised an exception.
+        KeyboardInterrupt: Ctrl-C; everything reached is kept.
+        Others as :func:`hpstage.optimize` does.
+    """
+    several = [hp] if isinstance(hp, Mapping) else list(hp) if isinstance(hp, list | tuple) else []
+    if not several:
+        raise UsageError("hp is no dict of hyperparameters, nor a list of such; give {'lr': 0.1, ...}")
+    configurations = [_configuration(one, steps) for one in several]
+    refuse_while_imported()
+    metric = _first_metric(trainable, configurations[0]) if metric is None else metric
+    falls = any(part in metric.lower() for part in _FALLS)
+    trained = train_all(
+        trainable,
+        configurations,
+        metrics=(metric,),
+        directions=(direction or ("minimize" if falls else "maximize"),),
+        study=study,
+        store=store,
+        checkpoints=checkpoints,
+        executor=executor,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        checkpoint_budget=checkpoint_budget,
+        audit=audit,
+        show_progress_bar=show_progress_bar,
+    )
+    return trained[0] if isinstance(hp, Mapping) else trained
+
+
+def train_all(
+    trainable: object,
+    configurations: Sequence[Configuration],
+    *,
+    metrics: tuple[str, ...],
+    directions: tuple[Direction, ...],
+    study: str,
+    store: str | os.PathLike[str] | Journal | None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None,
+    executor: Executor | Client | Cluster | None,
+    evaluate_every: int | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_budget: Any = None,
+    audit: Auditing = "idle",
+    show_progress_bar: bool = False,
+) -> list[TrainedTrial]:
+    """Train configurations; return the trial of each. The arguments are those of :func:`train`, for several metrics."""
+    given = Given(configurations)
+    request = Request(
+        study=in_memory(study, directions),
+        trainable=trainable,
+        space=given,
+        metrics=metrics,
+        steps=max(one.steps for one in configurations),
+        n_trials=len(configurations),
+        timeout=None,
+        algorithm=FullTraining(),
+        callbacks=(),
+        catch=(),
+        constraints=None,
+        extend=False,
+        sharing=True,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        checkpoint_budget=checkpoint_budget,
+        verify="first-fork",
+        audit=audit,
+        audit_budget=0.05,
+    )
+    try_out_space(request)
+    with (
+        Interruption() as interruption,
+        open_call(request, executor, store, checkpoints, open_display(show_progress_bar), interruption) as call,
+    ):
+        result = run(call)
+    place = result.store if store is None else store
+    assert place is not None
+    result = replace(result, lineage=Lineage(trainable, place, checkpoints, train_all))
+    return [result.trial(id) for id in given.trials]
+
+
+def _configuration(hp: Values, steps: int) -> Configuration:
+    if not isinstance(hp, Mapping):
+        raise UsageError(f"a configuration is {hp!r}; give a dict of hyperparameters, {{'lr': 0.1, ...}}")
+    schedules: dict[str, Schedule | Plateau] = {}
+    for name, value in hp.items():
+        if name in RESERVED:
+            raise UsageError(f"hyperparameter {name!r}: the name has another meaning here; give another")
+        try:
+            schedules[name] = (value if isinstance(value, Plateau) else as_schedule(value)).until(steps)
+        except ScheduleError as error:
+            raise ScheduleError(f"hyperparameter {name!r}: {error}") from None
+    return Configuration(schedules, steps)
+
+
+def _first_metric(trainable: Any, one: Configuration) -> str:
+    """Return the first metric of the untrained model, which is made in this process by a copy of the trainable."""
+    values = {name: value.until(1) for name, value in one.schedules.items()}
+    initial = {name: value.value if isinstance(value, Plateau) else value.value(0) for name, value in values.items()}
+    with generators_restored(), threads.restored():
+        adapter: Any = as_trainable(trainable if isinstance(trainable, FunctionType) else copy.deepcopy(trainable))
+        try:
+            found = metrics_untrained(adapter, initial)
+        finally:
+            adapter.close()
+    if not found:
+        raise UsageError("no metric is known of the untrained model; give metric=, a name that evaluate() returns")
+    return next(iter(found))

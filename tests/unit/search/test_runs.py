@@ -1,0 +1,446 @@
+"""Runs without a search, and branches of any trial: each as that trial trained from nothing, and no step twice."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.accounting.runs import run_rows
+from hpstage.algos import PopulationBasedTraining, SuccessiveHalving
+from hpstage.errors import ScheduleError, TrainingError, UsageError
+from hpstage.report import frames
+from hpstage.search.results.trial import TrainedTrial
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Counter, Failing, Gate, Tape, alone
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+STEPS = 8
+HP: dict[str, Any] = {"lr": s.cosine(0.5, T_max=STEPS), "wd": 0.25}
+
+
+def inline() -> dict[str, Any]:
+    return {"executor": hpstage.InlineExecutor()}
+
+
+def train(store: object, hp: object = HP, steps: int = STEPS, trainable: object = None, **options: Any) -> Any:
+    options = {"metric": "score", **options}
+    return hpstage.train(trainable or Tape(), hp, steps=steps, store=store, **inline(), **options)  # type: ignore[call-overload]
+
+
+def search(store: object, space: Any, steps: int = STEPS, **options: Any) -> hpstage.Result:
+    study = optuna.create_study(study_name="tapes", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    settings = {"trainable": Tape(), "n_trials": 3, **inline(), **options}
+    return hpstage.optimize(study, space=space, metric="score", steps=steps, store=store, **settings)  # type: ignore[arg-type]
+
+
+def exact(trial: TrainedTrial) -> bool:
+    """Whether a trial's last state and metrics are those of its schedules trained in a plain loop."""
+    steps = trial.planned.steps
+    tape = alone(trial.schedules, steps)
+    return trial.metrics[steps] == tape.evaluate() and trial.state(steps) == tape.state_dict()
+
+
+def trained(trial: TrainedTrial) -> int:
+    """Return the number of steps trained on the store."""
+    assert trial.lineage is not None
+    return hpstage.open(str(trial.lineage.store)).plan.totals.steps_trained
+
+
+# --- runs -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_a_trial_of_the_study_runs_and_exact(tmp_path: Path) -> None:
+    run = train(tmp_path)
+    assert (run.id, run.study, run.planned.steps) == ("runs/0", "runs", STEPS)
+    assert exact(run)
+    assert hpstage.open(tmp_path).best_trial("runs").id == run.id
+
+
+def test_the_same_call_trains_nothing_and_writes_no_trial(tmp_path: Path) -> None:
+    run = train(tmp_path)
+    again = train(tmp_path, {"wd": 0.25, "lr": s.cosine(0.5, T_max=STEPS).until(STEPS)})
+    assert again.id == run.id
+    assert hpstage.open(tmp_path).trials == ["runs/0"]
+    assert trained(again) == STEPS
+
+
+def test_several_configurations_are_trained_merged_and_equal_ones_once(tmp_path: Path) -> None:
+    late = {**HP, "wd": s.piecewise({0: 0.25, 6: 0.5})}
+    runs = train(tmp_path, [HP, late, HP])
+    assert [run.id for run in runs] == ["runs/0", "runs/1", "runs/0"]
+    assert all(map(exact, runs))
+    assert trained(runs[0]) == STEPS + 2
+
+
+def test_a_search_reuses_a_run_and_a_run_a_search(tmp_path: Path) -> None:
+    train(tmp_path)
+    result = search(tmp_path, lambda trial: {**HP, "wd": trial.suggest_categorical("wd", [0.25])}, n_trials=1)
+    assert result.savings.steps_trained == 0
+    assert train(tmp_path, HP, study="others").id == "others/0"
+    assert trained(result.trial(0)) == STEPS
+
+
+def test_an_interrupted_run_is_continued_also_after_another(tmp_path: Path) -> None:
+    class Stopped(Tape):
+        stops = True
+
+        def train(self, step: int, hp: Mapping[str, Any]) -> None:
+            if step == 5 and type(self).stops:
+                raise KeyboardInterrupt
+            super().train(step, hp)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, trainable=Stopped(), checkpoint_every=2)
+    Stopped.stops = False
+    other = train(tmp_path, {**HP, "wd": 0.5}, trainable=Stopped())
+    run = train(tmp_path, trainable=Stopped(), checkpoint_every=2)
+    assert (other.id, run.id) == ("runs/1", "runs/0")
+    assert exact(run)
+    assert trained(run) == 2 * STEPS  # of the first run, 4 or 5 steps before it was stopped
+
+
+def test_a_run_that_fails_raises_and_is_tried_again(tmp_path: Path) -> None:
+    class Repaired(Failing):
+        fails = True
+
+        def train(self, step: int, hp: Mapping[str, Any]) -> None:
+            if step == 5 and type(self).fails:
+                raise ZeroDivisionError("the user's own error")
+            Tape.train(self, step, hp)
+
+    with pytest.raises(TrainingError, match="the user's own error"):
+        train(tmp_path, trainable=Repaired(), checkpoint_every=2)
+    Repaired.fails = False
+    run = train(tmp_path, trainable=Repaired())
+    assert run.id == "runs/1"
+    assert run.metrics[STEPS] == alone(run.schedules, STEPS).evaluate()
+    assert trained(run) == STEPS
+
+
+def test_without_a_metric_it_is_the_first_of_the_untrained_model(tmp_path: Path) -> None:
+    run = train(tmp_path, metric=None)
+    started = run.plan.searches["runs"].started
+    assert (started.metric, started.directions) == (("score",), ("maximize",))
+    assert run.step("best") == STEPS
+
+
+@pytest.mark.parametrize("metric", ["val_loss", "rmse"])
+def test_losses_and_errors_are_to_fall(metric: str, tmp_path: Path) -> None:
+    class Named(Tape):
+        def evaluate(self) -> Mapping[str, float]:
+            return {metric: self.score}
+
+    run = train(tmp_path, trainable=Named(), metric=None)
+    assert run.plan.searches["runs"].started.directions == ("minimize",)
+
+
+@pytest.mark.parametrize(
+    ("hp", "steps", "message"),
+    [
+        ({"lr": s.linear(0.1).until(5)}, 8, "hyperparameter 'lr': the schedule ends at step 5"),
+        ({"lr": [0.1, 0.2]}, 8, "hyperparameter 'lr': a list is no value"),
+        (3, 8, "give {'lr': 0.1"),
+        ([], 8, "give {'lr': 0.1"),
+        ([3], 8, "a configuration is 3"),
+        ({}, 8, "there are no hyperparameters"),
+        (HP, 0, "steps is 0"),
+        ({"lr": 0.1, "steps": 3}, 8, "'steps': the name has another meaning"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(hp: object, steps: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(tmp_path, hp, steps)
+
+
+def test_a_study_of_that_name_stays_as_it_is(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="runs", direction="maximize")
+    settings: dict[str, Any] = {"metric": "score", "steps": STEPS, "n_trials": 1, "store": tmp_path, **inline()}
+    hpstage.optimize(study, Tape(), lambda trial: {**HP, "wd": 0.5}, **settings)
+    run = train(tmp_path)
+    assert run.id == train(tmp_path).id == f"{run.study}/0" != "runs/0"
+    assert hpstage.open(tmp_path).trials == ["runs/0", run.id]
+
+
+# --- branches ---------------------------------------------------------------------------------------------
+
+
+def test_a_branch_is_the_trial_trained_so_from_the_start_and_only_its_rest_is_trained(tmp_path: Path) -> None:
+    run = train(tmp_path, checkpoint_every=2)
+    branch = run.branch(4, lr=0.03, **inline())
+    assert branch.schedules == {"lr": run.schedules["lr"].until(4).then(0.03).until(STEPS), "wd": run.schedules["wd"]}
+    assert exact(branch)
+    assert trained(branch) == STEPS + 4
+    assert 4 in branch.kept
+
+
+def test_branches_are_seen_in_tables_and_runs(tmp_path: Path) -> None:
+    run = train(tmp_path, checkpoint_every=2)
+    branch = run.branch(4, lr=0.03, **inline())
+    trials = frames(tmp_path).trials.set_index("trial")
+    assert (trials.donor[branch.id], trials.forked_at[branch.id]) == (run.id, 4)
+    assert trials.params_lr[branch.id] == repr(branch.schedules["lr"])
+    rows = {row.trial: row for row in run_rows(branch.plan)}
+    assert (rows[run.id].branches, rows[branch.id].branch_of) == (1, run.id)
+    assert rows[run.id].best == ("score", run.metrics[STEPS]["score"], STEPS)
+
+
+def test_lists_make_a_branch_of_each_combination(tmp_path: Path) -> None:
+    run = train(tmp_path, checkpoint_every=2)
+    branches = run.branch(4, lr=[0.03, s.linear(0.03)], wd=[0.5, 1.0], **inline())
+    assert [branch.planned.schedules["wd"].value(7) for branch in branches] == [0.5, 1.0, 0.5, 1.0]
+    assert all(map(exact, branches))
+    assert trained(run) == STEPS + 4 * 4
+    assert len(run.branch(4, lr=[0.03], **inline())) == 1
+
+
+def test_the_same_branch_again_trains_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = train(tmp_path)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        first = run.branch(4, lr=0.03, **inline())
+        assert "trial runs/0 has no checkpoint at step 4: 4 steps are trained again, from the beginning" in caplog.text
+        caplog.clear()
+        again = run.branch(4, {"lr": 0.03}, **inline())
+        assert not caplog.records
+    assert again.id == first.id
+    assert trained(run) == STEPS + STEPS
+
+
+def test_what_is_trained_again_is_counted_from_the_nearest_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(tmp_path, checkpoint_every=4)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        branch = run.branch(6, lr=0.03, **inline())
+    assert "has no checkpoint at step 6: 2 steps are trained again, from its checkpoint at step 4" in caplog.text
+    assert exact(branch)
+    assert trained(run) == STEPS + 2 + 2
+
+
+def test_at_0_everything_is_trained_and_at_the_end_it_is_extended(tmp_path: Path) -> None:
+    run = train(tmp_path)
+    fresh = run.branch(0, lr=0.03, **inline())
+    assert exact(fresh)
+    assert trained(run) == 2 * STEPS
+    longer = run.extend(STEPS + 4, wd=0.5, **inline())
+    assert longer.schedules["lr"].value(STEPS + 3) == run.schedules["lr"].value(STEPS - 1)
+    assert exact(longer)
+    assert run.branch(STEPS, wd=0.5, steps=STEPS + 4, **inline()).id == longer.id
+    assert trained(run) == 2 * STEPS + 4
+
+
+def test_a_branch_has_branches_and_fewer_steps(tmp_path: Path) -> None:
+    run = train(tmp_path, checkpoint_every=1)
+    second = run.branch(2, lr=0.03, **inline()).branch(4, wd=1.0, steps=6, **inline())
+    assert second.planned.steps == 6
+    assert exact(second)
+    assert trained(run) == STEPS + 6 + 2 + 2  # no checkpoint of the first branch is kept at step 4
+
+
+def test_the_state_of_an_evicted_trial_is_trained_again(tmp_path: Path) -> None:
+    run = train(tmp_path, checkpoint_every=2, checkpoint_budget=1)
+    branch = run.branch(4, lr=0.03, **inline())
+    assert exact(branch)
+
+
+SPACES: dict[str, tuple[Callable[[optuna.Trial], Mapping[str, object]] | object, dict[str, Any]]] = {
+    "plateau": (lambda trial: {"lr": s.plateau(1.0, metric="score", every=2, patience=0), "wd": 0.25}, {"n_trials": 1}),
+    "wsd": (s.wsd_sweep(0.5, horizons=[6, 8], warmup=2, decay_fraction=0.25, hp={"wd": 0.1}), {"n_trials": None}),
+    "pbt": (
+        lambda trial: {"lr": trial.suggest_float("lr", 0.1, 1.0), "wd": trial.suggest_float("wd", 0.1, 1.0)},
+        {"algorithm": PopulationBasedTraining(2), "n_trials": 4},
+    ),
+    "halving": (
+        lambda trial: {"lr": trial.suggest_float("lr", 0.1, 1.0), "wd": 0.25},
+        {"algorithm": SuccessiveHalving(min_steps=2, reduction_factor=2), "n_trials": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_every_trial_of_any_search_branches(kind: str, tmp_path: Path) -> None:
+    """Pruned ones as well, beyond where they were pruned: their other steps are trained."""
+    space, options = SPACES[kind]
+    result = search(tmp_path, space, **options)
+    study = list(result.study.get_trials(deepcopy=False))
+    for frozen in study:
+        branch = result.branch(frozen, 5, wd=0.5, **inline())
+        assert isinstance(branch, TrainedTrial)
+        assert branch.schedules["wd"].value(5) == 0.5
+        assert exact(branch)
+    assert len(result.study.get_trials(deepcopy=False)) == len(study)
+
+
+def test_metrics_decide_how_a_branch_of_a_plateau_continues(tmp_path: Path) -> None:
+    hp = {"lr": s.plateau(1.0, metric="score", mode="max", every=2, patience=0), "wd": 0.25}
+    run = train(tmp_path, hp)
+    branch = run.branch(3, wd=-9.0, **inline())
+    assert branch.schedules["lr"] != run.schedules["lr"]
+    assert branch.metrics == train(tmp_path / "alone", {**hp, "wd": s.piecewise({0: 0.25, 3: -9.0})}).metrics
+    assert exact(run.branch(3, lr=0.5, **inline()))
+    assert run.branch(3, wd=-9.0, **inline()).id == branch.id
+
+
+def test_a_run_under_a_plateau_is_continued_and_found_again(tmp_path: Path) -> None:
+    hp = {"lr": s.plateau(1.0, every=2, patience=0)}
+    assert train(tmp_path, hp).id == train(tmp_path, hp).id == "runs/0"
+
+
+@pytest.mark.parametrize(
+    ("at", "values", "steps", "message"),
+    [
+        (
+            9,
+            {"lr": 0.1},
+            None,
+            "has 8 steps and cannot be branched at step 9; branch it at step 8 or before",
+        ),
+        (8, {"lr": 0.1}, None, "at its end needs steps beyond 8; give steps=9 or more"),
+        (5, {"lr": 0.1}, 5, "at step 5 needs steps beyond 5"),
+        (-1, {"lr": 0.1}, None, "at is -1"),
+        (4.5, {"lr": 0.1}, None, "at is 4.5"),
+        (4, {}, None, "without a change is that trial"),
+        (4, {"rate": 0.1}, None, "no hyperparameter 'rate'; it has lr, wd"),
+        (4, {"lr": []}, None, "lr is an empty list"),
+        (4, {"lr": object()}, None, "branch of trial runs/0 at step 4, hyperparameter 'lr'"),
+        (4, {"lr": s.linear(0.1).until(3)}, None, "hyperparameter 'lr': the schedule ends at step 7"),
+    ],
+)
+def test_what_is_no_branch_is_refused(
+    at: Any, values: dict[str, Any], steps: int | None, message: str, tmp_path: Path
+) -> None:
+    run = train(tmp_path)
+    with pytest.raises((UsageError, ScheduleError), match=message):
+        run.branch(at, values, steps=steps, **inline())
+    assert hpstage.open(tmp_path).trials == ["runs/0"]
+
+
+def test_a_failed_trial_branches_before_its_failure_only(tmp_path: Path) -> None:
+    space = {"a": s.piecewise({0: 1, 4: 7}), "b": 1.0}
+    with pytest.raises(TrainingError):
+        train(tmp_path, space, trainable=Failing(), checkpoint_every=2)
+    failed = hpstage.open(tmp_path).trial("runs/0")
+    with pytest.raises(UsageError, match=r"failed in step 4 \(.*own error.*\); branch it at step 4 or before"):
+        failed.branch(5, a=1, trainable=Failing(), **inline())
+    branch = failed.branch(4, a=1, trainable=Failing(), **inline())
+    assert isinstance(branch, TrainedTrial)
+    assert branch.metrics[STEPS] == alone(branch.schedules, STEPS).evaluate()
+
+
+def test_a_trial_whose_code_ends_it_branches_before_that_only(tmp_path: Path) -> None:
+    class Ending(Tape):
+        def train(self, step: int, hp: Mapping[str, Any]) -> None:
+            super().train(step, hp)
+            if step == 5 and hp["wd"] == 0.25:
+                raise hpstage.StopTraining("good enough")
+
+    run = train(tmp_path, trainable=Ending(), checkpoint_every=2)
+    with pytest.raises(UsageError, match=r"ended its training after 6 steps \(.*good enough.*\); branch it at step 6"):
+        run.branch(7, wd=1.0, **inline())
+    assert run.branch(4, wd=1.0, **inline()).metrics.keys() >= {STEPS}
+
+
+def test_an_opened_store_needs_the_training_code(tmp_path: Path) -> None:
+    train(tmp_path)
+    opened = hpstage.open(tmp_path).trial("runs/0")
+    with pytest.raises(UsageError, match="holds no training code; give it with trainable="):
+        opened.branch(4, lr=0.1)
+    assert exact(opened.branch(4, lr=0.1, trainable=Tape(), **inline()))  # type: ignore[arg-type]
+
+
+def test_a_store_in_memory_branches_too() -> None:
+    run = train(MemoryJournal())
+    assert (
+        run.branch(4, lr=0.1, **inline()).metrics[STEPS]
+        == alone(
+            {"lr": run.schedules["lr"].until(4).then(0.1).until(STEPS), "wd": s.constant(0.25).until(STEPS)}, STEPS
+        ).evaluate()
+    )
+
+
+# --- several processes ------------------------------------------------------------------------------------
+
+
+class Waiting(Counter):
+    stateless = ("shut-from", "reached")  # the gate's files
+
+
+def _branch(folder: Path, study: str) -> None:
+    trial = hpstage.open(folder / "store").trial("runs/0")
+    trial.branch(4, x=2, study=study, trainable=Waiting(Gate(folder)), **inline())
+
+
+def _open_once_both_wait(gate: Gate, store: Path) -> None:
+    deadline = time.monotonic() + 60
+    while "mine/0" not in hpstage.open(store).trials:
+        assert time.monotonic() < deadline
+    gate.open()
+
+
+@pytest.mark.parametrize(("donor", "at", "x", "total", "steps"), [("runs/0", 4, 2, 12, 0), ("runs/1", 7, 3, 13, 4)])
+def test_two_processes_branch_at_once_under_other_names_and_one_is_refused_under_the_same(
+    donor: str, at: int, x: int, total: float, steps: int, tmp_path: Path
+) -> None:
+    """The second branches in the same way, or from the branch that the first is training: where that keeps no state,
+    since an executor in the process takes no requests while it trains."""
+    gate = Gate(tmp_path)
+    run = train(tmp_path / "store", {"x": 1}, trainable=Waiting(gate), metric="total", checkpoint_every=4)
+    gate.shut(6)
+    other = multiprocessing.get_context("spawn").Process(target=_branch, args=(tmp_path, "runs"))
+    other.start()
+    try:
+        gate.wait(60)
+        with pytest.raises(UsageError, match=r"study 'runs' is being driven by another process .* another name"):
+            run.branch(4, x=2, **inline())
+        opening = threading.Thread(target=_open_once_both_wait, args=(gate, tmp_path / "store"))
+        opening.start()
+        trial = hpstage.open(tmp_path / "store").trial(donor)
+        branch = trial.branch(at, x=x, study="mine", trainable=Waiting(gate), **inline())
+        opening.join(60)
+        other.join(60)
+    finally:
+        gate.open()
+        other.kill()
+    assert other.exitcode == 0
+    assert isinstance(branch, TrainedTrial)
+    assert (branch.id, branch.metrics[STEPS]["total"]) == ("mine/0", total)
+    assert hpstage.open(tmp_path / "store").trials == ["runs/0", "runs/1", "mine/0"]
+    assert trained(run) == STEPS + 4 + steps
+
+
+# --- differences ------------------------------------------------------------------------------------------
+
+
+def test_a_diff_says_where_trials_diverge_and_in_what(tmp_path: Path) -> None:
+    run = train(tmp_path, checkpoint_every=2, evaluate_every=2)
+    branch = run.branch(4, lr=0.03, evaluate_every=2, **inline())
+    diff = run.diff(branch)
+    assert (diff.trials, diff.step) == ((run.id, branch.id), 4)
+    assert diff.schedules == {"lr": (run.schedules["lr"], branch.schedules["lr"])}
+    assert diff.metrics.keys() == {2, 4, 6, 8}
+    assert diff.metrics[4]["score"][0] == diff.metrics[4]["score"][1]
+    assert diff.metrics[6]["score"] == (run.metrics[6]["score"], branch.metrics[6]["score"])
+    assert diff.tensor is not None
+    assert diff.tensor[0] == 6
+    assert "the same for 4 steps" in repr(diff)
+    assert run.diff(run).step is None
+    assert "one has all steps of the other" in repr(run.diff(run))
+
+
+def test_schedules_written_in_two_ways_do_not_differ(tmp_path: Path) -> None:
+    one, other = train(
+        tmp_path, [{"a": s.multistep(1.0, [4]), "b": 1.0}, {"a": s.piecewise({0: 1.0, 4: 0.1}), "c": 1.0}]
+    )
+    diff = one.diff(other)
+    assert diff.step == 0
+    assert diff.schedules.keys() == {"b", "c"}
+    assert diff.schedules["b"] == (s.constant(1.0).until(STEPS), None)
