@@ -22,8 +22,10 @@ from hpstage.cli.logs import logs
 from hpstage.cli.plan import plan
 from hpstage.cli.report import report
 from hpstage.cli.run import run
+from hpstage.cli.runs import runs
 from hpstage.cli.status import status
 from hpstage.cli.tracebacks import folded_traceback
+from hpstage.cli.train import branch, train
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError
@@ -56,14 +58,15 @@ def hpstage(
 
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
-for command in (certificates, deploy, check, audit, gc, copy, plan, run, status, tree, report, logs, export):
+STORES = (gc, copy, status, tree, report, logs, export)
+for command in (certificates, deploy, check, audit, plan, run, train, branch, runs, *STORES):
     app.command()(command)
 
 
 # Arguments of optimize() that errors name; the options of the command line have the same names.
 _ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
 # Commands that import the user's code.
-_IMPORTING = ("run", "check", "plan", "audit")
+_IMPORTING = ("run", "train", "branch", "check", "plan", "audit")
 # Of a command line that cannot be read: typer does not name it.
 _MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

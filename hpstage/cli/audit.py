@@ -16,14 +16,12 @@ from hpstage.checking.audit import audit as perform
 from hpstage.checking.audit import outcome_text
 from hpstage.checking.certificate import Certificate
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
-from hpstage.cli.naming import imported_as_main, send_along, trainable_named
+from hpstage.cli.naming import recorded, trainable_of
 from hpstage.cli.terminal import echo
-from hpstage.cluster.script import this_script
 from hpstage.errors import HpstageError, UsageError
 from hpstage.errors.text import clean
 from hpstage.execution.retraining import Retrained, Segment
 from hpstage.execution.segments import whole
-from hpstage.plan.facts import PlanCreated
 from hpstage.plan.log import read_header
 from hpstage.report.files import refusing
 from hpstage.search.results import open as open_store
@@ -128,7 +126,7 @@ def _audited(
     planned = (plan.best_trial(study) if trial is None else plan.trial(trial, study)).planned
     if not planned.answered:
         raise UsageError(f"trial {clean(planned.id)} has no result yet, with which to compare; audit one that has")
-    named = given[1] if len(given) == 2 else _recorded(header)
+    named = given[1] if len(given) == 2 else recorded(header)
     segment = whole(planned)
     found = _trained(named, segment, plan.checkpoints, header.described, header.loaded, closing)
     return planned.id, segment, found, None if certificate is None else certificates.certificate_of(planned, header)
@@ -142,34 +140,9 @@ def _trained(
     loaded: dict[str, str],
     closing: ExitStack,
 ) -> Retrained:
-    of_script = any(name.startswith("__main__.") for name in loaded)
-    subject = trainable_named(named, imported_as_main(named, "the trainable", closing) if of_script else None)
-    send_along(named)
-    return perform(subject, segment, checkpoints, described, loaded, script=this_script() if of_script else None)
+    subject, script = trainable_of(named, loaded, closing)
+    return perform(subject, segment, checkpoints, described, loaded, script=script)
 
 
 def _is_trainable(word: str) -> bool:
     return ":" in word and "://" not in word and not Path(word).is_dir()
-
-
-def _recorded(header: PlanCreated) -> str:
-    """Return the trainable as a plan names it, from the current folder.
-
-    Raises:
-        UsageError: the plan has no name, or nothing has it.
-    """
-    name = clean(header.described.get("trainable", ""))
-    if not header.origin:
-        raise UsageError(
-            f"no name leads to the {name or 'trainable'} of this plan: it was defined in a notebook, in a function or "
-            f"by a library. Write it into a file, and name it after the store: path/to/script.py:{name or 'NAME'}"
-        )
-    module_name, _, name = header.origin.rpartition(":")
-    # A store may come from anybody, and importing executes: what it names is only looked for here.
-    if not module_name.endswith(".py") or (module_name == Path(module_name).name and Path(module_name).is_file()):
-        return header.origin
-    script = clean(Path(header.folder, module_name))
-    raise UsageError(
-        f"this plan was made by {script}, which is not in this folder; if you trust it, name it after the store, there "
-        f"or where it is now: {script}:{clean(name)}"
-    )

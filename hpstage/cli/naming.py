@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from operator import attrgetter
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
-from hpstage.cluster.script import as_main
+from hpstage.cluster.script import as_main, this_script
 from hpstage.errors import UsageError
+from hpstage.errors.text import clean
+from hpstage.plan.facts import PlanCreated
 from hpstage.store import plugins
 
 if TYPE_CHECKING:
@@ -94,6 +97,42 @@ def imported_as_main(reference: str, what: str, closing: ExitStack) -> ModuleTyp
     cloudpickle.register_pickle_by_value(module)
     closing.callback(cloudpickle.unregister_pickle_by_value, module)
     return module
+
+
+def trainable_of(named: str, loaded: Mapping[str, str], closing: ExitStack) -> tuple[object, dict[str, str] | None]:
+    """Import the trainable of a plan as it was imported then. Return it, and how processes import its script, if it was
+    of the script that Python ran. Raises as :func:`named` does.
+
+    Args:
+        loaded: digests of the code that the plan was made with, by name.
+    """
+    of_script = any(name.startswith("__main__.") for name in loaded)
+    subject = trainable_named(named, imported_as_main(named, "the trainable", closing) if of_script else None)
+    send_along(named)
+    return subject, this_script() if of_script else None
+
+
+def recorded(header: PlanCreated) -> str:
+    """Return the trainable as a plan names it, from the current folder.
+
+    Raises:
+        UsageError: the plan has no name, or nothing has it.
+    """
+    name = clean(header.described.get("trainable", ""))
+    if not header.origin:
+        raise UsageError(
+            f"no name leads to the {name or 'trainable'} of this plan: it was defined in a notebook, in a function or "
+            f"by a library. Write it into a file, and name it after the store: path/to/script.py:{name or 'NAME'}"
+        )
+    module_name, _, name = header.origin.rpartition(":")
+    # A store may come from anybody, and importing executes: what it names is only looked for here.
+    if not module_name.endswith(".py") or (module_name == Path(module_name).name and Path(module_name).is_file()):
+        return header.origin
+    script = clean(Path(header.folder, module_name))
+    raise UsageError(
+        f"this plan was made by {script}, which is not in this folder; if you trust it, name it after the store, there "
+        f"or where it is now: {script}:{clean(name)}"
+    )
 
 
 def _parts(reference: str, what: str) -> tuple[str, str]:

@@ -132,7 +132,7 @@ def run(
         if not isinstance(chosen, in_order):  # those take up their order; others would propose the same trials again
             study.sampler = named_sampler(sampler, function, length, (seed + before) % 2**32)
     with ExitStack() as closing:
-        trains = _executor(executor, scheduler, n_workers, closing)
+        trains = executor_of(executor, scheduler, n_workers, closing)
         try:
             result = hpstage.optimize(
                 study,
@@ -170,7 +170,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _executor(named: str | None, scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
+def executor_of(named: str | None, scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
     """The one named; else a local cluster, or that of the scheduler."""
     from distributed import Client
 

@@ -1,0 +1,67 @@
+"""``hpstage runs``: the trials of a store as a table."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from hpstage.accounting.runs import RunRow, run_rows
+from hpstage.cli.terminal import columns, echo
+from hpstage.errors import UsageError
+from hpstage.errors.text import clean, duration, shortened, size, table
+from hpstage.plan.log import open_existing_plan
+from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
+
+_LINES = 40
+
+
+def runs(
+    store: Annotated[
+        str | None,
+        typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.", show_default="all in .hpstage"),
+    ] = None,
+    study: Annotated[str | None, typer.Option(help="Only trials of this study.")] = None,
+    lines: Annotated[int, typer.Option(min=1, help="Most trials to show, those added last.")] = _LINES,
+) -> None:
+    """Show the trials of a store, of searches and of single runs, from each of which others can branch.
+
+    A line has how many steps are trained, the best value and its step, for how long it was not trained, what it
+    branches from, how many branches it has, and the bytes of its checkpoints, of which others may have some.
+
+    Examples:
+
+    \b
+    hpstage runs
+    hpstage runs .hpstage/Digits-1f2e3d4c5b6a --study runs
+    """
+    stores = [store] if store is not None else list(map(str, default_stores()))
+    if not stores:
+        raise UsageError(f"there is no store in {DEFAULT_ROOT}; name one, or begin with hpstage train")
+    for number, place in enumerate(stores):
+        with ExitStack() as closing:
+            plan = open_existing_plan(open_journal(place, closing=closing, read_only=True))
+            rows = [row for row in run_rows(plan) if study is None or plan.study_of(row.trial) == study]
+        if len(stores) > 1:
+            echo(f"{'' if number == 0 else chr(10)}{clean(place)}")
+        if not rows:
+            echo("no trials")
+            continue
+        titles = ("trial", "branch of", "steps", "best", "age", "branches", "bytes")
+        echo(table([titles, *(_cells(row, time.time()) for row in rows[-lines:])], left=2, width=columns()))
+        if len(rows) > lines:
+            echo(f"... and {len(rows) - lines:,} earlier (--lines shows more)")
+
+
+def _cells(row: RunRow, now: float) -> tuple[str, ...]:
+    return (
+        clean(row.trial),
+        clean(row.branch_of or ""),
+        f"{row.steps:,}" if row.trained == row.steps else f"{row.trained:,} of {row.steps:,}",
+        "-" if row.best is None else f"{clean(row.best[0])} {shortened(row.best[1])} at {row.best[2]:,}",
+        "-" if row.at is None else duration(max(0.0, now - row.at)),
+        str(row.branches or "-"),
+        size(row.bytes),
+    )

@@ -1,0 +1,182 @@
+"""``hpstage train`` and ``hpstage branch``: runs without a search, and branches of trials, from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from hpstage.cli.naming import recorded, send_along, trainable_named, trainable_of
+from hpstage.cli.run import executor_of
+from hpstage.cli.terminal import echo
+from hpstage.cli.values import values_of
+from hpstage.errors.text import clean
+from hpstage.plan.log import read_header
+from hpstage.search.results.branching import combinations
+from hpstage.search.results.lineage import RUNS
+from hpstage.store.opening import open_journal
+from hpstage.store.redaction import shown
+
+if TYPE_CHECKING:
+    from hpstage.plan.messages import Auditing
+    from hpstage.search.given import Direction
+    from hpstage.search.results import TrainedTrial
+
+_Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE, once for each: lr=0.1, 'lr=cosine(0.1, 60)'; lists are tried one by one."),
+]
+_Study = Annotated[str, typer.Option(help="The study of the runs; one process at a time trains those of a study.")]
+_Every = Annotated[int | None, typer.Option(help="Evaluate every so many steps, too.")]
+_Checkpoints = Annotated[
+    str | None, typer.Option(help="Checkpoints: a folder or URL that all workers reach; by default in the store.")
+]
+_Scheduler = Annotated[
+    str | None, typer.Option(help="Address of a Dask scheduler: tcp://head:8786; by default a local cluster.")
+]
+_Workers = Annotated[int | None, typer.Option(help="Workers of the local cluster; by default one per GPU or core.")]
+_Executor = Annotated[
+    str | None, typer.Option(help="Another executor with its arguments: 'InlineExecutor()' trains in this process.")
+]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+def train(
+    trainable: Annotated[
+        str,
+        typer.Argument(help="The trainable: MODULE:NAME, or path/to/script.py:NAME; a class is instantiated."),
+    ],
+    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    store: Annotated[
+        str | None, typer.Argument(help="The plan: a folder or redis://.", show_default="one per workload in .hpstage")
+    ] = None,
+    given: _Set = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Metric by which runs are compared.", show_default="the first of evaluate()")
+    ] = None,
+    direction: Annotated[
+        str | None,
+        typer.Option(help="minimize or maximize.", show_default="minimize, of a loss or an error"),
+    ] = None,
+    study_name: _Study = RUNS,
+    checkpoints: _Checkpoints = None,
+    evaluate_every: _Every = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")] = None,
+    checkpoint_budget: Annotated[
+        str | None, typer.Option(help="Most bytes of all checkpoints, such as '20 GB'.")
+    ] = None,
+    audit: Annotated[str, typer.Option(help="What to train again and compare: idle, winner or off.")] = "idle",
+    scheduler: _Scheduler = None,
+    n_workers: _Workers = None,
+    executor: _Executor = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Train one configuration without a search; with lists of values, each combination, what they share once.
+
+    Interrupt it with Ctrl-C at any time; run the same command again to resume. Its state at any step is where hpstage
+    branch, and searches on the same store, begin. VALUE is a number, a word, or a schedule of hpstage.schedule; it is
+    read, never executed.
+
+    Exit status: 0; 1 if training fails, 130 after Ctrl-C.
+
+    Examples:
+
+    \b
+    hpstage train search.py:Digits --set 'lr=cosine(0.1, 60)' --set momentum=0.9 --set batch_size=64 --steps 60
+    hpstage train search.py:Digits STORE --set lr=[0.1,0.05] --set momentum=0.9 --set batch_size=64 --steps 60
+    """
+    from hpstage.search.train import train as train_runs
+
+    subject = trainable_named(trainable)
+    send_along(trainable)
+    with ExitStack() as closing:
+        trains = executor_of(executor, scheduler, n_workers, closing)
+        _train(
+            lambda: train_runs(
+                subject,
+                combinations(values_of(given or [])),
+                steps=steps,
+                metric=metric,
+                direction=cast("Direction | None", direction),
+                study=study_name,
+                store=store,
+                checkpoints=checkpoints,
+                executor=trains,
+                evaluate_every=evaluate_every,
+                checkpoint_every=checkpoint_every,
+                checkpoint_budget=checkpoint_budget,
+                audit=cast("Auditing", audit),
+                show_progress_bar=not quiet,
+            )
+        )
+
+
+def branch(
+    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    trial: Annotated[str, typer.Option(help="The trial: STUDY/NUMBER, or a number, if there is one study.")],
+    at: Annotated[int, typer.Option(help="Number of steps in common; as many as the trial has extends it.")],
+    trainable: Annotated[
+        str | None,
+        typer.Argument(help="Its trainable: MODULE:NAME, or path/to/script.py:NAME.", show_default="as it was named"),
+    ] = None,
+    given: _Set = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the branch.", show_default="those of the trial")] = None,
+    study_name: _Study = RUNS,
+    checkpoints: _Checkpoints = None,
+    evaluate_every: _Every = None,
+    scheduler: _Scheduler = None,
+    n_workers: _Workers = None,
+    executor: _Executor = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Train a branch of a trial: its first steps as they are, and other values from there on.
+
+    The steps in common are not trained again; if no checkpoint is kept there, those from the last one before are. The
+    steps of schedules count from the branch. With lists of values, each combination is a branch.
+
+    Exit status: 0; 1 if it cannot be done, 130 after Ctrl-C.
+
+    Examples:
+
+    \b
+    hpstage branch .hpstage/Digits-1f2e3d4c5b6a --trial digits/3 --at 20 --set lr=0.03
+    hpstage branch STORE --trial runs/0 --at 20 --set 'lr=cosine(0.03, 60)' --set batch_size=256 --steps 80
+    hpstage branch STORE search.py:Digits --trial 3 --at 60 --steps 120
+    """
+    from hpstage.search.opened import open as open_store
+
+    with ExitStack() as closing:
+        chosen = open_store(store, checkpoints=checkpoints).trial(trial)
+        header = read_header(open_journal(store, closing=closing, read_only=True))
+        subject, _ = trainable_of(trainable or recorded(header), header.loaded, closing)
+        trains = executor_of(executor, scheduler, n_workers, closing)
+        _train(
+            lambda: chosen.branch(
+                at,
+                values_of(given or []),
+                steps=steps,
+                trainable=subject,
+                study=study_name,
+                executor=trains,
+                evaluate_every=evaluate_every,
+                show_progress_bar=not quiet,
+            )
+        )
+
+
+def _train(start: Callable[[], TrainedTrial | Sequence[TrainedTrial]]) -> None:
+    """Train, and print what the runs have become."""
+    try:
+        found: Any = start()
+    except KeyboardInterrupt:
+        typer.echo("hpstage: interrupted; all progress is saved: the same command resumes it", err=True)
+        raise typer.Exit(130) from None
+    trials: Sequence[TrainedTrial] = found if isinstance(found, list) else [found]
+    for trial in trials:
+        step, metrics = max(trial.metrics.items(), default=(0, {}))
+        values = ", ".join(f"{clean(name)} {value:.6g}" for name, value in metrics.items())
+        echo(f"{clean(trial.id)}  {values} after {step:,} of {trial.planned.steps:,} steps")
+    if (lineage := trials[0].lineage) is not None:
+        echo(f"store  {clean(shown(str(lineage.store)))}")

@@ -1,0 +1,156 @@
+"""hpstage train, branch and runs; and what --set reads, none of which is executed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result as Outcome
+from typer.testing import CliRunner
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.cli.app import app
+from hpstage.cli.values import values_of
+from hpstage.errors import UsageError
+
+SCRIPT = """
+from hpstage.testing.toys import Tape
+
+class Shown(Tape):
+    def evaluate(self):
+        return {"score": self.score}
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("taped.py").write_text(SCRIPT)
+    return "taped.py:Shown"
+
+
+def invoke(*words: object) -> Outcome:
+    inline = ["--executor", "InlineExecutor()", "--quiet"] if words[0] in ("train", "branch") else []
+    return CliRunner().invoke(app, [*map(str, words), *inline])
+
+
+def lines(*words: object) -> list[str]:
+    done = invoke(*words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return [line.rstrip() for line in done.output.splitlines()]
+
+
+def test_a_run_a_branch_and_a_table(script: str) -> None:
+    run = ["train", script, "store", "--set", "lr=cosine(0.1, 8)", "--set", "wd=0.25", "--steps", 8]
+    assert re.fullmatch(r"runs/0  score [\d.]+ after 8 of 8 steps", lines(*run)[0])
+    assert lines(*run)[-1] == "store  store"
+    branch = ["branch", "store", script, "--trial", 0, "--at", 4, "--set", "lr=[0.03,0.01]", "--steps", 10]
+    assert [line.split()[0] for line in lines(*branch)] == ["runs/1", "runs/2", "store"]
+    plan = hpstage.open("store")
+    assert plan.trials == ["runs/0", "runs/1", "runs/2"]
+    assert plan.trial("runs/1").schedules["lr"] == s.cosine(0.1, 8).until(4).then(0.03).until(10)
+    title, *rows = lines("runs", "store")
+    assert title.split() == ["trial", "branch", "of", "steps", "best", "age", "branches", "bytes"]
+    assert [row.split()[:2] for row in rows] == [["runs/0", "8"], ["runs/1", "runs/0"], ["runs/2", "runs/0"]]
+    assert lines("runs", "store", "--lines", 1)[-1] == "... and 2 earlier (--lines shows more)"
+    assert lines("runs", "store", "--study", "digits") == ["no trials"]
+
+
+def test_without_a_store_there_is_one_per_workload_and_runs_shows_it(script: str) -> None:
+    run = lines("train", script, "--set", "lr=[0.1,0.2]", "--steps", 4)
+    assert [line.split()[0] for line in run] == ["runs/0", "runs/1", "store"]
+    assert "runs/1" in "\n".join(lines("runs"))
+    assert any(line.startswith("runs ") for line in lines("status", run[-1].split()[1]))
+
+
+def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str) -> None:
+    lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
+    assert lines("branch", "store", "--trial", "runs/0", "--at", 4, "--steps", 6)[0].startswith("runs/1 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--at", "9", "--set", "lr=0.1"], "cannot be branched at step 9"),
+        (["--at", "2", "--set", "rate=0.1"], "no hyperparameter 'rate'; it has lr"),
+        (["--at", "2"], "without a change"),
+        (["--at", "2", "--set", "lr=cosine(0.1"], "cannot be read"),
+    ],
+)
+def test_what_is_no_branch_is_refused(words: list[str], message: str, script: str) -> None:
+    lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
+    assert message in str(invoke("branch", "store", script, "--trial", "runs/0", *words).exception)
+    assert hpstage.open("store").trials == ["runs/0"]
+
+
+def test_no_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no store in .hpstage" in str(invoke("runs").exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.1", 0.1),
+        ("-1e-3", -1e-3),
+        ("64", 64),
+        ("True", True),
+        ("None", None),
+        ("adam", "adam"),
+        ("'adam'", "adam"),
+        ("resnet-18", "resnet-18"),
+        ("data/train", "data/train"),
+        ("cosine.__globals__", "cosine.__globals__"),
+        ("[0.1, 0.2]", [0.1, 0.2]),
+        ("0.1,0.2", [0.1, 0.2]),
+        ("cosine(0.1, 60)", s.cosine(0.1, 60)),
+        ("s.cosine(0.1, T_max=60)", s.cosine(0.1, 60)),
+        ("multistep(0.1, [30, 40], gamma=0.5)", s.multistep(0.1, [30, 40], gamma=0.5)),
+        ("piecewise({0: 1, 5: linear(0.1)})", s.piecewise({0: 1, 5: s.linear(0.1)})),
+        ("cosine(0.1, 60).until(20).then(0.01)", s.cosine(0.1, 60).until(20).then(0.01)),
+        ("linear(0.1).until(5).then(cosine(0.1, 9))", s.linear(0.1).until(5).then(s.cosine(0.1, 9))),
+        ("plateau(0.1, patience=2)", s.plateau(0.1, patience=2)),
+        ("[cosine(0.1, 60), 0.1]", [s.cosine(0.1, 60), 0.1]),
+    ],
+)
+def test_values_are_read_as_python_has_them(text: str, value: Any) -> None:
+    assert values_of([f"x={text}"]) == {"x": value}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('touch done')",
+        "open('done', 'w')",
+        "cosine(0.1, 60).__class__",
+        "cosine(0.1, 60).segments",
+        "sampled(open, 3)",
+        "(lambda: 0)()",
+        "[x for x in (1, 2)]",
+        "cosine(0.1, *[60])",
+        "piecewise({**{0: 1}})",
+        "2**9",
+        "[adam]",
+        "cosine",
+        "cosine(0.1)",
+        "cosine(0.1, 60",
+        "()" * 5000,
+        "wsd_sweep(0.1)",
+    ],
+)
+def test_what_is_no_value_is_refused_and_nothing_is_executed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--set"):
+        values_of([f"lr={text}"])
+    assert not Path("done").exists()
+
+
+@pytest.mark.parametrize("words", [["lr"], ["=0.1"], ["lr="], ["lr=0.1", "lr=0.2"]])
+def test_names_and_values_are_needed_once(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="--set"):
+        values_of(words)
