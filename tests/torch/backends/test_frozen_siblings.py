@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hpstage.torch.backends.stacked import Bundle
-from tests.torch.backends.siblings import Hp, Sibling, Trial, builder, train, train_eagerly
+from tests.torch.backends.siblings import Hp, Sibling, Trial, builder, hp_of, train, train_eagerly
 
 STEPS = 3
 
@@ -233,8 +233,10 @@ def test_what_a_step_changes_each_member_has_for_itself(name: str, changed: str,
 
 def products(bundle: Bundle) -> int:
     """Return how many operations of a step's program are done once for all members."""
-    assert bundle._program is not None
-    return sum(line.lstrip().startswith("o") and "inputs[" not in line for line in bundle._program.source.splitlines())
+    program = bundle._program
+    assert program is not None
+    lines = [*program.source.splitlines(), *(program.prefix.source.splitlines() if program.prefix else [])]
+    return sum(line.lstrip().startswith("o") and "inputs[" not in line for line in lines)
 
 
 def test_a_frozen_prefix_is_computed_once_where_batches_are_equal() -> None:
@@ -287,3 +289,42 @@ def test_a_layer_that_is_unfrozen_is_trained_from_then_on(unfreeze: bool) -> Non
     assert found[1] == run([1])[0]
     key = "0.3.out.weight"
     assert (found[1]["model"][key] != found[0]["model"][key]) is unfreeze
+
+
+def test_a_frozen_prefix_is_computed_once_for_trials_that_follow_each_other() -> None:
+    subject = OneBatch()
+    made = builder(subject)
+
+    def run(ids: list[int]) -> list[dict[str, Any]]:
+        bundle, trials = Bundle(made), [Trial(subject, id) for id in ids]
+        for _ in range(STEPS):
+            train(bundle, trials)
+        return states(bundle, trials)
+
+    first = run([0, 1, 2])
+    assert (made.outputs.computed, made.outputs.found) == (STEPS, 0)
+    assert run([3, 4]) == states(*together(OneBatch(), [3, 4]))
+    assert run([0])[0] == first[0]
+    assert (made.outputs.computed, made.outputs.found) == (STEPS, 2 * STEPS)
+
+
+def test_outputs_are_those_of_the_same_bytes_in_the_same_place() -> None:
+    """What a batch is a part of may be changed, and a frozen layer may be another one."""
+    subject = OneBatch()
+    made = builder(subject)
+    data, labels = torch.randn(5, 6, 16), torch.arange(4)
+
+    def run(id: int, *, own: bool = False, factor: float = 1.0) -> list[float]:
+        trial = Trial(subject, id)
+        with torch.no_grad():
+            trial.model[0][1].weight.mul_(factor)  # type: ignore[index, operator]
+        bundle = Bundle(builder(subject) if own else made)
+        bundle.join(trial.model, trial.optimizer)
+        rows = [data[:4], data[1:], data.flatten()[1 : 1 + 4 * 96].view(4, 6, 16)]
+        return [float(bundle.step([(row, labels)], [hp_of(id, 0)])) for row in rows]  # type: ignore[arg-type]
+
+    assert run(0) == run(0) == run(0, own=True)
+    assert made.outputs.found == 3
+    data[2] += 1
+    assert run(0) == run(0, own=True)
+    assert run(0, factor=2.0) == run(0, own=True, factor=2.0)

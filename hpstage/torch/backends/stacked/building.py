@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hpstage.torch.backends.stacked.frozen import Frozen
+from hpstage.torch.backends.stacked.outputs import Outputs
 from hpstage.torch.backends.stacked.planning import Plan, plan, same
 from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
@@ -34,6 +35,7 @@ class Builder:
         self.device = device
         self.tracer = Tracer(subject, effects)
         self.frozen = Frozen()
+        self.outputs = Outputs()
         self._programs: dict[tuple[Trace, int, frozenset[int]], Program] = {}
         self.built = 0
         """Number of programs built."""
@@ -114,6 +116,7 @@ def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Stre
     for index, column in enumerate(zip(*members, strict=True)):
         stacked = made.kept_stacked[index - first] if first <= index < last else index < last + len(trace.values)
         inputs.append(column[0] if index in made.shared else torch.stack(column) if stacked else list(column))
-    losses, gradients, kept, logged = made.run(inputs, streams)
+    ahead = made.prefix.run(inputs) if made.prefix else ()
+    losses, gradients, kept, logged = made.run(inputs, streams, ahead)
     results = [*([] if losses is None else [losses]), *gradients, *kept, *logged]
     return [list(value.unbind() if isinstance(value, Tensor) else value) for value in results]

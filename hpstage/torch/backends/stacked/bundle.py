@@ -116,7 +116,8 @@ class Bundle:
             inputs: list[Any] = [*weights, *kept, *values, *columns]
             for index in program.shared:
                 inputs[index] = inputs[index][0]
-            losses, gradients, self._kept, logged = program.run(inputs, streams)
+            ahead = self._builder.outputs.of(trace, program, inputs)
+            losses, gradients, self._kept, logged = program.run(inputs, streams, ahead)
             first = 0
             for index, group in self._groups.items():
                 group.step(gradients[first : first + len(group.places)], self._numbers_of(index))

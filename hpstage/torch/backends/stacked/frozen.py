@@ -36,11 +36,10 @@ class Common:
 
     Args:
         kept: of each of ``trace.kept``, the members' tensors: a list, or stacked.
-        width: number of members. One alone, the reference, has nothing in common with others.
+        width: number of members. One alone has all of its batch in common with itself at another time.
     """
 
     def __init__(self, trace: Trace, kept: Sequence[object], width: int) -> None:
-        self._width = width
         first = len(trace.trained)
         self._shared = frozenset(
             first + index
@@ -55,8 +54,6 @@ class Common:
 
     def of(self, batch: Sequence[Sequence[Tensor]]) -> frozenset[int]:
         """Return the indices of these inputs in a step on this batch: of each of its tensors, the members'."""
-        if self._width == 1:
-            return frozenset()
         equal = self._batch_matters and all(same_bytes(part, column[0]) for column in batch for part in column[1:])
         return self._with_batch if equal else self._shared
 
