@@ -107,6 +107,7 @@ def plan(
         load_seconds=_first(load_seconds, known and known.load_seconds, 0.0),
         save_seconds=_first(save_seconds, known and known.save_seconds, 0.0),
         checkpoint_bytes=_first(size, known and known.checkpoint_bytes, 0),
+        shared_bytes=known.shared_bytes if known is not None and size is None else 0,
         checkpoint_every=checkpoint_every,
         rehearsals=rehearsals,
         precedent=precedent,

@@ -39,6 +39,8 @@ class Costs:
     load_seconds: float = 0.0
     save_seconds: float = 0.0
     checkpoint_bytes: int = 0
+    shared_bytes: int = 0
+    """Bytes that checkpoints have in common, stored once."""
     step_times: StepTimes | None = None
     """What a step of several siblings as one takes, if workers train them so; only the proportions count."""
     virtual_nodes: int = 1
@@ -72,6 +74,7 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
             timings.append(Timing(constant, node.trained, node.seconds))
     if not timings:
         raise UsageError("nothing was trained on this plan yet, so it has no measured seconds per step")
+    shared = sum(part.bytes for part, _ in plan.parts.values())
     # A chain that continues where the worker's last one ended loads nothing.
     entered = sum(number for source, number in totals.sources.items() if source != "continued")
     return Costs(
@@ -79,7 +82,8 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
         evaluate_seconds=totals.average_evaluate_seconds,
         load_seconds=totals.load_seconds / entered if entered else 0.0,
         save_seconds=totals.save_seconds / totals.saves if totals.saves else 0.0,
-        checkpoint_bytes=plan.kept_bytes // len(plan.kept) if plan.kept else 0,
+        checkpoint_bytes=(plan.kept_bytes - shared) // len(plan.kept) if plan.kept else 0,
+        shared_bytes=shared,
         step_times=plan.step_times,
     )
 
@@ -118,9 +122,14 @@ def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Co
     evaluate_seconds = time.perf_counter() - began
     with tempfile.TemporaryDirectory(prefix="hpstage-") as folder:
         place: CheckpointStore = open_checkpoints(folder, "0" * 32)
-        key = StateKey("0" * 32)
+        trained.setup(values)
+        place.meet(trained.state_dict())
+        trained.train(0, values)
+        before, key = StateKey("0" * 32), StateKey("1" * 32)
+        place.save(before, trained.state_dict(), step=1, parent=None)  # with what all states have in common
+        trained.train(1, values)
         began = time.perf_counter()
-        kept = place.save(key, trained.state_dict(), step=1, parent=None)
+        kept = place.save(key, trained.state_dict(), step=2, parent=before)
         saved = time.perf_counter()
         trained.load_state_dict(place.load(key))
         load_seconds = time.perf_counter() - saved
@@ -129,7 +138,8 @@ def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Co
         evaluate_seconds=evaluate_seconds,
         load_seconds=load_seconds,
         save_seconds=saved - began,
-        checkpoint_bytes=kept.bytes,
+        checkpoint_bytes=kept.own,
+        shared_bytes=sum(part.bytes for part in kept.parts),
         virtual_nodes=trained.virtual_nodes if isinstance(trained, Elastic) else 1,
     )
 

@@ -114,6 +114,8 @@ class Preflight:
     ``checkpoint_budget``."""
     checkpoint_bytes: int
     """Size of each; 0 if it was not given."""
+    shared_bytes: int
+    """What they have in common, stored once."""
     fleets: tuple[Fleet, ...]
     gpu_price: float | None
     """Of a worker for an hour."""
@@ -161,7 +163,7 @@ class Preflight:
         each = self.checkpoint_bytes
         if not each:
             return number.text(_count)
-        return f"{number.text(_count)}, {number.text(lambda count: size(count * each))}"
+        return f"{number.text(_count)}, {number.text(lambda count: size(count * each + self.shared_bytes))}"
 
     def _table(self, width: int | None) -> str:
         style = duration if self.timed else _count
@@ -237,6 +239,7 @@ _STATES = 1_000_000
     load_seconds=seconds(least=0),
     save_seconds=seconds(least=0),
     checkpoint_bytes=whole(0),
+    shared_bytes=whole(0),
     checkpoint_every=optional(whole()),
     rehearsals=whole(most=10_000),
     precedent=optional(instance(Precedent, "a hpstage.rehearsal.stand_in_metrics.Precedent")),
@@ -262,6 +265,7 @@ def preflight(
     load_seconds: float = 0.0,
     save_seconds: float = 0.0,
     checkpoint_bytes: int = 0,
+    shared_bytes: int = 0,
     checkpoint_every: int | None = None,
     rehearsals: int = 9,
     precedent: Precedent | None = None,
@@ -283,6 +287,7 @@ def preflight(
             state is kept for safety alone, as is otherwise done about once a minute.
         evaluate_seconds, load_seconds, save_seconds: cost of each such operation.
         checkpoint_bytes: size of each checkpoint.
+        shared_bytes: size of what checkpoints have in common, such as a frozen backbone, and is stored once.
         rehearsals: number of sets of random metrics, if anything depends on metrics.
         precedent: a plan that was trained before; metrics it has measured are not random. Its training still counts as
             not done: the figures are those of a search from the beginning.
@@ -349,6 +354,7 @@ def preflight(
         rehearsals=max(map(len, runs)),
         timed=step_seconds is not None,
         checkpoint_bytes=checkpoint_bytes,
+        shared_bytes=shared_bytes,
         fleets=tuple(_fleet(group) for group in runs),
         gpu_price=gpu_price,
         deadline=deadline,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from random import Random
 
+import numpy as np
 import pytest
 
+import hpstage
 from hpstage.rehearsal.costs import Timing, by_values, measured
 from hpstage.rehearsal.samplers import values_met
 from hpstage.testing.toys import Tape
@@ -88,3 +91,22 @@ def test_a_few_steps_are_measured_under_the_values_that_trials_meet(monkeypatch)
     assert (small, large) == pytest.approx((1e4, 1e6), rel=0.1)
     assert costs.evaluate_seconds > 0 and costs.save_seconds > 0 and costs.load_seconds > 0
     assert costs.checkpoint_bytes > 0
+
+
+class OnAFrozenBase(Uneven):
+    """Its state has 100 kB that no step changes."""
+
+    def state_dict(self):
+        return {"base": np.arange(25_000, dtype=np.float32), "own": super().state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state["own"])
+
+
+def test_what_checkpoints_have_in_common_counts_once():
+    costs = measured(OnAFrozenBase(), values_met(space, STEPS, sampler=random(), most=2))
+    assert 100_000 <= costs.shared_bytes < 101_000 and 0 < costs.checkpoint_bytes < 5_000
+    found = hpstage.preflight(
+        space, steps=STEPS, n_trials=2, checkpoint_bytes=costs.checkpoint_bytes, shared_bytes=costs.shared_bytes
+    )
+    assert re.search(r"needed at most .*\b10\d\.\d kB", str(found))
