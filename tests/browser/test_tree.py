@@ -103,6 +103,28 @@ def test_search_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..
     assert tree.drawer.is_hidden()
 
 
+def test_search_takes_several_terms_and_comparisons(book: Book, show: Callable[..., Tree]) -> None:
+    tree = show(book)
+    best = book.best
+    assert best is not None
+    tree.find("best")
+    tree.drawer.get_by_role("heading", name=f"Trial {best.rpartition('/')[2]}: complete").wait_for()
+    tree.find("a = 3  score > -1e9  steps >= 12")
+    tree.page.get_by_text("14 trials found").wait_for()
+    tree.find("a>=2 a!=3")
+    tree.page.get_by_text("trials found; Enter").wait_for()
+    for text, said in {
+        "a=2 a=3": "0 trials found",
+        "scor>0.9": "Not understood: no hyperparameter or metric scor",
+        "a>": "Not understood: a value is missing in a>",
+    }.items():
+        tree.find("trial 12")
+        tree.drawer.wait_for()
+        tree.find(text)
+        tree.page.get_by_text(said).wait_for()
+        assert tree.drawer.is_hidden()
+
+
 def test_a_click_on_what_failed_shows_its_traceback(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("failed")

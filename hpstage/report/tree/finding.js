@@ -1,20 +1,42 @@
-// The search: by number, by parameter, by state, or by any text.
+// The search: terms, all of which hold, such as "lr=0.05 late_batch=64 accuracy>0.9", "best", "failed", "trial 12".
 let hits = [], hit = -1
+const STATES = ["failed", "complete", "pruned", "rejected", "running"]
+const COMPARE = {
+  "=": (a, b) => a == b, "!=": (a, b) => a != b, "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
+}
 
+// A test of a trial; throws what of the text is not understood.
 function matches(text) {
-  const query = text.trim().toLowerCase()
-  if (!query) return () => false
-  const trial = query.match(/^(?:trial\s+)?#?(\d+)$/)
+  const typed = text.trim().toLowerCase().replace(/\btrial\s+#?(?=\d)/g, "#").replace(/\s*([<>!]=|[=<>])\s*/g, "$1")
+  const tests = typed.split(/\s+/).filter((term) => term).map(term)
+  return (t) => tests.length > 0 && tests.every((test) => test(t))
+}
+
+function term(text) {
+  const trial = text.match(/^#?(\d+)$/)
   if (trial) return (t) => T.name[t] == trial[1]
-  const [name, value] = query.split(/\s*=\s*/)
-  if (value !== undefined)
-    return (t) => Object.entries(T.params[t]).some(([key, own]) => {
-      const text = own.toLowerCase()
-      return key.toLowerCase() == name && (text == value || (value && Number(text) == Number(value)))
-    })
-  if (["failed", "complete", "pruned", "rejected", "running"].includes(query)) return (t) => T.state[t] == query
-  const has = (text) => text.toLowerCase().includes(query)
+  if (text == "best") return (t) => t == header.best
+  if (STATES.includes(text)) return (t) => T.state[t] == text
+  const [, name, sign, value] = text.match(/^([^<>=!]+)([<>!]=|[=<>])(.*)$/) ?? []
+  if (name) return comparison(text, name, sign, value)
+  const has = (own) => own.toLowerCase().includes(text)
   return (t) => Object.entries(T.params[t]).some(([key, own]) => has(key) || has(own)) || (T.leaf[t] != ROOT && has(B.label[T.leaf[t]]))
+}
+
+// Numbers are compared as numbers, other values by = and != as texts.
+function comparison(text, name, sign, value) {
+  const figures = {steps: T.requested, seconds: T.seconds, [header.metric.toLowerCase()]: T.value}
+  const named = (t) => Object.entries(T.params[t]).find(([key]) => key.toLowerCase() == name)?.[1]
+  if (!(name in figures) && [...T.params.keys()].every((t) => named(t) === undefined)) throw `no hyperparameter or metric ${name}`
+  const number = value && Number(value)
+  if (value == "" || (sign != "=" && sign != "!=" && Number.isNaN(number))) throw `a value is missing in ${text}`
+  return (t) => {
+    const own = named(t) ?? figures[name]?.[t]
+    if (own == null) return false
+    const mine = Number(own)
+    if (!Number.isNaN(number) && !Number.isNaN(mine)) return COMPARE[sign](mine, number)
+    return (sign == "=" || sign == "!=") && COMPARE[sign](String(own).toLowerCase(), value)
+  }
 }
 
 // Above the box; as a property of the model it would lay out the whole page again.
@@ -39,11 +61,14 @@ function settle() {
 }
 
 function find(text) {
-  const test = matches(text)
+  let test = () => false, wrong = ""
+  try { test = matches(text) } catch (reason) { wrong = String(reason) }
   hits = [...T.leaf.keys()].filter((t) => T.leaf[t] != ROOT && test(t))
   hit = -1
   revealed = hits.slice(0, STEP).map((t) => T.leaf[t])
-  say(text.trim() ? `${plural(hits.length, "trial")} found; Enter opens the next` : "Find trials")
+  const found = `${plural(hits.length, "trial")} found${hits.length ? "; Enter opens the next" : ""}`
+  say(wrong ? `Not understood: ${wrong}` : text.trim() ? found : "Find trials")
+  if (text.trim() && !hits.length) shut()
   refold()
   if (hits.length) bring(T.leaf[hits[0]])
 }
