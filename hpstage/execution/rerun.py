@@ -205,7 +205,7 @@ class Reruns:
         self._running = None
         self._discard()
         if found.problem is not None and found.problem.kind == "unreadable":
-            logger.debug("the end of a chain was not trained again: %s", found.problem.text)  # evicted meanwhile
+            logger.debug("the end of a chain was not trained again: %s", found.problem.text)  # evicted before
             return None
         difference = running.difference(found)
         if difference is None:

@@ -58,8 +58,8 @@ class TreeFigure:
         self._taken = ColumnDataSource({"count": [0]})  # messages, by the browser
         self._sent = 1
         self._search = TextInput(
-            placeholder="Find: trial 212, lr=0.1 accuracy>0.9, best, failed", title="Find trials", sizing_mode="stretch_width",
-            max_width=420, stylesheets=[InlineStyleSheet(css=DARK_INPUTS)], syncable=False,
+            placeholder="Find: trial 212, lr=0.1 accuracy>0.9, best, failed", title="Find trials", max_width=420,
+            sizing_mode="stretch_width", stylesheets=[InlineStyleSheet(css=DARK_INPUTS)], syncable=False,
         )  # fmt: skip
         drawn, glyphs = _figure(height)
         legend = _scale(drawn)

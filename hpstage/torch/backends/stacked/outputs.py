@@ -87,7 +87,7 @@ def _own_memory(values: Values, others: list[Tensor]) -> bool:
 
 
 def _digest(batch: list[Tensor]) -> bytes | None:
-    """Return a digest of all that a kernel may tell batches apart by; None of tensors that are not plain."""
+    """Return a digest of all of a batch that a kernel may depend on; None of tensors that are not plain."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in batch:
         if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
