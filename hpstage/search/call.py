@@ -75,14 +75,15 @@ class Call:
             if isinstance(sampler, StageTreeSampler):
                 sampler.attach(request.space, request.steps, observed.defaults)
         name = name_in(driver.plan, self.ledger)
+        n_trials = request.n_trials
         if isinstance(request.space, Given):
-            request = replace(request, n_trials=request.space.recall(study, driver, name, observed))
+            n_trials = request.space.recall(study, driver, name, observed)
         started = SearchStarted(
             study=name,
             algorithm=repr(request.algorithm),
             metric=request.metrics,
             steps=request.steps,
-            n_trials=request.n_trials,
+            n_trials=n_trials,
             sampler=" over ".join(type(sampler).__qualname__ for sampler in chain),
             at=time.time(),
             extends=request.extend,

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hpstage.report import frames
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Counter, Failing, Gate, Tape, alone
+from tests.redis_server import RedisServer
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 STEPS = 8
@@ -415,6 +417,43 @@ def test_two_processes_branch_at_once_under_other_names_and_one_is_refused_under
     assert (branch.id, branch.metrics[STEPS]["total"]) == ("mine/0", total)
     assert hpstage.open(tmp_path / "store").trials == ["runs/0", "runs/1", "mine/0"]
     assert trained(run) == STEPS + 4 + steps
+
+
+@pytest.mark.parametrize("hp", [{"x": 1}, [{"x": 1}, {"x": s.piecewise({0: 1, 6: 2})}, {"x": 3}]], ids=["one", "three"])
+def test_a_call_whose_driver_was_taken_for_dead_ends_all_the_same(hp: object, tmp_path: Path) -> None:
+    gate, journal = Gate(tmp_path), MemoryJournal()
+    gate.shut(5)
+
+    def bury() -> None:
+        gate.wait(60)
+        [name] = [name for name in journal._leases if name.startswith("driver/")]
+        held = journal.holder(name)
+        assert held is not None
+        journal.release(name, held.token)
+        gate.open()
+
+    burying = threading.Thread(target=bury)
+    burying.start()
+    found = train(journal, hp, trainable=Waiting(gate), metric="total")
+    burying.join(60)
+    runs = found if isinstance(found, list) else [found]
+    assert sum(b'"DriverJoined"' in record for record in journal.read()) == 2
+    assert [(run.id, run.metrics[STEPS]["total"]) for run in runs] == [("runs/0", 8), ("runs/1", 10), ("runs/2", 24)][
+        : len(runs)
+    ]
+    assert runs[0].plan.trials.keys() == {run.id for run in runs}
+    assert not list(runs[0].plan.searches.open)
+
+
+@pytest.mark.redis
+def test_a_plan_on_redis_keeps_its_runs_for_any_process(shared_redis: RedisServer, tmp_path: Path) -> None:
+    places: dict[str, Any] = {"store": f"{shared_redis.url}?prefix={uuid.uuid4().hex}", "checkpoints": str(tmp_path)}
+    run = train(hp=HP, checkpoint_every=2, **places)
+    assert train(hp=HP, **places).id == run.id == "runs/0"
+    branch = hpstage.open(**places).trial("runs/0").branch(4, lr=0.03, trainable=Tape(), **inline())
+    assert isinstance(branch, TrainedTrial)
+    assert exact(branch)
+    assert hpstage.open(**places).trials == ["runs/0", "runs/1"]
 
 
 # --- differences ------------------------------------------------------------------------------------------
