@@ -62,12 +62,12 @@ class HeldFiles:
                 # As long as somebody reads, the last pages may be in the write-ahead log alone. The database is then
                 # shorter than its header states, which SQLite refuses otherwise; the pages read here never change.
                 connection.execute("PRAGMA writable_schema = ON")
-                (found,) = connection.execute("SELECT id FROM generation").fetchone()
+                found = connection.execute("SELECT id FROM generation").fetchone()
             finally:
                 connection.close()
         except sqlite3.DatabaseError:
             return None
-        return str(found)
+        return None if found is None else str(found[0])
 
     def _error(self, file: Path, how: str) -> StoreError:
         return StoreError(

@@ -51,8 +51,15 @@ _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process has kept it locked; find and end that process, or wait longer",
     sqlite3.SQLITE_IOERR: "reading or writing failed; check the disk, its quota and its free space",
     sqlite3.SQLITE_CORRUPT: "it is damaged; recover it with the sqlite3 tool's .recover, or restore a copy",
+    sqlite3.SQLITE_ERROR: "another program has changed it; restore a copy, or choose another path",
     sqlite3.SQLITE_NOTADB: "it is not a journal of hpstage; choose another path",
 }
+
+
+class _Changed(sqlite3.DatabaseError):
+    """The database has other content than a journal can have."""
+
+    sqlite_errorcode = sqlite3.SQLITE_ERROR
 
 
 class SQLiteJournal(Store):
@@ -173,7 +180,9 @@ class SQLiteJournal(Store):
                 if lease is not None and lease.owner != owner:
                     return None
                 tokens[name] = None if lease is None else lease.token
-            (last,) = connection.execute("SELECT last FROM tokens").fetchone()
+            (last,) = connection.execute("SELECT last FROM tokens").fetchone() or (None,)
+            if not isinstance(last, int):
+                raise _Changed("the last token is not there")
             given = {}
             for name, token in tokens.items():
                 last += token is None
@@ -365,7 +374,11 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
 
 def _end(connection: sqlite3.Connection) -> Cursor:
     last = connection.execute("SELECT position + 1, hash FROM log ORDER BY position DESC LIMIT 1").fetchone()
-    return Cursor() if last is None else Cursor(*last)
+    if last is None:
+        return Cursor()
+    if not isinstance(last[1], bytes):
+        raise _Changed("the hash of the last record is no hash")
+    return Cursor(*last)
 
 
 def _records(connection: sqlite3.Connection, start: int, limit: int | None) -> list[bytes]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -176,6 +176,49 @@ def test_a_journal_of_a_newer_hpstage_is_refused(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
     with pytest.raises(StoreError, match=r"newer hpstage.*upgrade"):
         SQLiteJournal(path)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            f"{how} {table}"
+            for how in ("DELETE FROM", "DROP TABLE")
+            for table in ("log", "leases", "tokens", "generation")
+        ),
+        "UPDATE log SET hash = 'text'",
+        "UPDATE tokens SET last = 'text'",
+    ],
+)
+def test_what_another_program_has_done_to_the_tables_is_named_as_that(
+    tmp_path: Path, change: str, before: bool
+) -> None:
+    path = tmp_path / "journal.db"
+    with closing(SQLiteJournal(path)) as journal:
+        journal.append([b"x"])
+        if before:
+            journal.close()
+        with closing(sqlite3.connect(path)) as other:
+            other.execute(change)
+            other.commit()
+        if before:
+            with suppress(StoreError):
+                journal = SQLiteJournal(path)
+        uses: list[Callable[[], object]] = [
+            lambda: journal.append([b"y"]),
+            lambda: journal.acquire_all(["a"], "me", 5.0),
+            lambda: SQLiteJournal(path, read_only=True).read(),
+            lambda: SQLiteJournal(path).close(),
+        ]
+        complaints = []
+        for use in uses:
+            try:
+                use()
+            except StoreError as error:
+                complaints.append(str(error))
+        journal.close()
+    assert "report it" not in " ".join(complaints)
 
 
 def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path: Path) -> None:
