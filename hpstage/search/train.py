@@ -118,8 +118,7 @@ def train(
     the store alone; it needs no storage of Optuna's.
 
     Args:
-        trainable, store, checkpoints, executor, evaluate_every, checkpoint_every, checkpoint_budget, audit,
-        show_progress_bar: as for :func:`hpstage.optimize`.
+        trainable, store, checkpoints, executor: as for :func:`hpstage.optimize`.
         hp: schedules or plain values of the hyperparameters by name; or a list of such, which are trained as a search
             is: what they have in common once.
         steps: the number of steps. Longer schedules are cut.
@@ -129,6 +128,8 @@ def train(
             perplexity, mse, mae or nll.
         study: the study's name. One process at a time trains the runs of a study: give another name to train more on
             the same store at that time.
+        evaluate_every, checkpoint_every, checkpoint_budget: as for :func:`hpstage.optimize`.
+        audit, show_progress_bar: as for :func:`hpstage.optimize`.
 
     Returns:
         The trained run; a list of them for a list.
@@ -136,7 +137,8 @@ def train(
     Raises:
         TrainingError: the user's code raised an exception.
         KeyboardInterrupt: Ctrl-C; everything reached is kept.
-        Others as :func:`hpstage.optimize` does.
+        UsageError: an argument is invalid, or another process trains runs of the study. The other errors are those of
+            :func:`hpstage.optimize`.
     """
     several = [hp] if isinstance(hp, Mapping) else list(hp) if isinstance(hp, list | tuple) else []
     if not several:

@@ -95,6 +95,22 @@ def test_what_may_be_read_in_a_step_is_not_refused(name: str) -> None:
     assert not read_at_first(Line(), name)
 
 
+class FiveMethods:
+    def setup(self, hp: Any) -> None:
+        self.width, self.depth = hp["width"], hp["depth"]
+
+    def train(self, step: int, hp: Any) -> None:
+        self.out = self.model(hp)
+
+    def model(self, hp: Any) -> float:
+        return float(hp["depth"])
+
+
+def test_of_an_object_with_five_methods_setup_alone_comes_first() -> None:
+    assert read_at_first(FiveMethods(), "width")
+    assert not read_at_first(FiveMethods(), "depth")
+
+
 def test_code_that_passes_all_values_on_may_read_any() -> None:
     assert read_at_first(Line(), "width")
     assert not read_at_first(Passing(), "width")

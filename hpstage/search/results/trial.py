@@ -129,8 +129,7 @@ class TrainedTrial:
 
         Raises:
             UsageError: the trial has no such step or hyperparameter, failed before it, or the code reads the
-                hyperparameter at step 0 only.
-            Others as :func:`hpstage.train` does.
+                hyperparameter at step 0 only. The other errors are those of :func:`hpstage.train`.
         """
         lineage, given = self._lineage(), {**(changes or {}), **values}
         subject = lineage.of(trainable)

@@ -17,7 +17,7 @@ from hpstage.training.code.names import texts_among
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
 _THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
-_AT_FIRST = {"__init__", "__post_init__", "setup", "model", "optimizer", "dataset"}
+_MAKING = {"__init__", "__post_init__"}
 _PARTS = re.compile(r"[\W_]")
 
 _SIMILAR = 0.75
@@ -72,8 +72,9 @@ def read_at_first(subject: object, name: str) -> bool:
     """
     if isinstance(subject, _CODE) or name in _READ_BY_HPSTAGE or name in getattr(subject, "_read_by_library", ()):
         return False
+    at_first = _MAKING | ({"setup"} if hasattr(subject, "setup") else {"model", "optimizer", "dataset"})
     functions = [function for root in _roots(subject) for function in functions_reached(root)]
-    later = [function for function in functions if function.__name__ not in _AT_FIRST]
+    later = [function for function in functions if function.__name__ not in at_first]
     words = {word for function in later for word in _words(function.__code__)}
     if any(map(_spreads, later)) or words & _THROUGH or _mentioned(name, words) or name in _optimizers_fields():
         return False
