@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -79,6 +80,8 @@ def _open(storage: str) -> optuna.storages.BaseStorage:
                 return JournalStorage(JournalRedisBackend(storage))
         if "://" in storage:
             return RDBStorage(storage)
+        if os.path.exists(storage) and not os.path.isfile(storage):
+            raise OSError("it is no file")  # a pipe would be waited for
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # a database's driver raises whatever it likes

@@ -238,6 +238,13 @@ def test_bad_words_are_named_with_the_remedy(folder: Path, words: list[str], com
     sys.modules.pop("search_it", None)
 
 
+def test_a_study_in_a_pipe_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "study.log")
+    command = ["run", "search_it.py:Line", "search_it.py:space", "--metric", "loss", "--steps", "10"]
+    with pytest.raises(UsageError, match=r"--storage study.log cannot be opened: it is no file"):
+        CliRunner().invoke(app, [*command, "--storage", "study.log"], catch_exceptions=False)
+
+
 def test_a_best_trial_of_other_code_is_told_apart() -> None:
     class Best(Tape):
         def evaluate(self) -> dict[str, float]:
