@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from hpstage.checkpoints.folder import SMALL_VARIABLE
 from hpstage.training.code import patches
 from tests.redis_server import RedisServer, executable
 
@@ -116,6 +117,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         why = str(crash.message if crash is not None else report.longrepr).splitlines()
         sys.stdout.write(f"\nFAILED {report.nodeid}: {' '.join(why[:1])[:300]}\n")
         sys.stdout.flush()
+
+
+@pytest.fixture
+def own_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small checkpoints have files of their own, which a test damages or forges."""
+    monkeypatch.setenv(SMALL_VARIABLE, "0")
 
 
 @pytest.fixture(scope="session")

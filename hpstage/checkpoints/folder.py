@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import xxhash
-
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.formatted import LOGS, PLACE, FormattedCheckpoints, Publish, Write, log_path
-from hpstage.checkpoints.processes import host_identity, is_alive
+from hpstage.checkpoints.packed_place import PackedPlace
+from hpstage.checkpoints.packs import SMALL, Packs
+from hpstage.checkpoints.processes import has_died, writer_prefix
 from hpstage.checkpoints.sharing import Sharing
 from hpstage.checkpoints.store import Manifest, is_key, is_part, key_path
 from hpstage.errors import CheckpointCorrupt, CheckpointUnreachable
@@ -25,6 +25,7 @@ from hpstage.plan.facts import StateKey
 
 # Folder where checkpoints are written, and to which they are moved for removal. No key begins with a dot.
 _ASIDE = ".tmp"
+_PACKS = ".packs"
 # Errors of file systems that cannot rename folders; EMFILE is gcsfuse's.
 _NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
 # Errors of opening what is no file: a socket, links that lead to each other, a device without a driver.
@@ -37,6 +38,8 @@ _SHORT = 1 << 20
 _ABANDONED = 24 * 3600.0
 # Small tensors are combined into writes and reads of this many bytes; larger ones bypass the buffer.
 _BUFFER = 1 << 18
+SMALL_VARIABLE = "HPSTAGE_SMALL_STATES"
+"""Variable with the bytes up to which checkpoints and logs share files; 0: each has its own."""
 
 
 class FolderCheckpoints(FormattedCheckpoints):
@@ -44,6 +47,8 @@ class FolderCheckpoints(FormattedCheckpoints):
 
     ``<path>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`. A checkpoint is written to a
     temporary folder and published by renaming it, so that readers see all of it or nothing; hard links are not needed.
+    Small checkpoints and logs share files, the packs in ``<path>/.packs`` (:mod:`hpstage.checkpoints.packs`), until
+    :meth:`unpack` gives one its own.
     Nothing is synced to the disk: a saved checkpoint survives the death of any process, and after a power failure the
     checksums reveal what was lost, which is then recomputed. Creating an instance writes nothing; it removes the
     remains of dead writers, unless ``sweep`` is False.
@@ -60,6 +65,8 @@ class FolderCheckpoints(FormattedCheckpoints):
         self.path = Path(path).absolute()
         self.workload = workload
         self._sharing = Sharing()
+        self._packs = Packs(self.path / _PACKS)
+        self._small = int(os.environ.get(SMALL_VARIABLE, SMALL))
         if sweep:
             with suppress(CheckpointUnreachable):  # check() reports whether the place can be used
                 self.sweep()
@@ -68,30 +75,66 @@ class FolderCheckpoints(FormattedCheckpoints):
     def _root(self) -> str:
         return str(self.path)
 
+    def location(self, key: StateKey) -> str:
+        pack = self._packs.path_of(key)
+        return str(self._folder(key)) if pack is None else f"{pack}: {key}"
+
+    def unpack(self, key: StateKey) -> str:
+        with self._explained(key, "unpack"):
+            entry = None if os.path.lexists(self._folder(key)) else self._packs.read(key)
+            if entry is not None:
+                with self._aside() as aside:
+                    self._make(aside)
+                    PackedPlace.of(self.location(key), entry).copy_to(FolderPlace(aside))
+                    self._publish(aside, key)
+                self._packs.delete(key)
+        return str(self._folder(key))
+
     @contextmanager
-    def _written(self, key: StateKey, write: Write) -> Iterator[tuple[Manifest, Publish]]:
-        folder = self._folder(key)
+    def _written(self, key: StateKey, write: Write, size: int) -> Iterator[tuple[Manifest, Publish]]:
         self.prove()
+        if size < self._small:
+            packed = PackedPlace(self.location(key))
+            manifest = write(packed, "")
+            packed.write(files.MANIFEST, files.encode_manifest(manifest))
+            entry = packed.entry()
+            if len(entry) <= self._small:
+                yield manifest, lambda: self._publish_packed(key, entry)
+                return
         with self._aside() as aside:
             self._make(aside)
             place = FolderPlace(aside)
             manifest = write(place, "")
             place.write(files.MANIFEST, files.encode_manifest(manifest))
-            folder.parent.mkdir(exist_ok=True)
-            yield manifest, lambda: _rename(aside, folder)
+            yield manifest, lambda: self._publish(aside, key)
+
+    def _publish(self, aside: Path, key: StateKey) -> bool:
+        folder = self._folder(key)
+        folder.parent.mkdir(exist_ok=True)
+        return _rename(aside, folder)
+
+    def _publish_packed(self, key: StateKey, entry: bytes) -> bool:
+        """Publish a checkpoint of which there is none that is sound; several of one key are as good as one."""
+        self._make_root()
+        self._packs.write(key, entry)
+        self._remove_folder(key)
+        return True
 
     def keys(self) -> Iterator[StateKey]:
         with self._explained(None, "list"):
-            for folder in self._folders():
-                # An f-string is faster than a Path: a folder may hold a hundred thousand checkpoints.
-                if not is_part(StateKey(folder.name)) and os.path.exists(f"{folder.path}/{files.MANIFEST}"):
-                    yield StateKey(folder.name)
+            # An f-string is faster than a Path: a folder may hold a hundred thousand checkpoints.
+            found = {one.name for one in self._folders() if os.path.exists(f"{one.path}/{files.MANIFEST}")}
+            found |= {name for name in self._packs.sizes()[0] if is_key(name)}
+        yield from sorted(key for key in map(StateKey, found) if not is_part(key))
 
     def _listed(self) -> tuple[dict[StateKey, int], int]:
         with self._explained(None, "list"):
-            listed = {StateKey(folder.name): _file_sizes(folder.path) for folder in self._folders()}
+            listed = {folder.name: _file_sizes(folder.path) for folder in self._folders()}
             aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
-        return {key: sum(found.values()) for key, found in listed.items() if files.MANIFEST in found}, aside
+            packed, unused = self._packs.sizes()
+        sizes = {StateKey(name): size for name, size in packed.items() if is_key(name)}
+        sizes |= {StateKey(key): sum(found.values()) for key, found in listed.items() if files.MANIFEST in found}
+        return sizes, aside + unused
 
     def _place_name(self) -> str:
         marker = self.path / PLACE
@@ -117,14 +160,21 @@ class FolderCheckpoints(FormattedCheckpoints):
         """
         removed = 0
         now: float | None = None
+
+        def is_old(path: Path) -> bool:
+            nonlocal now
+            now = self._now() if now is None else now
+            return now - path.stat().st_mtime > _ABANDONED
+
+        with suppress(OSError):  # as with folders
+            self._packs.compact(is_old)
         with self._explained(None, "list"):
             entries = _entries(self.path / _ASIDE)
         for entry in entries:
             folder = self.path / _ASIDE / entry.name
-            if not _has_died(entry.name):
+            if not has_died(entry.name):
                 try:
-                    now = self._now() if now is None else now
-                    if now - folder.stat().st_mtime <= _ABANDONED:
+                    if not is_old(folder):
                         continue
                 except OSError:
                     continue  # it is gone, or this user may not write here
@@ -135,14 +185,22 @@ class FolderCheckpoints(FormattedCheckpoints):
     def logs(self) -> dict[StateKey, int]:
         with self._explained(None, "list logs of"):
             found = [_file_sizes(prefix.path) for prefix in _entries(self.path / LOGS)]
+            packed, _ = self._packs.sizes()
+        found.append({path.rpartition("/")[2]: size for path, size in packed.items() if path.startswith(LOGS)})
         return {StateKey(name): size for sizes in found for name, size in sizes.items() if is_key(name)}
 
     def delete_log(self, key: StateKey) -> None:
         with self._explained(key, "delete the log of"):
             (self.path / log_path(key)).unlink(missing_ok=True)
+            self._packs.delete(log_path(key))
 
     def _write_file(self, path: str, content: bytes) -> None:
         target = self.path / path
+        if len(content) < self._small:
+            self._make_root()
+            self._packs.write(path, content)
+            target.unlink(missing_ok=True)
+            return
         with self._aside() as aside:
             self._make(aside)
             (aside / "file").write_bytes(content)
@@ -151,9 +209,16 @@ class FolderCheckpoints(FormattedCheckpoints):
             except FileNotFoundError:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (aside / "file").replace(target)
+        self._packs.delete(path)
 
     def _read_file(self, path: str) -> bytes:
-        return _content(self.path / path, _SHORT if path == PLACE else files.LONGEST)
+        try:
+            return _content(self.path / path, _SHORT if path == PLACE else files.LONGEST)
+        except FileNotFoundError:
+            packed = None if path == PLACE else self._packs.read(path)
+            if packed is None:
+                raise
+            return packed
 
     def _now(self) -> float:
         """Return the current time by the clock that sets this place's modification times. Raises ``OSError``."""
@@ -169,8 +234,10 @@ class FolderCheckpoints(FormattedCheckpoints):
                     if is_key(folder.name):
                         yield folder
 
-    def _place(self, key: StateKey) -> FolderPlace:
-        return FolderPlace(self._folder(key))
+    def _place(self, key: StateKey) -> files.Place:
+        folder = self._folder(key)
+        entry = None if os.path.lexists(folder) else self._packs.read(key)
+        return FolderPlace(folder) if entry is None else PackedPlace.of(self.location(key), entry)
 
     def _folder(self, key: StateKey) -> Path:
         return self.path / key_path(key)
@@ -178,7 +245,7 @@ class FolderCheckpoints(FormattedCheckpoints):
     @contextmanager
     def _aside(self) -> Iterator[Path]:
         """Yield a path for a temporary folder, which no longer exists afterwards: it was published or is removed."""
-        folder = self.path / _ASIDE / f"{_host()}-{os.getpid()}-{uuid.uuid4().hex}"
+        folder = self.path / _ASIDE / f"{writer_prefix()}-{uuid.uuid4().hex}"
         try:
             yield folder
         finally:
@@ -198,9 +265,13 @@ class FolderCheckpoints(FormattedCheckpoints):
             root.mkdir(parents=True, exist_ok=True)
 
     def _remove(self, key: StateKey) -> None:
+        self._remove_folder(key)
+        self._packs.delete(key)
+
+    def _remove_folder(self, key: StateKey) -> None:
         folder = self._folder(key)
-        with self._aside() as aside:
-            if os.path.lexists(folder):
+        if os.path.lexists(folder):
+            with self._aside() as aside:
                 self._make_root()
                 with suppress(FileNotFoundError):  # another process has removed it
                     folder.rename(aside)
@@ -208,27 +279,28 @@ class FolderCheckpoints(FormattedCheckpoints):
     @contextmanager
     def _present(self, key: StateKey, manifest: Manifest | None = None) -> Iterator[None]:
         folder = self._folder(key)
+        held = None
         try:
             held = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         except OSError as error:
             if error.errno not in _NO_FOLDER:
                 raise
-            # Made where it is raised: a variable of this frame would be a cycle with its traceback, which keeps all
-            # that led here, such as the state to save, until it is collected.
-            if error.errno == errno.ENOENT:
-                raise self._missing(key) from error
-            folder.lstat()  # the place is reached, and this is in it
-            raise CheckpointCorrupt(f"{folder} is no folder: {error.strerror}") from error
+            if error.errno != errno.ENOENT:  # else it is in a pack, or missing
+                folder.lstat()  # the place is reached, and this is in it
+                raise CheckpointCorrupt(f"{folder} is no folder: {error.strerror}") from error
         try:
             yield
         except FileNotFoundError as error:
             # A deleted checkpoint is moved before its files are removed. As long as the folder is held open, no other
             # folder can be mistaken for it.
-            if _is_at(folder, held):
+            if held is not None and _is_at(folder, held):
                 raise CheckpointCorrupt(f"{folder} lacks {Path(error.filename).name}") from error
+            # Made where it is raised: a variable of this frame would be a cycle with its traceback, which keeps all
+            # that led here, such as the state to save, until it is collected.
             raise self._missing(key) from error
         finally:
-            os.close(held)
+            if held is not None:
+                os.close(held)
 
     def _described(self, error: OSError) -> tuple[str, str]:
         return str(error.strerror), _remedy(error)
@@ -334,18 +406,6 @@ def _file_sizes(folder: str) -> dict[str, int]:
         with suppress(FileNotFoundError):
             sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
     return sizes
-
-
-def _host() -> str:
-    """Return an identifier of the host, within which a process number identifies a process."""
-    return xxhash.xxh3_64_hexdigest(host_identity().encode())
-
-
-def _has_died(name: str) -> bool:
-    """Whether the process that created the temporary folder of this name is known to have ended."""
-    host, _, rest = name.partition("-")
-    pid = rest.partition("-")[0]
-    return host == _host() and pid.isdigit() and not is_alive(int(pid))
 
 
 def _remedy(error: OSError) -> str:

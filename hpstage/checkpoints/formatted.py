@@ -81,7 +81,7 @@ class FormattedCheckpoints(CheckpointStore):
         contents = contents_of(flat)
         names = [*map(name_in_part, flat.leaves, contents)]
         for placed in set(self._sharing.placed(names).values()):
-            if not self._is_there(placed.key):
+            if not self.has(placed.key):
                 self._sharing.forget(placed.key)
         if new := self._sharing.to_place(key, flat, names):
             part = key_of_part(self.workload, new)
@@ -108,7 +108,9 @@ class FormattedCheckpoints(CheckpointStore):
                 division=division,
             )
 
-        with self._explained(key, "write"), self._written(key, write) as (manifest, publish):
+        parts = {} if division is None else division.parts
+        size = sum(leaf.nbytes for index, leaf in enumerate(flat.leaves) if index not in parts)
+        with self._explained(key, "write"), self._written(key, write, size) as (manifest, publish):
             while not publish():
                 # Another writer was faster. Equal keys mean equal training, so its checkpoint is used if it is sound.
                 if (kept := self._kept(key)) is not None:
@@ -233,7 +235,8 @@ class FormattedCheckpoints(CheckpointStore):
         with self._explained(key, "read"), self._present(key, manifest):
             return manifest, files.verify(self._place(key), manifest)
 
-    def _is_there(self, key: StateKey) -> bool:
+    def has(self, key: StateKey) -> bool:
+        """Whether there is a checkpoint with a sound manifest."""
         try:
             self._manifest(key)
         except (CheckpointMissing, CheckpointCorrupt):
@@ -241,8 +244,8 @@ class FormattedCheckpoints(CheckpointStore):
         return True
 
     def _manifest(self, key: StateKey) -> Manifest:
-        place = self._place(key)
         with self._explained(key, "read"), self._present(key):
+            place = self._place(key)
             content = place.manifest()
         manifest = files.decode_manifest(content, place.where(files.MANIFEST))
         files.check_identity(manifest, key, self.workload, self.location(key))
@@ -284,8 +287,9 @@ class FormattedCheckpoints(CheckpointStore):
     def _place(self, key: StateKey) -> files.Place: ...
 
     @abstractmethod
-    def _written(self, key: StateKey, write: Write) -> AbstractContextManager[tuple[Manifest, Publish]]:
-        """Write a state; its files are gone afterwards if they were not published. Raises ``OSError``."""
+    def _written(self, key: StateKey, write: Write, size: int) -> AbstractContextManager[tuple[Manifest, Publish]]:
+        """Write a state with ``size`` bytes in its leaves; its files are gone afterwards if they were not published.
+        Raises ``OSError``."""
 
     @abstractmethod
     def _remove(self, key: StateKey) -> None:

@@ -6,6 +6,8 @@ import os
 import socket
 from pathlib import Path
 
+import xxhash
+
 
 def is_alive(pid: int, start: str = "") -> bool:
     """Whether a process of this id exists that started at ``start``, if given.
@@ -43,3 +45,20 @@ def host_identity() -> str:
         except OSError:
             parts.append("")
     return "/".join(parts)
+
+
+def writer_prefix() -> str:
+    """Return how the names of what this process writes begin, so that others can see whether it has ended."""
+    return f"{host_digest()}-{os.getpid()}"
+
+
+def has_died(name: str) -> bool:
+    """Whether the process that writes what has this name is known to have ended."""
+    host, _, rest = name.partition("-")
+    pid = rest.partition("-")[0]
+    return host == host_digest() and pid.isdigit() and not is_alive(int(pid))
+
+
+def host_digest() -> str:
+    """Return an identifier of the host, within which a process number identifies a process."""
+    return xxhash.xxh3_64_hexdigest(host_identity().encode())

@@ -122,6 +122,11 @@ class CheckpointStore(ABC):
         credentials."""
         return f"{self!r}: {key_path(key)}"
 
+    def unpack(self, key: StateKey) -> str:
+        """Return :meth:`location`, once the files of a checkpoint are there that may share one with others, for people
+        and other programs. Raises as :meth:`load` does for a place that cannot be written to."""
+        return self.location(key)
+
     def verify(self, key: StateKey) -> None:
         """Check that a checkpoint is complete and sound. Raises as ``load`` does; should not build the state."""
         self.load(key)

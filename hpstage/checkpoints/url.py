@@ -76,7 +76,7 @@ class UrlCheckpoints(FormattedCheckpoints):
         return self.url
 
     @contextmanager
-    def _written(self, key: StateKey, write: Write) -> Iterator[tuple[Manifest, Publish]]:
+    def _written(self, key: StateKey, write: Write, size: int) -> Iterator[tuple[Manifest, Publish]]:
         place, token = self._place(key), uuid.uuid4().hex
         is_named = False  # by the manifest, or it may be: then its files must be kept
 

@@ -170,7 +170,7 @@ class Reruns:
         own, kept = flight.chain.source, self._checkpoints
         if self._taken is not None or own is None:
             return self._scratch(), None if self._taken is None else _FROM
-        if isinstance(kept, FolderCheckpoints) and Path(kept.location(own)).exists():
+        if isinstance(kept, FolderCheckpoints) and kept.has(own):
             return kept, own
         store = self._scratch()
         store.save(_FROM, self._load(own), step=start, parent=None)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining
-from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints import FolderCheckpoints, stage_log
 from hpstage.cli.app import app
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HpstageError
@@ -32,7 +32,7 @@ from hpstage.store.opening import open_journal
 from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = [pytest.mark.sampled(8), pytest.mark.usefixtures("own_files")]
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 STEPS = 8
@@ -98,7 +98,7 @@ def states_of(folder: Path) -> dict[str, bytes]:
     store = FolderCheckpoints(folder, hpstage.open(folder.parent, checkpoints=folder).plan.workload)
     for key in store.sizes():
         store.verify(key)
-    logs = {path.name: path.read_bytes() for path in (folder / ".logs").rglob("*") if path.is_file()}
+    logs = {key: stage_log.encode(store.load_log(key), key, "") for key in store.logs()}
     return {store.manifest(key).digest: logs.pop(key, b"") for key in store.sizes()} | logs
 
 

@@ -19,7 +19,7 @@ from tests.faults.processes import HOUR
 from tests.faults.site import Process, Site
 from tests.faults.spoiling import spoil
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("own_files")]
 
 WORKERS = 2
 TRIALS = 10

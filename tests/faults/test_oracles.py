@@ -201,7 +201,7 @@ def test_checkpoints_that_are_spoilt_missing_others_or_half_written_are_found_ou
     records = [msgspec.json.encode(fact) for fact in facts]
     assert not oracles.check_checkpoints(tmp_path, records, set())
 
-    path = tmp_path / keys[0][:2] / keys[0] / "state.json"
+    path = Path(store.unpack(keys[0]), "state.json")
     path.write_bytes(path.read_bytes()[:-1])
     assert f"{keys[0]} cannot be loaded" in oracles.check_checkpoints(tmp_path, records, set())[0]
     assert not oracles.check_checkpoints(tmp_path, records, {keys[0]})

@@ -310,7 +310,7 @@ def test_checkpoints_of_other_workloads_and_spoilt_ones_are_left(tmp_path: Path)
     other = FolderCheckpoints(shared, "another workload")
     other.save(StateKey("cd" * 16), {"x": 1}, step=1, parent=None)
     other.save(StateKey("ef" * 16), {"x": 1}, step=1, parent=None)
-    (shared / "ef" / ("ef" * 16) / "manifest.json").write_text("{")
+    Path(other.unpack(StateKey("ef" * 16)), "manifest.json").write_text("{")
     done = gc(tmp_path / "plan", "--checkpoints", shared, "--budget", "0")
     assert done.exit_code == 0
     assert row(done.output, "left: of other workloads")[0] == 1 and row(done.output, "left: damaged")[0] == 1

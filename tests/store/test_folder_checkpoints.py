@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints, Manifest
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints.folder import _host
 from hpstage.checkpoints.leaves import _NUMPY, _TORCH
+from hpstage.checkpoints.processes import host_digest
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, UsageError
 from hpstage.plan.facts import StateKey
@@ -45,8 +45,13 @@ class TestFolderCheckpoints(CheckpointContract):
         return functools.partial(FolderCheckpoints, tmp_path / "deep" / "checkpoints", "workload")
 
 
+@pytest.mark.usefixtures("own_files")
+class TestFolderCheckpointsWithFilesOfTheirOwn(TestFolderCheckpoints):
+    pass
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> FolderCheckpoints:
+def store(tmp_path: Path, own_files: None) -> FolderCheckpoints:
     return FolderCheckpoints(tmp_path / "checkpoints", "workload")
 
 
@@ -343,11 +348,11 @@ def test_sweep_spares_living_writers_and_those_of_other_hosts_for_a_day(store: F
 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    spared = [temporary(_host(), os.getpid(), 1), temporary("elsewhere", gone.pid, 23)]
+    spared = [temporary(host_digest(), os.getpid(), 1), temporary("elsewhere", gone.pid, 23)]
     swept = [
-        temporary(_host(), gone.pid, 0),
+        temporary(host_digest(), gone.pid, 0),
         temporary("elsewhere", 1, 25),
-        temporary(_host(), os.getpid(), 25),
+        temporary(host_digest(), os.getpid(), 25),
     ]
     assert store.sweep() == len(swept)
     assert sorted(os.listdir(store.path / ".tmp")) == sorted(spared)

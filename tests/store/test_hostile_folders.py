@@ -24,7 +24,7 @@ from hpstage.checkpoints.stage_log import StageLog
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from hpstage.plan.facts import StateKey
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = [pytest.mark.sampled(4), pytest.mark.usefixtures("own_files")]
 
 KEY = StateKey("0" * 31 + "a")
 STATE = {"w": torch.arange(5.0), "step": 7}

@@ -26,6 +26,8 @@ from hpstage.testing.toys import Tape
 from tests.faults.spoiling import spoil
 
 KEY = StateKey("0" * 31 + "a")
+pytestmark = pytest.mark.usefixtures("own_files")
+
 STATE = {"w": torch.arange(5.0), "step": 7}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints, UrlCheckpoints
-from hpstage.checkpoints.folder import _host
+from hpstage.checkpoints.processes import host_digest
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.plan.facts import StateKey
@@ -248,7 +248,7 @@ def test_dead_writers_are_told_by_the_clock_of_the_place_not_by_that_of_this_hos
         os.utime(folder, (then, then))
         return folder.name
 
-    spared = [temporary(0), temporary(23), temporary(0, _host(), os.getpid())]
+    spared = [temporary(0), temporary(23), temporary(0, host_digest(), os.getpid())]
     for _ in range(2):
         temporary(25)
     environment = {

@@ -114,6 +114,7 @@ def test_fsspec_is_loaded_when_a_url_is_opened_and_not_before() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("own_files")
 def test_a_folder_of_checkpoints_copied_to_a_url_and_back_can_be_loaded(tmp_path: Path, place: str) -> None:
     folder = FolderCheckpoints(tmp_path / "folder", "workload")
     folder.save(KEY, STATE, step=7, parent=None)

@@ -71,7 +71,7 @@ class Soup:
         """
         checkpoints = FolderCheckpoints(folder, self.workload)
         checkpoints.save(self.key, self.state, step=self.loaded.step, parent=None)
-        return checkpoints.location(self.key)
+        return checkpoints.unpack(self.key)
 
     @property
     def _name(self) -> str:

@@ -236,10 +236,11 @@ class TrainedTrial:
 
         Raises:
             CheckpointMissing: no checkpoint is kept there.
+            CheckpointUnreachable: a small one shares a file with others, and its own folder cannot be written.
         """
         checkpoints, state = self._find(self.step(step))
         assert state.kept is not None
-        return checkpoints.location(state.kept.key)
+        return checkpoints.unpack(state.kept.key)
 
     def state(self, step: Step = None) -> Any:
         """Return a state as it was kept: of a ``TorchTrainable`` or a function, all that training had changed; of an

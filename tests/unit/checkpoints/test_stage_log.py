@@ -50,6 +50,7 @@ def test_columns_of_unequal_length_are_no_log() -> None:
         msgspec.msgpack.decode(content, type=StageLog)
 
 
+@pytest.mark.usefixtures("own_files")
 def test_a_folder_leaves_nothing_else_behind_and_no_key_leads_out_of_it(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path / "checkpoints", "workload")
     store.save_log(KEY, LOG)

@@ -23,7 +23,7 @@ from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 from tests.unit.search.tapes import GRID, check_values, search, space
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = [pytest.mark.sampled(4), pytest.mark.usefixtures("own_files")]
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
