@@ -27,6 +27,9 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.lost_workers import facts_of_loss
 from hpstage.scheduler.workers import Worker
 
+# Seconds of a chain that was trained to its end: those of reading clocks. They are idle time, not worth a record.
+_NOTHING = 1e-3
+
 
 class Reports:
     """Interprets reports against the current plan and its running chains.
@@ -102,7 +105,7 @@ class Reports:
 
     def _ended(self, chain: OpenChain, report: ChainEnded) -> list[Fact]:
         facts: list[Fact] = []
-        if report.wasted_steps or report.wasted_seconds:
+        if report.wasted_steps or report.wasted_seconds > _NOTHING:
             if report.node is None or report.step is None:
                 raise InternalError(f"chain {chain.id} has wasted steps it does not know where")
             facts.append(
