@@ -28,6 +28,10 @@ class Sibling(hpstage.torch.TorchTrainable):
     def dataset(self) -> Any:
         raise AssertionError("batches are made by hand")
 
+    def seed_of(self, id: int) -> int:
+        """Return the seed of a member's random numbers."""
+        return id
+
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
         return {}
 
@@ -152,7 +156,7 @@ class Trial:
             values = self.subject.group_values(group, hp)
             group.update({name: value for name, value in values.items() if name in self.subject.follows})
         batch = self.subject.data(torch.Generator().manual_seed(1000 * self.id + self.step), self.subject.batch)
-        rekey(self.id, self.step)
+        rekey(self.subject.seed_of(self.id), self.step)
         self.step += 1
         return batch, hp
 

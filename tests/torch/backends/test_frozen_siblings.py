@@ -75,6 +75,32 @@ class Adapted(OneBatch):
         return backbone  # type: ignore[no-any-return]
 
 
+class DroppedApart(Adapted):
+    """Each member drops others of the numbers that all have in common."""
+
+    def backbone(self) -> nn.Module:
+        first = nn.Sequential(Attention(), nn.Dropout(0.3), nn.Linear(16, 16))
+        return nn.Sequential(first, nn.Linear(16, 16), nn.Dropout(0.3), Attention())
+
+
+class Dropped(DroppedApart):
+    """The same, with the same random numbers for all."""
+
+    def seed_of(self, id: int) -> int:
+        return 0
+
+
+class DrawnByValue(Dropped):
+    """How many random numbers a member draws depends on its weights, and more are drawn after that."""
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        logits = model(x)
+        counts = torch.poisson(logits.detach().exp() * 20)
+        kept = nn.functional.dropout(x.mean(1), 0.5)
+        return nn.functional.cross_entropy(logits + counts / 50, y) * (1 + kept.square().mean())
+
+
 class AdaptedFirst(Backbone):
     """Gradients pass through all of the backbone, and batches differ."""
 
@@ -154,7 +180,10 @@ class ByHand(OneBatch):
 
 KINDS: dict[str, type[Backbone]] = {
     kind.__name__: kind
-    for kind in (Backbone, OneBatch, Adapted, AdaptedFirst, Peft, Images, ImagesInEval, Odd, Tied, ByHand)
+    for kind in (
+        *(Backbone, OneBatch, Adapted, DroppedApart, Dropped, DrawnByValue, AdaptedFirst, Peft),
+        *(Images, ImagesInEval, Odd, Tied, ByHand),
+    )
 }
 
 SEVERAL = [pytest.param(name, marks=[pytest.mark.ci] * (name in ("Peft", "AdaptedFirst"))) for name in KINDS]
@@ -192,7 +221,7 @@ def test_bits_are_those_of_a_member_alone(name: str, members: int) -> None:
 
 @pytest.mark.one_in(8)
 @pytest.mark.ci_one_in(4)
-@pytest.mark.parametrize("name", ["OneBatch", "Adapted", "AdaptedFirst", "ImagesInEval"])
+@pytest.mark.parametrize("name", ["OneBatch", "Adapted", "Dropped", "AdaptedFirst", "ImagesInEval"])
 @pytest.mark.parametrize("members", range(1, 17))
 def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
     test_bits_are_those_of_a_member_alone(name, members)
@@ -243,6 +272,14 @@ def test_a_frozen_prefix_is_computed_once_where_batches_are_equal() -> None:
     apart, _ = together(Backbone(), [0, 1, 2], 1)
     equal, _ = together(OneBatch(), [0, 1, 2], 1)
     assert products(equal) > products(apart) + 20  # transposed weights are there in both
+
+
+@pytest.mark.parametrize(("name", "times"), [("Dropped", 2), ("DroppedApart", 0), ("DrawnByValue", 2)])
+def test_equal_random_numbers_are_drawn_once_until_a_draw_depends_on_a_member(name: str, times: int) -> None:
+    bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
+    assert bundle._program is not None
+    assert bundle._program.source.count("streams.once") == times
+    assert ("streams.each" in bundle._program.source) is (name != "Dropped")
 
 
 def test_members_join_that_have_another_backbone_and_leave() -> None:
@@ -305,6 +342,18 @@ def test_a_frozen_prefix_is_computed_once_for_trials_that_follow_each_other() ->
     assert (made.outputs.computed, made.outputs.found) == (STEPS, 0)
     assert run([3, 4]) == states(*together(OneBatch(), [3, 4]))
     assert run([0])[0] == first[0]
+    assert (made.outputs.computed, made.outputs.found) == (STEPS, 2 * STEPS)
+
+
+@pytest.mark.parametrize("name", ["Dropped", "DroppedApart"])
+def test_outputs_are_kept_up_to_the_first_random_number(name: str) -> None:
+    subject = KINDS[name]()
+    made = builder(subject)
+    for ids in ([0, 1, 2], [3, 4], [5]):
+        bundle, trials = Bundle(made), [Trial(subject, id) for id in ids]
+        for _ in range(STEPS):
+            train(bundle, trials)
+        assert states(bundle, trials) == states(*together(KINDS[name](), ids))
     assert (made.outputs.computed, made.outputs.found) == (STEPS, 2 * STEPS)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.outputs import Outputs
-from hpstage.torch.backends.stacked.planning import Plan, plan, same
+from hpstage.torch.backends.stacked.planning import STREAM, Plan, plan, same
 from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
 from hpstage.torch.backends.stacked.refusal import NotStackable
@@ -49,8 +49,9 @@ class Builder:
 
         Args:
             example: a member's inputs.
-            shared: indices of those that are one tensor for all members. That makes no difference to their bits: what
-                depends on them alone is computed once as each would compute it.
+            shared: indices of those that are one tensor for all members, and :data:`STREAM` if all draw the same
+                numbers. That makes no difference to their bits: what depends on them alone is computed once as each
+                would compute it.
         """
         key = (trace, width, shared)
         if key not in self._programs:
@@ -63,14 +64,19 @@ class Builder:
 
     def _build(self, trace: Trace, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:
         members = _probes(trace, example, width, _SEEDS[0], shared)
-        planned = plan(trace, members, self._streams(width), shared)
+        planned = plan(trace, members, self._streams(width, shared), shared)
         made = program(trace, planned)
         if width == 1:
             return made
         if self._agrees(trace, made, example):
             return made
         one_by_one = Plan(
-            width, planned.constants, sizes=planned.sizes, contiguous=planned.contiguous, once=planned.once
+            width,
+            planned.constants,
+            sizes=planned.sizes,
+            contiguous=planned.contiguous,
+            shared=shared,
+            once=planned.once,
         )
         made = program(trace, one_by_one)
         if self._agrees(trace, made, example):
@@ -81,19 +87,20 @@ class Builder:
         """Return whether a program gives each of other members what it is given alone."""
         members = _probes(trace, example, made.width, _SEEDS[1], made.shared)
         alone = self.program(trace, 1, example)
-        together = _run(trace, made, members, self._streams(made.width))
+        states = self._streams(made.width, made.shared).states
+        together = _run(trace, made, members, Streams(self.device, states))
         for slot, member in enumerate(members):
-            streams = Streams(self.device, [self._streams(made.width).states[slot]])
+            streams = Streams(self.device, [states[slot]])
             reference = _run(trace, alone, [member], streams)
             if not all(same(mine[slot], its[0]) for mine, its in zip(together, reference, strict=True)):
                 return False
         return True
 
-    def _streams(self, width: int) -> Streams:
+    def _streams(self, width: int, shared: frozenset[int]) -> Streams:
         states = []
         for slot in range(width):
             generator = torch.Generator(self.device)
-            states.append(generator.manual_seed(slot).get_state())
+            states.append(generator.manual_seed(0 if STREAM in shared else slot).get_state())
         return Streams(self.device, states)
 
 

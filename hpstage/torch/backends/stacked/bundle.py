@@ -14,6 +14,7 @@ from hpstage.torch.backends.stacked.building import Builder
 from hpstage.torch.backends.stacked.frozen import Common
 from hpstage.torch.backends.stacked.joint_state import FlatGroup
 from hpstage.torch.backends.stacked.member import Member
+from hpstage.torch.backends.stacked.planning import STREAM
 from hpstage.torch.backends.stacked.program import Program, Value
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.signature import shape_key, tensors_of
@@ -114,7 +115,7 @@ class Bundle:
         streams = Streams(self._builder.device, [member.stream for member in self.members])
         with torch.inference_mode():
             inputs: list[Any] = [*weights, *kept, *values, *columns]
-            for index in program.shared:
+            for index in program.shared - {STREAM}:
                 inputs[index] = inputs[index][0]
             ahead = self._builder.outputs.of(trace, program, inputs)
             losses, gradients, self._kept, logged = program.run(inputs, streams, ahead)
@@ -171,7 +172,7 @@ class Bundle:
         trace, common = self._trace, self._common
         assert trace is not None
         assert common is not None
-        shared = common.of(columns)
+        shared = common.of(columns, [member.stream for member in self.members])
         if self._program is not None and self._program.shared == shared:
             return self._program
         example = [

@@ -1,4 +1,5 @@
-"""What members have in common: tensors that no step changes, equal in their bytes, and one batch for all.
+"""What members have in common: tensors that no step changes, equal in their bytes, one batch and one stream of random
+numbers for all.
 
 It is found by its bytes alone. So a member's bits are the same whatever others have in common with it: a value that
 depends on nothing else is computed once, by the operations that each member alone would compute it with.
@@ -12,7 +13,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from hpstage.torch.backends.stacked.planning import is_heavy, once_of
+from hpstage.torch.backends.stacked.cleaning import is_random
+from hpstage.torch.backends.stacked.planning import STREAM, is_heavy, once_of
 from hpstage.torch.backends.stacked.tracing import Trace
 
 
@@ -49,13 +51,24 @@ class Common:
         begin, end = first + len(trace.kept) + len(trace.values), len(trace.inputs) - len(trace.constants)
         self._with_batch = self._shared | set(range(begin, end))
         # Batches may be equal in one step and differ in another, and each case has a program of its own.
-        more = once_of(trace, self._with_batch) - once_of(trace, self._shared)
+        self._with_all = self._with_batch | ({STREAM} if any(map(is_random, trace.graph.nodes)) else set())
+        more = once_of(trace, self._with_all) - once_of(trace, self._shared)
         self._batch_matters = any(map(is_heavy, more))
 
-    def of(self, batch: Sequence[Sequence[Tensor]]) -> frozenset[int]:
-        """Return the indices of these inputs in a step on this batch: of each of its tensors, the members'."""
-        equal = self._batch_matters and all(same_bytes(part, column[0]) for column in batch for part in column[1:])
-        return self._with_batch if equal else self._shared
+    def of(self, batch: Sequence[Sequence[Tensor]], streams: Sequence[Tensor]) -> frozenset[int]:
+        """Return the indices of these inputs, and :data:`STREAM` if it is in common, in a step on this batch.
+
+        Args:
+            batch: of each of its tensors, the members'.
+            streams: the members' states of torch's generator.
+        """
+        if not self._batch_matters or not all(map(_is_one, batch)):
+            return self._shared
+        return self._with_all if _is_one(streams) else self._with_batch
+
+
+def _is_one(tensors: Sequence[Tensor]) -> bool:
+    return all(same_bytes(tensor, tensors[0]) for tensor in tensors[1:])
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hpstage.torch.backends.stacked.planning import ALIGNMENT
+from hpstage.torch.backends.stacked.planning import ALIGNMENT, STREAM
 from hpstage.torch.backends.stacked.program import Program
 from hpstage.torch.backends.stacked.tracing import Trace
 
@@ -36,7 +36,7 @@ class Outputs:
         if prefix is None:
             return ()
         frozen = [inputs[index] for index in prefix.frozen]
-        key = trace, program.shared
+        key = trace, program.shared - {STREAM}  # no random number is in them
         kept = self._kept.get(key)
         if kept is None or any(mine is not its for mine, its in zip(kept.frozen, frozen, strict=True)):
             kept = self._kept[key] = _Kept(frozen)

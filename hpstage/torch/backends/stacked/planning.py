@@ -11,6 +11,7 @@ import operator
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,10 @@ _HEAVY = _PRODUCTS | {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
 }
 
+STREAM = -1
+"""Stands, among the indices of inputs, for torch's generator: in one state for all members, it gives them the same
+numbers."""
+
 VECTOR = 32
 """Elements after which no vectorised loop has a remainder, which may be computed in another way."""
 
@@ -74,6 +79,10 @@ class Plan:
     sizes: dict[Node, int] = field(default_factory=dict)
     """Bytes of a member's result."""
     contiguous: dict[Node, bool] = field(default_factory=dict)
+    held: dict[object, bool] = field(default_factory=dict)
+    """Whether the two ways agreed on other values, by the form of the call: a network repeats its layers."""
+    shared: frozenset[int] = frozenset()
+    """Indices of inputs that are one tensor for all members; see also :data:`STREAM`."""
     once: frozenset[Node] = frozenset()
     """Values that are computed once in a step, since they depend on nothing that members differ in."""
 
@@ -90,16 +99,22 @@ def constants_of(trace: Trace) -> dict[Node, Any]:
 
 
 def once_of(trace: Trace, shared: Collection[int]) -> frozenset[Node]:
-    """Return the values that depend on inputs that all members have in common (``shared``: their indices), and on
-    nothing else but constants."""
+    """Return the values that depend on inputs that all members have in common (``shared``: their indices, or
+    :data:`STREAM`), and on nothing else but constants."""
     inputs = trace.inputs
-    once = {inputs[index] for index in shared}
+    once = {inputs[index] for index in shared if index != STREAM}
     equal = once | set(inputs[len(inputs) - len(trace.constants) :])
+    same_stream = STREAM in shared
     for node in trace.graph.nodes:
-        if node.op == "call_function" and not is_random(node) and equal.issuperset(node.all_input_nodes):
+        if node.op != "call_function":
+            continue
+        random, known = is_random(node), equal.issuperset(node.all_input_nodes)
+        if known and (same_stream or not random):
             equal.add(node)
-            if not once.isdisjoint(node.all_input_nodes):
+            if random or not once.isdisjoint(node.all_input_nodes):
                 once.add(node)
+        elif random:
+            same_stream = False  # how far a draw moves the generator may depend on values
     return frozenset(once)
 
 
@@ -108,15 +123,15 @@ def is_heavy(node: Node) -> bool:
     return node.target in _HEAVY
 
 
-def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: Collection[int] = ()) -> Plan:
+def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: frozenset[int] = frozenset()) -> Plan:
     """Look at every operation of a step of all ``members``, given by the inputs of the trace but for its constants.
 
     Args:
-        shared: indices of inputs that are one tensor for all members.
+        shared: indices of inputs that are one tensor for all members, or :data:`STREAM`.
     """
     width = len(members)
     constants = constants_of(trace)
-    result = Plan(width, constants, once=once_of(trace, shared))
+    result = Plan(width, constants, shared=shared, once=once_of(trace, shared))
     alone: dict[Node, list[Any]] = {}
     together: dict[Node, Any] = {}
     last = _last_uses(trace)
@@ -126,7 +141,8 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: Co
     for node in trace.graph.nodes:
         if node.op == "call_function" and node not in constants:
             if node in result.once:
-                alone[node] = [_run(node, _of(alone, constants, 0))] * width
+                value = partial(_run, node, _of(alone, constants, 0))
+                alone[node] = [streams.once(value) if is_random(node) else value()] * width
             elif is_random(node):
                 alone[node] = streams.each(lambda slot, node=node: _run(node, _of(alone, constants, slot)))  # type: ignore[misc]
                 result.alone[node] = 0.0
@@ -174,7 +190,12 @@ def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dic
             seconds, outcome = _timed(lambda call=call: evaluate(call, values.__getitem__))  # type: ignore[misc]
         except RuntimeError:  # no such kernel, or a view that cannot be
             continue
-        if not _equal(outcome, reference) or not _holds(plan, node, call, alone, together, outcome):
+        if not _equal(outcome, reference):
+            continue
+        form = _form(call, lambda arg: (_form_of(values[arg]), arg in alone and _form_of(alone[arg][0])))
+        if form not in plan.held:
+            plan.held[form] = _holds(plan, node, call, alone, together, outcome)
+        if not plan.held[form]:
             continue
         together[node] = outcome
         plan.stacked[node] = call
@@ -182,6 +203,20 @@ def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dic
         if isinstance(outcome, Tensor):
             plan.strides[node] = outcome.stride(0) * outcome.element_size()
         return
+
+
+def _form(part: Any, of: Callable[[Node], object]) -> object:
+    """Return what is equal for calls of one operation on tensors that differ in their values alone."""
+    if isinstance(part, Call):
+        kwargs = sorted((name, _form(arg, of)) for name, arg in part.kwargs.items())
+        return part.function, *(_form(arg, of) for arg in part.args), *kwargs
+    if isinstance(part, list | tuple):
+        return tuple(_form(item, of) for item in part)
+    return of(part) if isinstance(part, Node) else repr(part)
+
+
+def _form_of(value: Tensor) -> object:
+    return value.shape, value.stride(), value.dtype, value.data_ptr() % ALIGNMENT
 
 
 def _fits(example: Tensor) -> bool:

@@ -37,9 +37,10 @@ class Program:
     """A function ``run(inputs, streams, ahead) -> (loss, gradients, kept, logged)`` for a number of members.
 
     ``inputs`` are those of the trace but for its constants. Those at the indices ``shared`` are one tensor for all
-    members. Of the others, parameters and hyperparameters are stacked; tensors of the batch are lists; ``kept`` are
-    what ``kept_stacked`` says. ``ahead`` is what ``prefix`` gives on these inputs, () without one. The losses and
-    logged values, of shape (members,), and the gradients are stacked.
+    members; with :data:`STREAM` among them, all streams are in one state. Of the others, parameters and hyperparameters
+    are stacked; tensors of the batch are lists; ``kept`` are what ``kept_stacked`` says. ``ahead`` is what ``prefix``
+    gives on these inputs, () without one. The losses and logged values, of shape (members,), and the gradients are
+    stacked.
     """
 
     width: int
@@ -95,16 +96,18 @@ class _Writer:
         logged = [f"{self._value(node, True)}.clone()" for node in results[last:]]  # perhaps a parameter's memory
         self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}], [{', '.join(logged)}]")
         run, source = self._compiled("inputs, streams, ahead")
-        shared = frozenset(index for index, node in enumerate(inputs) if node in plan.once)
-        return Program(plan.width, run, kept_stacked, shared, self._prefix(handed) if handed else None, source)
+        return Program(plan.width, run, kept_stacked, plan.shared, self._prefix(handed) if handed else None, source)
 
     def _ahead(self) -> dict[Node, None]:
         """Return what is computed, once, of a batch that all members have in common, if that takes long."""
         trace, once = self._trace, self._plan.once
         of_batch = set(self._inputs[len(trace.trained) + len(trace.kept) + len(trace.values) :]) & once
+        drawn: set[Node] = set()  # random numbers, and what depends on them: the next step has others
         ahead: dict[Node, None] = {}
         for node in trace.graph.nodes:
-            if node in once and not of_batch.isdisjoint(node.all_input_nodes):
+            if is_random(node) or not drawn.isdisjoint(node.all_input_nodes):
+                drawn.add(node)
+            elif node in once and not of_batch.isdisjoint(node.all_input_nodes):
                 of_batch.add(node)
                 if _origin(node) is None:
                     ahead[node] = None
@@ -166,6 +169,8 @@ class _Writer:
         if node in self._plan.once:
             name = self._once(node)
             text = self._expression(Call(node.target, node.args, dict(node.kwargs)), self._operand)  # type: ignore[arg-type]
+            if is_random(node):
+                text = f"streams.once(lambda: {text})"
         elif self._layout.is_stacked(node):
             name = self._name(node, True)
             text = self._expression(self._plan.stacked[node], self._operand)

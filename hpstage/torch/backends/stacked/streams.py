@@ -30,6 +30,13 @@ class Streams:
             self.states[slot] = generator.get_state()
         return drawn
 
+    def once(self, draw: Callable[[], Any]) -> Any:
+        """Return what each member, all in one state, would draw."""
+        self._generator.set_state(self.states[0])
+        drawn = draw()
+        self.states = [self._generator.get_state()] * len(self.states)
+        return drawn
+
     def state(self) -> Tensor:
         """Return the state of torch's generator now."""
         state: Tensor = self._generator.get_state()
