@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 
 TINY = {
+    "bench_adapters": "--quick",
     "bench_algorithms": "--trials 9 --many 60 --repeats 1",
     "bench_audit": "--audited 1 --seeds 1 --trials 3",
     "bench_boosting": "--rounds 5 --rows 500 --repeats 1",
@@ -56,6 +57,7 @@ TINY = {
 
 QUICK = {
     *(
+        "bench_adapters",
         "bench_algorithms",
         "bench_boosting",
         "bench_budget",
@@ -70,6 +72,7 @@ QUICK = {
 }
 """Those that end within a minute on two cores; the others take minutes, and are slow."""
 PARTS = {
+    "adapter_task",
     "command_line",
     "engine_models",
     "figures",
@@ -78,6 +81,7 @@ PARTS = {
     "matrix_subjects",
     "planner_load",
     "planted_faults",
+    "programs",
     "screenshots",
     "small_cnn",
 }
