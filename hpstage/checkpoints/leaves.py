@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from hpstage.checkpoints import lazy_copies
+
 # Exact torch dtype -> (dtype in the safetensors file, its size in bytes, elements per value). Complex values
 # are stored as pairs of reals and the 8-bit floats as bytes, since not all readers of safetensors know them.
 _TORCH: dict[str, tuple[str, int, int]] = {
@@ -198,7 +200,9 @@ def content(leaf: Leaf, value: Any) -> memoryview:
         return memoryview(b"")
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
     # Not numpy(): it makes the storage, which may be the user's, permanently non-resizable.
-    memory: Any = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    memory: Any = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(
+        lazy_copies.address_of(tensor)
+    )
     memory.owner = tensor  # keeps the memory alive
     return memoryview(memory).cast("B")
 
@@ -247,6 +251,8 @@ def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
         into[...] = value
         return into
     value = value.detach().resolve_conj().resolve_neg()
+    if (lazy := lazy_copies.copy(value)) is not None and (leaf.strides is not None or value.is_contiguous()):
+        return lazy
     if into is not None and into.device == value.device:
         return into.copy_(value)
     if leaf.strides is not None:
@@ -274,6 +280,17 @@ def same(pairs: Iterable[tuple[Leaf, Any, Any]]) -> list[bool]:
     return found
 
 
+def same_bytes(one: Any, other: Any) -> bool:
+    """Return whether two tensors on the CPU are of one form, without gaps in memory, and have the same bytes."""
+    leaf = describe("", one)
+    return (
+        isinstance(leaf, Leaf)
+        and leaf == describe("", other)
+        and _is_dense(one.stride(), one.shape)
+        and bool(_same(leaf, one, other))
+    )
+
+
 def _same(leaf: Leaf, value: Any, other: Any) -> Any:
     """Return a bool; of tensors on a device, a tensor with it there."""
     if leaf.kind == "bytes":
@@ -287,7 +304,7 @@ def _same(leaf: Leaf, value: Any, other: Any) -> Any:
         return bool(numpy.array_equal(one, two))
     if value.device != other.device or value.is_conj() or value.is_neg() or value.stride() != other.stride():
         return False
-    if not value.numel():
+    if not value.numel() or lazy_copies.address_of(value) == lazy_copies.address_of(other):
         return True
     import torch
 
@@ -310,6 +327,8 @@ def room(leaf: Leaf, value: Any) -> Any:
         array = numpy.empty_like(value, order="C" if leaf.strides is None else "F", subok=False)
         array[...] = 0
         return array
+    if lazy_copies.is_lazy(value):
+        return None
     import torch
 
     # As bytes, since not every dtype can be filled. Not zeros(), which may leave it to the system.

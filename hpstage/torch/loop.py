@@ -24,6 +24,7 @@ from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.evaluation import evaluating
 from hpstage.torch.follow import Follower
+from hpstage.torch.frozen import frozen_tensors, share, tensors_of
 from hpstage.torch.horizon import Horizon
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
@@ -390,6 +391,7 @@ class TorchLoop(Adapter):
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
         self._built = _Built(self._user, self.device)
         self._see_values("model() or optimizer()")
+        self._share_memory(self._built)
         self._world.begin()
         self._turn(self._initial)
         self._samples = 0
@@ -397,6 +399,15 @@ class TorchLoop(Adapter):
         self._data().go_to(None)
         self._data().settle()
         self._pending = False
+
+    def _share_memory(self, built: _Built, *others: torch.nn.Module) -> None:
+        """Let copies of what is frozen in a new model be lazy, and have its memory in common with equal models."""
+        assert self._world.pristine is not None
+        named = [tensors_of(other) for other in others]
+        for name, tensor in frozen_tensors(built.model, built.optimizer):
+            tensors = [tensor, *(other[name] for other in named if name in other)]
+            if not any(one in self._world.pristine for one in tensors):  # model() has made all of them
+                share(*tensors)
 
     def _drop_gradients(self, built: _Built) -> None:
         """Drop the gradients of the last step where nothing reads them: the default update zeroes gradients before it

@@ -27,7 +27,7 @@ import torch
 def bytes_of(model: torch.nn.Module) -> int:
     """Return the bytes of parameters and buffers; those that are shared count once."""
     memory = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
         for tensor in (*model.parameters(), *model.buffers())
     }
     return sum(memory.values())

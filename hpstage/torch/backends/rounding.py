@@ -35,7 +35,7 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not func._schema.is_mutable:
-            given = {_memory(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is Tensor}
+            given = {_memory(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _stays(leaf)}
             for leaf in pytree.tree_leaves(result):
                 if _is_rounded(leaf) and _memory(leaf) not in given:
                     self._round(leaf)
@@ -68,9 +68,14 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+def _stays(value: Any) -> bool:
+    """Return whether views of a value stay as they are: not those of parameters that are trained, which are rounded."""
+    return isinstance(value, Tensor) and (type(value) is Tensor or not value.requires_grad)
+
+
 def _is_rounded(value: Any) -> bool:
     return type(value) is Tensor and value.is_floating_point() and value.layout is torch.strided and value.numel() > 0
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

@@ -25,7 +25,7 @@ from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
 from hpstage.torch.data import Batches
 from hpstage.torch.loading.streams import StreamBatches
-from hpstage.torch.loop import TorchLoop
+from hpstage.torch.loop import TorchLoop, _Built
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Trainable
 from hpstage.training.capture.kind import same_value
@@ -220,6 +220,10 @@ class StackedLoop(TorchLoop):
     def _build(self) -> None:
         super()._build()
         self._see_shared("model() or optimizer()")
+
+    def _share_memory(self, built: _Built, *others: torch.nn.Module) -> None:
+        slots = [slot._built for slot in (self.stack.first, *self.stack.slots) if slot is not self]
+        super()._share_memory(built, *others, *(other.model for other in slots if other is not None))
 
     def _see_shared(self, what: str) -> None:
         """Raise :class:`UsageError` if anything has changed that all slots share: to the others it would happen, too,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.checkpoints import leaves
+from hpstage.checkpoints.lazy_copies import address_of
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import numpy, torch
 from hpstage.training.capture.kinds import VALUES
@@ -158,7 +159,7 @@ def _is_plain(record: Record) -> bool:
 
 def _is_new(record: Record, base: Survey) -> bool:
     before = base.records.get(id(record.obj))
-    return before is None or before.content.pointer != record.content.pointer
+    return before is None or not before.content.same_memory(record.content)
 
 
 def _shared(extents: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
@@ -186,7 +187,7 @@ def _extent(obj: Any) -> Extent | None:
         if plain is None or not plain.numel():
             return None
         reach = sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
-        start = int(plain.data_ptr())
+        start = address_of(plain)
         return start, start + (reach + 1) * plain.element_size()
     plain = plain_array(obj)
     if plain is None or not plain.size:
@@ -201,7 +202,7 @@ def _block(obj: Any, storage: Any = None) -> Extent:
     """Return all the memory that could be accessed through the owner of a tensor's storage, or of an array."""
     if is_tensor(obj):
         storage = storage or obj.untyped_storage()
-        start = int(storage.data_ptr())
+        start = address_of(look_at(storage, (0,), (1,), torch().uint8, 0))
         return start, start + int(storage.nbytes())
     root = obj
     while isinstance(root.base, numpy().ndarray):

@@ -84,7 +84,7 @@ class Encoder:
         for record in self._now:
             if record.kind.name == "values" and record.obj not in self._base and held(record.obj):
                 before, now = local.records.get(id(record.obj)), record.content
-                if before is None or (now.pointer, now.form) != (before.content.pointer, before.content.form):
+                if before is None or not now.same_memory(before.content) or now.form != before.content.form:
                     raise StateError(
                         f"{record.path} has its memory in common with a tensor or array of a local variable, and no "
                         f"state can hold both: keep a copy; {excluding(record.path)}"
@@ -385,7 +385,7 @@ class Encoder:
         if not same_hooks(content.hooks, before.hooks):
             raise self._hooked(record.path)
         place: Plain = None
-        if content.pointer != before.pointer or content.form != before.form:
+        if not content.same_memory(before) or content.form != before.form:
             shape, strides, dtype = content.form[:3]
             if not is_tensor(obj):
                 raise StateError(

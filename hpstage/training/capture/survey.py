@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from hpstage.checkpoints.lazy_copies import address_of
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import LEADS_NOWHERE, Kind, is_atom, torch
 from hpstage.training.capture.kinds import (
@@ -114,8 +115,8 @@ class Survey:
         if record is not None:
             return record.path
         if self._addresses is None:
-            values = (record for record in self if record.kind is VALUES)
-            self._addresses = {record.content.pointer: record.path for record in values}
+            values = (record for record in self if record.kind is VALUES and record.content.storage is not None)
+            self._addresses = {address_of(record.obj): record.path for record in values}
         return self._addresses.get(number)
 
     def __iter__(self) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from hpstage.checkpoints import leaves
+from hpstage.checkpoints import lazy_copies, leaves
 from hpstage.training.capture.kind import Child, Kind, attribute_children, numpy, same_mapping, torch
 from hpstage.training.code.attributes import dict_of, own_of, write_own
 
@@ -39,9 +39,9 @@ class Marked:
         "hooks",
         "own",
         "plain",
-        "pointer",
         "registered",
         "sample",
+        "start",
         "storage",
         "trained",
         "version",
@@ -55,7 +55,7 @@ class Marked:
         self.trained = False
         self.version = 0
         self.storage: Any = None  # kept alive, so that no other has its address
-        self.pointer = 0
+        self.start = 0  # in bytes
         self.sample: str | None = None
         self.copy: Any = None
         plain: Any
@@ -68,7 +68,8 @@ class Marked:
                 self.gradient = obj.grad
             plain = plain_tensor(obj)
             if plain is not None:
-                self.storage, self.pointer = plain.untyped_storage(), plain.data_ptr()
+                self.storage = plain.untyped_storage()
+                self.start = plain.storage_offset() * plain.element_size()
             on_cpu = obj.device.type == "cpu"
         else:
             self.own = _own_of_array(obj)
@@ -102,17 +103,23 @@ class Marked:
         """Return whether form, memory, gradient and attributes are the same: all but the values."""
         return (
             self.form == other.form
-            and self.pointer == other.pointer
+            and self.same_memory(other)
             and self.trained == other.trained
             and self.gradient is other.gradient
             and same_hooks(self.hooks, other.hooks)
             and same_mapping(self.own, other.own)
         )
 
+    def same_memory(self, other: Marked) -> bool:
+        """Return whether both were seen in the same memory. Its address may have changed: that of a lazy copy does when
+        it is written to."""
+        return self.storage is other.storage and self.start == other.start
+
     def at_place(self, obj: Any) -> bool:
         """Return whether an ordinary tensor is unchanged except for its values. Fast."""
         return (
-            obj.data_ptr() == self.pointer
+            obj.untyped_storage() is self.storage
+            and obj.storage_offset() == self.form[4]
             and obj.requires_grad is self.trained
             and (not obj.is_leaf or obj.grad is self.gradient)
             and obj.shape == self.form[0]
@@ -140,7 +147,7 @@ class Marked:
         if not self._has_its_hooks(obj):
             raise TypeError("it has been given a hook, which torch keeps where it cannot be reached")
         if self.plain:
-            if self.form != tensor_form(obj) or self.pointer != plain_pointer(obj):
+            if self.form != tensor_form(obj) or not self.same_memory(Marked(obj)):
                 shape, strides, dtype, _, offset = self.form
                 move(obj, self.storage, shape, strides, dtype, offset)
             if obj.is_leaf and obj.requires_grad != self.trained:
@@ -349,11 +356,6 @@ def plain_tensor(tensor: Any) -> Any:
     return tensor.detach() if held else None
 
 
-def plain_pointer(tensor: Any) -> int:
-    plain = plain_tensor(tensor)
-    return 0 if plain is None else int(plain.data_ptr())
-
-
 def plain_array(array: Any) -> Any:
     """Return a plain view of an array; ``None`` if it can never be written to or is in a file (no trial's own)."""
     library = numpy()
@@ -439,6 +441,8 @@ def fill(obj: Any, values: Any) -> None:
     with library.inference_mode(obj.is_inference()), library.no_grad():
         # Through .data: leaves that require gradients cannot be written to directly, and views remain views.
         target, values = obj.data.as_subclass(library.Tensor), values.detach().as_subclass(library.Tensor)
+        if lazy_copies.is_lazy(target) and leaves.same_bytes(target, values):
+            return  # so that its memory remains that of its copies
         for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
             if stride == 0 and size > 1:  # one value at many indices
                 target, values = target.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)

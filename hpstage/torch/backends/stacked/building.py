@@ -65,6 +65,7 @@ class Builder:
     def _build(self, trace: Trace, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:
         members = _probes(trace, example, width, _SEEDS[0], shared)
         planned = plan(trace, members, self._streams(width, shared), shared)
+        del members
         made = program(trace, planned)
         if width == 1:
             return made

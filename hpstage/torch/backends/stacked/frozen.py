@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from hpstage.checkpoints import lazy_copies
 from hpstage.torch.backends.stacked.cleaning import is_random
 from hpstage.torch.backends.stacked.planning import STREAM, is_heavy, once_of
 from hpstage.torch.backends.stacked.tracing import Trace
@@ -29,7 +30,7 @@ class Frozen:
         tensor = tensor.detach()
         known = self._copies.get(name)
         if known is None or not same_bytes(known, tensor.contiguous()):
-            known = self._copies[name] = tensor.clone(memory_format=torch.contiguous_format)
+            known = self._copies[name] = lazy_copies.clone(tensor.contiguous())
         return known
 
 

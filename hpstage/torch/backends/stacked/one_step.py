@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from hpstage.checkpoints import lazy_copies
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.refusal import NeedsPython
 from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
@@ -48,7 +49,7 @@ class OneStep:
                     raise NeedsPython(f"{type(optimizer).__name__} trains parameters that the model does not have")
                 self.groups[self._names[id(parameter)]] = index
         tensors = self._parameters | dict(model.named_buffers())
-        self.state = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self.state = {name: lazy_copies.clone(tensor) for name, tensor in tensors.items()}
         self._leaves, self._spec = pytree.tree_flatten(batch)
         self.tensors = [leaf.detach().clone() for leaf in self._leaves if isinstance(leaf, Tensor)]
         dtype = next(iter(self._parameters.values())).dtype  # of double precision, numbers would make tensors so

@@ -69,7 +69,7 @@ class _Kept:
         self._missed += 1
         if key is None or not _own_memory(values, [*self.frozen, *batch]):
             return values
-        storages = {value.untyped_storage().data_ptr(): value.untyped_storage() for value in values}
+        storages = {value.untyped_storage()._cdata: value.untyped_storage() for value in values}
         nbytes = sum(storage.nbytes() for storage in storages.values())
         if self._nbytes + nbytes > self._budget and self._missed > 2 * len(self._values):
             self._values.clear()  # none of them came again
@@ -82,8 +82,8 @@ class _Kept:
 
 def _own_memory(values: Values, others: list[Tensor]) -> bool:
     """Return whether no value is in memory of others, which may change: a batch is perhaps a part of the data."""
-    taken = {other.untyped_storage().data_ptr() for other in others}
-    return all(value.untyped_storage().data_ptr() not in taken for value in values)
+    taken = {other.untyped_storage()._cdata for other in others}
+    return all(value.untyped_storage()._cdata not in taken for value in values)
 
 
 def _digest(batch: list[Tensor]) -> bytes | None:

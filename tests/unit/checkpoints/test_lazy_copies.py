@@ -1,0 +1,141 @@
+"""Lazy copies have their memory in common until one is written to, in whatever way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpstage.checkpoints import lazy_copies, leaves
+from hpstage.checkpoints.state_tree import clone, digest
+
+SIZE = 128
+
+
+def made() -> Tensor:
+    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+
+
+def by_numpy(tensor: Tensor) -> None:
+    tensor.numpy()[0] = 7
+
+
+def by_address(tensor: Tensor) -> None:
+    import ctypes
+
+    ctypes.memset(tensor.data_ptr(), 0, 64)
+
+
+def by_dlpack(tensor: Tensor) -> None:
+    torch.from_dlpack(tensor).fill_(7)  # type: ignore[attr-defined]
+
+
+def by_storage(tensor: Tensor) -> None:
+    tensor.untyped_storage().fill_(7)
+
+
+def by_data(tensor: Tensor) -> None:
+    tensor.data[0] = 7
+
+
+def by_a_view(tensor: Tensor) -> None:
+    tensor.t()[3].zero_()
+
+
+def in_place(tensor: Tensor) -> None:
+    tensor.mul_(2)
+
+
+def by_an_optimizer(tensor: Tensor) -> None:
+    parameter = nn.Parameter(tensor)
+    parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD([parameter], lr=1.0).step()
+
+
+WAYS = [by_numpy, by_address, by_dlpack, by_storage, by_data, by_a_view, in_place, by_an_optimizer]
+
+
+@pytest.mark.parametrize("write", WAYS)
+@pytest.mark.parametrize("writer", [0, 1, 2])
+def test_who_writes_has_a_copy_first(write: Callable[[Tensor], None], writer: int) -> None:
+    first = made()
+    assert lazy_copies.allow_copies(first)
+    copies = [first, lazy_copies.clone(first), lazy_copies.clone(first)]
+    assert len({lazy_copies.address_of(one) for one in copies}) == 1
+    write(copies[writer])
+    for index, one in enumerate(copies):
+        assert torch.equal(one, made()) is (index != writer)
+
+
+@pytest.mark.parametrize("read", [digest, clone, lambda t: t.sum(), lambda t: nn.functional.linear(t, t), Tensor.clone])
+def test_reading_gives_no_memory_of_its_own(read: Callable[[Tensor], Any]) -> None:
+    first = made()
+    assert lazy_copies.allow_copies(first)
+    other = lazy_copies.clone(first)
+    read(other)
+    assert lazy_copies.is_lazy(other)
+    assert lazy_copies.address_of(other) == lazy_copies.address_of(first)
+
+
+def test_a_tensor_whose_address_is_known_has_copies_of_their_own() -> None:
+    tensor = made()
+    array = tensor.numpy()
+    assert not lazy_copies.allow_copies(tensor)
+    copy = lazy_copies.clone(tensor)
+    array[0] = 7
+    assert torch.equal(copy, made())
+
+
+def mapped(folder: Path) -> Tensor:
+    torch.save(made(), folder / "x.pt")
+    loaded: Tensor = torch.load(folder / "x.pt", mmap=True)
+    return loaded
+
+
+def quantised(folder: Path) -> Tensor:
+    return torch.quantize_per_tensor(made(), 0.1, 0, torch.qint8)
+
+
+OTHERS: list[Callable[[Path], Tensor]] = [
+    mapped,
+    quantised,
+    lambda folder: made()[1:],
+    lambda folder: torch.from_numpy(np.zeros((SIZE, SIZE))),
+    lambda folder: torch.zeros(3),
+    lambda folder: made().to_sparse(),
+    lambda folder: torch.empty(SIZE, SIZE, device="meta"),
+    lambda folder: nn.parameter.UninitializedParameter(),
+    lambda folder: made().expand(4, SIZE, SIZE),
+]
+
+
+@pytest.mark.parametrize("make", OTHERS)
+@pytest.mark.filterwarnings("ignore")
+def test_of_other_tensors_there_are_no_lazy_copies(make: Callable[[Path], Tensor], tmp_path: Path) -> None:
+    assert not lazy_copies.allow_copies(make(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "turn", [lambda t: t, Tensor.t, lambda t: t.view(2, 64, 8, 16).to(memory_format=torch.channels_last)]
+)
+def test_a_copy_has_the_same_strides(turn: Callable[[Tensor], Tensor]) -> None:
+    tensor = turn(made()).detach()
+    lazy_copies.allow_copies(tensor)
+    copy = clone({"x": tensor})["x"]  # type: ignore[index]
+    assert copy.stride() == tensor.stride()
+    assert digest(copy) == digest(tensor)
+    assert leaves.same_bytes(copy, tensor)
+
+
+def test_negative_zero_has_other_bytes() -> None:
+    one, other = torch.zeros(SIZE, SIZE), torch.zeros(SIZE, SIZE)
+    assert leaves.same_bytes(one, other)
+    other[3, 3] = -0.0
+    assert not leaves.same_bytes(one, other)
+    assert not leaves.same_bytes(one, one.t())
+    assert not leaves.same_bytes(one, one.double())
