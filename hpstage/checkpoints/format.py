@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -161,8 +161,9 @@ def write(
     )
 
 
-ReadPart = Callable[[StateKey], Mapping[str, Any]]
-"""Returns the values of a part by their names, in memory that nobody else uses. Raises :class:`CheckpointError`."""
+ReadPart = Callable[[StateKey, Collection[str]], Mapping[str, Any]]
+"""Returns those values of a part by their names, or all, in memory that nobody else writes to. Raises
+:class:`CheckpointError`."""
 
 
 def read(place: Place, manifest: Manifest, read_part: ReadPart) -> tuple[object, Iterator[str]]:
@@ -328,12 +329,13 @@ def _fill_from_parts(
 ) -> None:
     """Set the values of the leaves that are in parts, each in memory of its own."""
     used: set[tuple[int, str]] = set()
-    found: dict[int, Mapping[str, Any]] = {}
-    for index, (number, digest) in structure.elsewhere.items():
-        if number not in found:
-            found[number] = read_part(manifest.parts[number].key)
-        leaf = structure.leaves[index]
-        name = name_in_part(leaf, digest)
+    names = {index: name_in_part(structure.leaves[index], digest) for index, (_, digest) in structure.elsewhere.items()}
+    wanted: dict[int, set[str]] = {}
+    for index, (number, _) in structure.elsewhere.items():
+        wanted.setdefault(number, set()).add(names[index])
+    found = {number: read_part(manifest.parts[number].key, of_part) for number, of_part in wanted.items()}
+    for index, (number, _) in structure.elsewhere.items():
+        leaf, name = structure.leaves[index], names[index]
         if name not in found[number]:
             raise CheckpointCorrupt(f"{place.where(STRUCTURE)}: {leaf.name!r} is not in part {manifest.parts[number]}")
         value = found[number][name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints import stage_log
+from hpstage.checkpoints import lazy_copies, stage_log
 from hpstage.checkpoints.sharing import (
     BEFORE_TRAINING,
     SMALLEST,
@@ -72,7 +72,9 @@ class FormattedCheckpoints(CheckpointStore):
     def meet(self, state: object) -> None:
         flat = flatten(state)
         if is_divisible(flat):
-            self._sharing.meet(BEFORE_TRAINING, map(name_in_part, flat.leaves, contents_of(flat)))
+            names = [*map(name_in_part, flat.leaves, contents_of(flat))]
+            self._sharing.meet(BEFORE_TRAINING, names)
+            self._sharing.hold(dict(zip(names, flat.values, strict=True)))
 
     def _divide(self, key: StateKey, flat: FlatState) -> Division | None:
         """Store what an earlier state had as well in a part, unless it is in one; return what is where."""
@@ -91,7 +93,9 @@ class FormattedCheckpoints(CheckpointStore):
                 kept = self._save(part, shared, 0, None, None)
             self._sharing.place(Part(kept.key, kept.bytes), new)
         self._sharing.meet(key, names)
-        return Division(contents, self._sharing.placed(names))
+        placed_here = self._sharing.placed(names)
+        self._sharing.hold({names[index]: flat.values[index] for index in placed_here})
+        return Division(contents, placed_here)
 
     def _save(
         self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None, division: Division | None
@@ -129,13 +133,19 @@ class FormattedCheckpoints(CheckpointStore):
 
         return self._sought(read)
 
-    def _read_part(self, key: StateKey, part: StateKey) -> Mapping[str, Any]:
-        """Return the values of a part, by their names, for the state ``key``."""
+    def _read_part(self, key: StateKey, part: StateKey, names: Collection[str]) -> Mapping[str, Any]:
+        """Return values of a part, by their names, for the state ``key``: all of them, unless this process holds
+        those."""
+        if (held := self._sharing.held(names)) is not None:
+            return held
         with self._needed(key, part):
             manifest = self._manifest(part)
             with self._explained(part, "read"), self._present(part, manifest):
                 values = files.read_for_part(self._place(part), manifest)
         self._sharing.place(Part(part, manifest.bytes), values)
+        for value in values.values():
+            lazy_copies.allow_copies(value)
+        self._sharing.hold(values)
         return values
 
     @contextmanager

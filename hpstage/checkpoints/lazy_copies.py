@@ -29,13 +29,11 @@ def is_lazy(tensor: Any) -> bool:
     return bool(tensor.layout is torch.strided and torch._C._is_cow_tensor(tensor))
 
 
-def allow_copies(tensor: Any) -> bool:
-    """Let copies of a tensor be lazy, unless somebody else may have its memory. Return whether they are."""
-    torch = sys.modules["torch"]
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+def allow_copies(value: Any) -> bool:
+    """Let copies of a value be lazy, if it is a tensor whose memory nobody else may have. Return whether they are."""
+    if not _is_whole(value) or value.is_inference():
         return False
-    if tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_inference() or not _is_whole(tensor):
-        return False
+    tensor, torch = value, sys.modules["torch"]
     storage = tensor.untyped_storage()
     if is_lazy(tensor):
         return True
@@ -48,11 +46,9 @@ def allow_copies(tensor: Any) -> bool:
     return True
 
 
-def copy(tensor: Any) -> Any | None:
-    """Return a lazy copy of a tensor with the same strides; ``None`` if it is not allowed."""
-    if tensor.device.type != "cpu" or not is_lazy(tensor) or not _is_whole(tensor):
-        return None
-    return sys.modules["torch"]._lazy_clone(tensor.detach())
+def copy(value: Any) -> Any | None:
+    """Return a lazy copy with the same strides; ``None`` if it is not allowed, or the value is no tensor."""
+    return sys.modules["torch"]._lazy_clone(value.detach()) if _is_whole(value) and is_lazy(value) else None
 
 
 def clone(tensor: Any) -> Any:
@@ -61,6 +57,12 @@ def clone(tensor: Any) -> Any:
     return tensor.detach().clone() if lazy is None else lazy.detach()
 
 
-def _is_whole(tensor: Any) -> bool:
-    nbytes = tensor.numel() * tensor.element_size()
-    return bool(nbytes >= SMALLEST and tensor.untyped_storage().nbytes() == nbytes)
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is an ordinary tensor on the CPU that shows all of its memory."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        return False
+    nbytes = value.numel() * value.element_size()
+    if nbytes < SMALLEST or value.device.type != "cpu" or value.is_quantized:
+        return False
+    return bool(value.untyped_storage().nbytes() == nbytes)

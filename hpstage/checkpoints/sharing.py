@@ -8,12 +8,14 @@ never declared: a leaf that training changes has another content, and is stored 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import xxhash
 
+from hpstage.checkpoints import lazy_copies
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState
 from hpstage.checkpoints.store import part_key
@@ -60,6 +62,18 @@ class Sharing:
         # The state that had each leaf, or _SEVERAL; the last one met at the end.
         self._met: dict[str, StateKey] = {}
         self._parts: dict[str, Part] = {}
+        self._held: dict[str, Any] = {}
+
+    def hold(self, values: Mapping[str, Any]) -> None:
+        """Hold lazy copies of a state's leaves, by their names in parts, in place of those of the state before. They
+        take no memory as long as the model or a copy of the state has that."""
+        copies = {name: lazy_copies.copy(value) for name, value in values.items()}
+        self._held = {name: copy for name, copy in copies.items() if copy is not None}
+
+    def held(self, names: Collection[str]) -> dict[str, Any] | None:
+        """Return lazy copies of these leaves, or ``None`` if one of them is not held."""
+        held = self._held
+        return {name: lazy_copies.copy(held[name]) for name in names} if held.keys() >= set(names) else None
 
     def meet(self, key: StateKey, names: Iterable[str]) -> None:
         """Remember leaves of a state, by their names in parts."""

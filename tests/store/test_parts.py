@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints import FolderCheckpoints, lazy_copies
 from hpstage.checkpoints.sharing import Sharing
 from hpstage.checkpoints.state_tree import digest, flatten
 from hpstage.errors import CheckpointCorrupt
@@ -139,3 +140,35 @@ def test_the_last_leaves_met_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     sharing.meet(KEYS[1], ["b", "d", "e", "f"])
     assert [*sharing.to_place(KEYS[2], flat, ["a", "b", "d"])] == ["b", "d"]
     assert [*sharing.to_place(KEYS[1], flat, ["a", "b", "d"])] == ["b"], "others had it"
+
+
+def test_a_state_is_loaded_with_memory_that_the_process_has(tmp_path: Path) -> None:
+    base = torch.randn(200, 200)
+    lazy_copies.allow_copies(base)
+    states = {key: {"base": base, "own": torch.full((9,), number)} for number, key in enumerate(KEYS[:3])}
+    digests = {key: digest(state) for key, state in states.items()}
+    store = FolderCheckpoints(tmp_path, "w")
+    for key, state in states.items():
+        store.save(key, state, step=0, parent=None)
+    for other in (store, FolderCheckpoints(tmp_path, "w")):
+        loaded: list[dict[str, torch.Tensor]] = [other.load(key) for key in KEYS[1:3]]  # type: ignore[misc]
+        addresses = {lazy_copies.address_of(state["base"]) for state in loaded}
+        assert addresses == {lazy_copies.address_of(base)} if other is store else len(addresses) == 1
+        loaded[0]["base"].zero_()
+        assert digest(loaded[1]) == digests[KEYS[2]]
+        assert digest(other.load(KEYS[1])) == digests[KEYS[1]]
+    assert digest(states[KEYS[0]]) == digests[KEYS[0]]
+
+
+def test_a_damaged_part_is_not_needed_where_its_leaves_are_held(tmp_path: Path) -> None:
+    states = {key: {"base": torch.ones(200, 200), "own": number} for number, key in enumerate(KEYS[:2])}
+    store = FolderCheckpoints(tmp_path, "w")
+    for key, state in states.items():
+        store.save(key, state, step=0, parent=None)
+    reader = FolderCheckpoints(tmp_path, "w")
+    reader.load(KEYS[1])
+    (part,) = store.parts()
+    store.delete(part)
+    assert digest(reader.load(KEYS[1])) == digest(states[KEYS[1]])
+    with pytest.raises(CheckpointCorrupt, match="in common"):
+        store.load(KEYS[1])
