@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
@@ -16,9 +17,11 @@ from hpstage.accounting.studies import study_rows
 from hpstage.driver.differences import explain
 from hpstage.errors.text import allocated_hours, count_of, duration, rate, shortened
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
+from hpstage.plan.nodes import PlannedTrial
 from hpstage.report.pictures import Picture
 from hpstage.report.tree.embed import frame
 from hpstage.schedule import Constant, Schedule
+from hpstage.schedule import __all__ as schedule_names
 
 _NAMES = 12  # number of trials named
 _PIECES = 12  # number of pieces of a schedule shown
@@ -70,8 +73,19 @@ def _environment() -> Environment:
         "short": _short,
         "thousands": "{:,}".format,
     }
-    helpers = (best_first, explain, named, names_of, number_of, objectives_of, params_of, pieces_of, where)
-    found.globals |= {helper.__name__: helper for helper in helpers}
+    helpers = (
+        as_python,
+        best_first,
+        explain,
+        named,
+        names_of,
+        number_of,
+        objectives_of,
+        params_of,
+        pieces_of,
+        state_of,
+    )
+    found.globals |= {helper.__name__: helper for helper in (*helpers, where)}
     return found
 
 
@@ -106,6 +120,27 @@ def pieces_of(schedule: Schedule, steps: int) -> list[str]:
     if len(pieces) > _PIECES:
         described.append(f"and {len(pieces) - _PIECES:,} more")
     return described
+
+
+def as_python(trial: PlannedTrial) -> str:
+    """Return code that trains a trial: on its store it finds all trained, and can be changed from any step on."""
+    written = {}
+    for name, schedule in sorted(trial.schedules.items()):
+        [(_, _, form), *more] = schedule.pieces()
+        whole = repr(schedule).removesuffix(f".until({trial.requested})")
+        written[name] = repr(form.scalar) if isinstance(form, Constant) and not more else whole
+    values = "".join(f"    {name!r}: {text},\n" for name, text in written.items())
+    used = sorted({*re.findall(r"(?<![.\w])[A-Za-z_]+(?=\()", values)} & {*schedule_names})
+    imports = f"from hpstage.schedule import {', '.join(used)}\n" if used else ""
+    return (
+        f"import hpstage\n{imports}\nhyperparameters = {{\n{values}}}\n"
+        f"trial = hpstage.train(trainable, hyperparameters, steps={trial.requested}, store=store)\n"
+    )
+
+
+def state_of(book: Book, id: TrialId) -> str:
+    ended = book.account.plan.ended.get(id)
+    return "unfinished" if ended is None else ended.state.lower()
 
 
 def params_of(book: Book, id: TrialId) -> Mapping[str, object]:
