@@ -13,11 +13,11 @@ from distributed import LocalCluster
 from distributed.utils import format_dashboard_link
 
 from hpstage.cluster.dashboard import install_on
+from hpstage.cluster.dask_folder import dask_folder
 from hpstage.cluster.devices import environment_of
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.private import draw_apart, start_workers
-from hpstage.cluster.private_folder import private_folder
 from hpstage.errors import ClusterError
 
 _SLOTS = 256
@@ -52,7 +52,7 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
         self._devices, self._size = devices, n_workers
         self._hide = hide
         self._fork_server = fork_server
-        self._folder = private_folder()
+        self._folder = dask_folder()
         draw_apart()
         for name in ("distributed.batched", "distributed.worker"):
             logging.getLogger(name).addFilter(_is_news)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpstage.cluster.private_folder import private_folder
+from hpstage.cluster.dask_folder import dask_folder
 
 _FOLDER = "DASK_TEMPORARY_DIRECTORY"
 _BOTH = {
@@ -31,9 +31,9 @@ _WORKER = {
 
 def scheduler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environment`` with the settings for a scheduler."""
-    return {**_SCHEDULER, **environment, _FOLDER: private_folder()}
+    return {**_SCHEDULER, **environment, _FOLDER: dask_folder()}
 
 
 def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environment`` with the settings for a worker. Its training processes get further variables."""
-    return {**_WORKER, **environment, _FOLDER: private_folder()}
+    return {**_WORKER, **environment, _FOLDER: dask_folder()}

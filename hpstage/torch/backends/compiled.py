@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
 import shutil
 import subprocess
 import warnings
@@ -25,6 +26,7 @@ from hpstage.torch.backends.numbers import keep_numbers
 from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.capture.settings import compile_by_arguments_only
+from hpstage.training.private_folder import private_folder
 from hpstage.training.step_log import log, recording
 
 logger = logging.getLogger("hpstage")
@@ -305,6 +307,8 @@ def _settings() -> Iterator[None]:
 @functools.cache
 def _start_compiler() -> None:
     """Compile something. The first time, torch replaces functions of its own, which training must not seem to do."""
+    # By default in a folder of a known name, which another account may have made first: what it holds is executed.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(private_folder(), "compiled"))
     torch.compile(torch.neg, backend="eager")(torch.zeros(1))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -297,3 +298,17 @@ def test_a_chain_whose_compiler_fails_is_trained_again(monkeypatch: pytest.Monke
     assert all(trial.value is not None for trial in result.study.trials)
     outcomes = [fact.outcome for fact in read_facts(journal) if isinstance(fact, ChainLost)]
     assert outcomes.count("lost") == 1 and outcomes[0] == "lost"
+
+
+def test_compiled_code_is_kept_where_no_other_account_can_change_it(tmp_path: Path) -> None:
+    code = (
+        "import os, hpstage.torch, torch\n"
+        "from hpstage.torch.backends.compiled import _start_compiler\n"
+        "_start_compiler()\n"
+        "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment["TMPDIR"] = str(tmp_path)
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    folder = Path(found.stdout.strip())
+    assert folder.parent.parent == tmp_path and stat.S_IMODE(folder.parent.stat().st_mode) == 0o700

@@ -10,7 +10,7 @@ import dask.config
 import pytest
 
 import hpstage
-from hpstage.cluster.private_folder import private_folder
+from hpstage.cluster.dask_folder import dask_folder
 from hpstage.cluster.settings import scheduler_environment, worker_environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="the folder for temporary files is the account's")
@@ -44,8 +44,8 @@ def test_workers_put_files_where_no_other_account_can(shared: Path) -> None:
 
 def test_one_folder_serves_all(shared: Path) -> None:
     with dask.config.set({"temporary-directory": str(shared / "new")}):
-        folder = private_folder()
-        assert private_folder() == folder and is_private(Path(folder)) and Path(folder).parent == shared / "new"
+        folder = dask_folder()
+        assert dask_folder() == folder and is_private(Path(folder)) and Path(folder).parent == shared / "new"
         for environment in (scheduler_environment({}), worker_environment({"DASK_TEMPORARY_DIRECTORY": "/any"})):
             assert environment["DASK_TEMPORARY_DIRECTORY"] == folder
 
@@ -62,7 +62,7 @@ def test_a_folder_of_this_name_that_others_can_change_is_not_used(shared: Path, 
     else:
         name.touch()
     with dask.config.set({"temporary-directory": str(shared)}):
-        folder = Path(private_folder())
+        folder = Path(dask_folder())
     assert folder != name and is_private(folder) and list(folder.iterdir()) == []
 
 
@@ -72,4 +72,4 @@ def test_a_folder_of_another_account_is_not_used(shared: Path) -> None:
     name.mkdir(mode=0o700)
     os.chown(name, 65534, 65534)
     with dask.config.set({"temporary-directory": str(shared)}):
-        assert private_folder() != str(name)
+        assert dask_folder() != str(name)

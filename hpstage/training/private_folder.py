@@ -1,0 +1,24 @@
+"""private_folder: where this account keeps temporary files that no other account of the host can change."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+
+
+def private_folder(parent: str | None = None) -> str:
+    """Return a folder of this account's alone within ``parent``, by default the system's folder for temporary files;
+    made if it is missing. It is the same in all processes, unless another account has made it first."""
+    parent = parent or tempfile.gettempdir()
+    if not hasattr(os, "getuid"):
+        return parent  # which is the account's own
+    folder = os.path.join(parent, f"hpstage-{os.getuid()}")
+    os.makedirs(parent, exist_ok=True)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            return tempfile.mkdtemp(prefix="hpstage-", dir=parent)
+    return folder
