@@ -15,6 +15,7 @@ from typing import Any
 SMALLEST = 1 << 14
 """Bytes of the smallest tensor that is worth it."""
 # What holds the memory of a tensor that nobody else has: itself, and torch's object for the memory, if there is one.
+# The tensor itself is held by its Python object, and by whoever has it by DLPack.
 _HOLDERS = 2
 
 
@@ -35,10 +36,10 @@ def allow_copies(value: Any) -> bool:
         return False
     tensor, torch = value, sys.modules["torch"]
     storage = tensor.untyped_storage()
+    if tensor._use_count() > 1 or torch._C._storage_Use_Count(storage._cdata) > _HOLDERS:
+        return False
     if is_lazy(tensor):
         return True
-    if torch._C._storage_Use_Count(storage._cdata) > _HOLDERS:
-        return False
     try:
         torch._lazy_clone(tensor)
     except RuntimeError:  # memory that torch has not allocated: a mapped file, an array

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hpstage.checkpoints import lazy_copies, leaves
 from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.torch.frozen import share
 
 SIZE = 128
 
@@ -82,13 +83,29 @@ def test_reading_gives_no_memory_of_its_own(read: Callable[[Tensor], Any]) -> No
     assert lazy_copies.address_of(other) == lazy_copies.address_of(first)
 
 
-def test_a_tensor_whose_address_is_known_has_copies_of_their_own() -> None:
+@pytest.mark.parametrize("view_of", [Tensor.numpy, np.from_dlpack, torch.from_dlpack])  # type: ignore[attr-defined]
+@pytest.mark.parametrize("was_lazy", [False, True])
+def test_a_tensor_whose_address_is_known_has_copies_of_their_own(
+    view_of: Callable[[Tensor], Any], was_lazy: bool
+) -> None:
     tensor = made()
-    array = tensor.numpy()
+    if was_lazy:
+        assert lazy_copies.allow_copies(tensor)
+    array = view_of(tensor)
     assert not lazy_copies.allow_copies(tensor)
     copy = lazy_copies.clone(tensor)
     array[0] = 7
     assert torch.equal(copy, made())
+
+
+def test_a_lazy_copy_of_which_there_is_a_view_remains_that_of_the_view() -> None:
+    tensor, other = made(), made()
+    assert lazy_copies.allow_copies(tensor)
+    lazy_copies.clone(tensor)
+    view = tensor.view(-1)
+    share(tensor, other)
+    tensor.zero_()
+    assert not view.any()
 
 
 def mapped(folder: Path) -> Tensor:
