@@ -210,6 +210,7 @@ def storages(bundle: Bundle, name: str) -> int:
     return len({part.data_ptr() for part in parts})
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("members", [3, pytest.param(8, marks=pytest.mark.ci)])
 def test_bits_are_those_of_a_member_alone(name: str, members: int) -> None:
@@ -220,13 +221,13 @@ def test_bits_are_those_of_a_member_alone(name: str, members: int) -> None:
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.ci_one_in(4)
 @pytest.mark.parametrize("name", ["OneBatch", "Adapted", "Dropped", "AdaptedFirst", "ImagesInEval"])
 @pytest.mark.parametrize("members", range(1, 17))
 def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
     test_bits_are_those_of_a_member_alone(name, members)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_step_is_that_of_update(name: str) -> None:
     subject = KINDS[name]()
