@@ -209,6 +209,8 @@ class Packs:
                 if not stat.S_ISREG(found.st_mode):
                     continue
                 pack = self._packs.setdefault(name, _Pack(self._folder / name))
+                if pack.read_to > found.st_size:  # an earlier copy of it was put in its place
+                    pack = self._packs[name] = _Pack(pack.path)
                 if pack.read_to < found.st_size:
                     with _opened(pack.path, os.O_RDONLY) as file:
                         pack.read_on(file)
@@ -225,7 +227,9 @@ class Packs:
             with suppress(FileNotFoundError), _opened(pack.path, os.O_RDONLY) as file:
                 content = os.pread(file, pack.sizes[offset], offset)
                 entry = _entry_of(content)
-                if entry is not None and entry.is_kept and entry.name == name:
+                if entry is None or entry.name != name:
+                    self._packs.pop(pack.path.name, None)  # an earlier copy of it was put in its place
+                elif entry.is_kept:
                     return content[entry.begin :]
             pack.drop(offset, name)
         return None
@@ -281,8 +285,12 @@ class Packs:
 
     def _mark(self, pack: _Pack, offset: int, name: str) -> None:
         """Delete an entry."""
-        with suppress(FileNotFoundError), _opened(pack.path, os.O_WRONLY) as file:
-            os.pwrite(file, _DELETED, offset + len(_MAGIC))
+        with suppress(FileNotFoundError), _opened(pack.path, os.O_RDWR) as file:
+            entry = _entry_of(os.pread(file, _LONGEST, offset))
+            if entry is None or entry.name != name:
+                self._packs.pop(pack.path.name, None)  # as in _read()
+            else:
+                os.pwrite(file, _DELETED, offset + len(_MAGIC))
         pack.drop(offset, name)
 
     def _has_ended(self, pack: _Pack) -> bool:

@@ -350,6 +350,27 @@ def test_a_full_disk_leaves_the_states_of_before_and_no_torn_end(
     assert list(store.keys()) == KEYS[1:3]
 
 
+@pytest.mark.parametrize("grown", [False, True])
+def test_an_earlier_copy_of_a_pack_put_in_its_place_is_read_again(tmp_path: Path, grown: bool) -> None:
+    writer, reader, deleter = (FolderCheckpoints(tmp_path, "w") for _ in range(3))
+    writer.save(KEYS[1], state_of(KEYS[1]), step=1, parent=None)
+    [pack] = files_in(tmp_path)
+    before = pack.read_bytes()
+    for key in KEYS[2:6]:
+        writer.save(key, state_of(key), step=1, parent=None)
+    for store in (reader, deleter):
+        assert list(store.keys()) == KEYS[1:6]
+    pack.write_bytes(before)
+    again = [*reversed(KEYS[2:6])][: 4 if grown else 2]
+    for key in again:
+        writer.save(key, state_of(key), step=1, parent=None)
+    for store in (writer, reader):
+        for key in (KEYS[1], *again):
+            assert digest(store.load(key)) == digest(state_of(key))
+    deleter.delete(KEYS[4])
+    assert list(FolderCheckpoints(tmp_path, "w").keys()) == sorted({KEYS[1], *again} - {KEYS[4]})
+
+
 def test_packs_can_be_read_where_nothing_can_be_written(open_folder: Path, unprivileged: Callable[[], Any]) -> None:
     store = FolderCheckpoints(open_folder / "checkpoints", "w")
     store.save(KEYS[1], state_of(KEYS[1]), step=1, parent=None)
