@@ -13,9 +13,9 @@ from hpstage.plan.plan import SearchPlan
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """A trial. ``best``: value, step and name of its study's first metric, if it has any; ``at``: when it was trained
-    last, as far as is known; ``branches``: how many trials branch from it; ``bytes``: of the checkpoints on its path,
-    of which other trials may have some."""
+    """A trial. ``best``: value, step and name of its study's first metric, if it has any; ``at``: when it ended, or
+    else was trained last, as far as is known; ``branches``: how many trials branch from it; ``bytes``: of the
+    checkpoints on its path, what they have in common once; other trials may have some of them."""
 
     trial: TrialId
     steps: int
@@ -35,17 +35,19 @@ def run_rows(plan: SearchPlan) -> list[RunRow]:
     for id, planned in plan.trials.items():
         states = [state for state in planned.states() if state.step <= planned.requested]
         ended = plan.ended.get(id)
-        times = [state.used for state in states if state.used] + ([] if ended is None else [ended.at])
+        used = max((state.used for state in states if state.used), default=None)
+        kept = [state.kept for state in states if state.kept is not None]
+        parts = {part.key: part.bytes for one in kept for part in one.parts}
         rows.append(
             RunRow(
                 trial=id,
                 steps=planned.steps,
                 trained=max((state.step for state in states if state.is_known), default=0),
                 best=_best(plan, planned),
-                at=max(times, default=None),
+                at=used if ended is None else ended.at,  # what branches from it later uses its states, too
                 branch_of=forks[id].donor if id in forks else None,
                 branches=branches[id],
-                bytes=sum(state.kept.bytes for state in states if state.kept is not None),
+                bytes=sum(one.own for one in kept) + sum(parts.values()),
             )
         )
     return rows

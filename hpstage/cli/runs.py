@@ -28,8 +28,8 @@ def runs(
 ) -> None:
     """Show the trials of a store, of searches and of single runs, from each of which others can branch.
 
-    A line has how many steps are trained, the best value and its step, for how long it was not trained, what it
-    branches from, how many branches it has, and the bytes of its checkpoints, of which others may have some.
+    A line has how many steps are trained, the best value and its step, the time since it ended or was trained last,
+    what it branches from, how many branches it has, and the bytes of its checkpoints, of which others may have some.
 
     Examples:
 

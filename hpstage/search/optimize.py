@@ -53,15 +53,19 @@ if TYPE_CHECKING:
     from distributed.deploy import Cluster
 
 
-_OF_OPTUNA = {
-    "n_jobs": "trials are trained by as many workers as executor= has, such as hpstage.local_cluster(n_workers=4); by "
-    "default one for each GPU, or core",
+_WORKERS = (
+    "trials are trained by as many workers as executor= has, such as hpstage.local_cluster(n_workers=4); by default "
+    "one for each GPU, or core"
+)
+_ELSEWHERE = {
+    "n_jobs": _WORKERS,
+    "n_workers": _WORKERS,
     "gc_after_trial": "leave it out, since training runs in processes of its own",
 }
 
 
 @checked(
-    _OF_OPTUNA,
+    _ELSEWHERE,
     study=instance(optuna.Study, "an optuna.Study (optuna.create_study(...))"),
     space=SPACE,
     metric=several(METRIC, METRIC.remedy),

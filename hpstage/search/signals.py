@@ -15,8 +15,6 @@ logger = logging.getLogger("hpstage")
 # Number of signals that abort a start-up; a search, or its closing, takes one less.
 _WHILE_FRAGILE = 3
 
-_KEPT = "interrupted; all progress is kept: the same call continues a study in storage"
-
 
 class Interruption:
     """Context manager that handles SIGINT and SIGTERM in the main thread where Python's default handlers are set.
@@ -28,9 +26,13 @@ class Interruption:
     If the context is left normally after a signal, ``KeyboardInterrupt`` is raised there, unless the search had
     completed: its result must not be lost then. A process that received SIGTERM is then ended by it, under the default
     action, as its parent expects.
+
+    Args:
+        remedy: how to continue, for the error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remedy: str = "the same call continues a study in storage") -> None:
+        self._error = f"interrupted; all progress is kept: {remedy}"
         self.requested = False  # whether a stop was requested
         self._wake: Callable[[], None] | None = None
         self._left = _WHILE_FRAGILE  # signals left until it aborts
@@ -56,7 +58,7 @@ class Interruption:
         if self.requested and isinstance(error, KeyboardInterrupt):
             error.with_traceback(_from_users(error.__traceback__))
         elif self.requested and error is None and not self._completed:
-            raise KeyboardInterrupt(_KEPT)
+            raise KeyboardInterrupt(self._error)
 
     def started(self, wake: Callable[[], None]) -> None:
         """Mark the start-up as complete: from now on the second signal stops at once.
@@ -92,7 +94,7 @@ class Interruption:
 
     def _raise(self) -> None:
         self._left = _WHILE_FRAGILE - 1
-        raise KeyboardInterrupt(_KEPT)
+        raise KeyboardInterrupt(self._error)
 
 
 def _from_users(trace: TracebackType | None) -> TracebackType | None:

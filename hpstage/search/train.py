@@ -206,7 +206,7 @@ def train_all(
     )
     try_out_space(request)
     with (
-        Interruption() as interruption,
+        Interruption("the same call continues") as interruption,
         open_call(request, executor, store, checkpoints, open_display(show_progress_bar), interruption) as call,
     ):
         result = run(call)

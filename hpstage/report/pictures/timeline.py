@@ -107,7 +107,7 @@ def draw_timeline(book: Book) -> Figure:
     axes.set_ylim(middle + half + 0.05, middle - half - 0.05)
     for at in view.pauses:
         axes.axvline(at / unit, color=style.INK, linewidth=0.7, linestyle=(0, (2, 2)))
-    without = ", without the pauses between calls (dashed)" if view.pauses else ""
+    without = ", without pauses (dashed)" if view.pauses else ""
     style.label(axes, x=f"{name} since the first stage began{without}")
     if len(workers) <= _LABELLED:
         names = worker_names([*workers_in_order(book.account), *workers])

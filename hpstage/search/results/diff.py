@@ -19,6 +19,8 @@ class TrialDiff:
     """How two trials differ. Pairs are in the order of the two trials."""
 
     trials: tuple[TrialId, TrialId]
+    steps: tuple[int, int]
+    """How many steps each has."""
     step: int | None
     """The first step with other values, counted from 0: so many steps they have in common. ``None``: one has all the
     steps of the other."""
@@ -31,7 +33,13 @@ class TrialDiff:
 
     def __repr__(self) -> str:
         one, other = self.trials
-        common = "one has all steps of the other" if self.step is None else f"the same for {self.step} steps"
+        common = f"the same for {self.step} steps"
+        if self.step is None:
+            shorter, longer = sorted(self.steps)
+            beyond = f"{self.trials[self.steps.index(longer)]} has {longer - shorter} more"
+            common = (
+                f"the same for {shorter} steps; {beyond}" if longer > shorter else f"the same for all {longer} steps"
+            )
         rows = [(name, f"{mine!r}", f"{theirs!r}") for name, (mine, theirs) in self.schedules.items()]
         rows += [
             (f"{name} at {step}", f"{mine}", f"{theirs}")
@@ -56,6 +64,7 @@ def diff_of(one: PlannedTrial, other: PlannedTrial, names: Callable[[StateKey], 
     pairs = [(state, states[state.step]) for state in one.states() if state.step in states]
     return TrialDiff(
         trials=(one.id, other.id),
+        steps=(one.steps, other.steps),
         step=step if step < stop else None,
         schedules={name: (mine.get(name), theirs.get(name)) for name, at in diverge.items() if at < stop},
         metrics={a.step: _pairs(a, b) for a, b in pairs if a.metrics is not None and b.metrics is not None},

@@ -75,19 +75,22 @@ class TrainedTrial:
         """Its hyperparameters: a space that returns them retrains the trial bit for bit."""
         return dict(self.planned.schedules)
 
-    def then(self, after: Mapping[str, Schedule | Scalar]) -> dict[str, Schedule]:
-        """Return its hyperparameters with more steps: a space that returns them trains the trial further.
+    def then(self, after: Mapping[str, Schedule | Scalar], *, at: int | None = None) -> dict[str, Schedule]:
+        """Return its hyperparameters with other values after ``at`` steps, for a space that continues it.
 
         Args:
-            after: by name, the values from the trial's last step on; steps of schedules count from there.
-                Hyperparameters that are not named keep their last values.
+            after: by name, the values from there on; steps of schedules count from there. Hyperparameters that are not
+                named keep their schedules, and beyond the trial's end their last values.
+            at: number of steps that are kept; by default all that the trial has.
 
         Raises:
-            UsageError: the trial has no hyperparameter of that name; the message lists those it has.
+            UsageError: the trial has no such step or hyperparameter; the message lists those it has.
         """
         own, steps = self.schedules, self.planned.steps
-        check_names(self.planned, own, after, steps)
-        return {name: schedule.then(after.get(name, schedule.value(steps - 1))) for name, schedule in own.items()}
+        at = steps if at is None else whole(0, steps).of("at", at)
+        check_names(self.planned, own, after, at)
+        longer = {name: schedule.then(schedule.value(steps - 1)) for name, schedule in own.items()}
+        return longer | {name: own[name].until(at).then(value) for name, value in after.items()}
 
     def branch(
         self,

@@ -40,6 +40,10 @@ def no_log() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("option", "match"),
     [
+        (
+            {"n_workers": 2},
+            r"optimize\(\) got an unexpected .* 'n_workers'; n_workers: .*hpstage\.local_cluster\(n_workers=4\)",
+        ),
         ({"n_jobs": 2}, r"optimize\(\) got an unexpected .* 'n_jobs'; n_jobs: .*hpstage\.local_cluster\(n_workers=4\)"),
         ({"gc_after_trial": True}, r"optimize\(\) got an unexpected .* 'gc_after_trial'; gc_after_trial: leave it out"),
         ({"n_job": 2}, r"optimize\(\) got an unexpected keyword argument 'n_job'$"),

@@ -134,7 +134,7 @@ def test_pictures_and_page_say_so(called_twice: tuple[MemoryJournal, float], tmp
     figures = json.loads((tmp_path / "savings.json").read_text())
     assert figures["makespan"] < NIGHT / 100
     book = open_book(paused)
-    assert draw_timeline(book).axes[0].get_xlabel().endswith("without the pauses between calls (dashed)")
+    assert draw_timeline(book).axes[0].get_xlabel().endswith("without pauses (dashed)")
     assert draw_merge_rate(book).axes[1].get_xlabel().endswith("without the pauses between calls")
     assert "pause" not in Page(write_report(tmp_path, journal)).text  # their clocks overlap
 

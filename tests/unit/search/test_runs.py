@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import threading
 import time
 import uuid
@@ -111,6 +112,17 @@ def test_an_interrupted_run_is_continued_also_after_another(tmp_path: Path) -> N
     assert trained(run) == 2 * STEPS  # of the first run, 4 or 5 steps before it was stopped
 
 
+def test_an_interrupted_run_says_how_to_continue_without_a_study(tmp_path: Path) -> None:
+    class Stopped(Tape):
+        def train(self, step: int, hp: Mapping[str, Any]) -> None:
+            if step == 5:
+                signal.raise_signal(signal.SIGINT)
+            super().train(step, hp)
+
+    with pytest.raises(KeyboardInterrupt, match=r"all progress is kept: the same call continues$"):
+        train(tmp_path, trainable=Stopped())
+
+
 def test_a_run_that_fails_raises_and_is_tried_again(tmp_path: Path) -> None:
     class Repaired(Failing):
         fails = True
@@ -194,6 +206,7 @@ def test_branches_are_seen_in_tables_and_runs(tmp_path: Path) -> None:
     rows = {row.trial: row for row in run_rows(branch.plan)}
     assert (rows[run.id].branches, rows[branch.id].branch_of) == (1, run.id)
     assert rows[run.id].best == ("score", run.metrics[STEPS]["score"], STEPS)
+    assert rows[run.id].at == run_rows(run.plan)[0].at  # its state at step 4 is used later; the run has ended before
 
 
 def test_lists_make_a_branch_of_each_combination(tmp_path: Path) -> None:
@@ -456,6 +469,22 @@ def test_a_plan_on_redis_keeps_its_runs_for_any_process(shared_redis: RedisServe
     assert hpstage.open(**places).trials == ["runs/0", "runs/1"]
 
 
+def test_a_search_of_branches_trains_the_rest_only(tmp_path: Path) -> None:
+    run = train(tmp_path, checkpoint_every=2)
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return run.then({"lr": s.linear(trial.suggest_float("lr", 0.01, 0.1))}, at=4)
+
+    result = search(tmp_path, space, STEPS + 2)
+    assert result.savings.steps_trained == 3 * (STEPS + 2 - 4)
+    by_hand = run.branch(4, lr=s.linear(result.best_trial.params["lr"]), steps=STEPS + 2, **inline())
+    assert by_hand.schedules == result.trial(result.best_trial).schedules
+    assert exact(by_hand)
+    assert trained(run) == STEPS + result.savings.steps_trained
+    with pytest.raises(UsageError, match=f"at is {STEPS + 1}; give .*{STEPS}"):
+        run.then({"lr": 0.1}, at=STEPS + 1)
+
+
 # --- differences ------------------------------------------------------------------------------------------
 
 
@@ -472,7 +501,10 @@ def test_a_diff_says_where_trials_diverge_and_in_what(tmp_path: Path) -> None:
     assert diff.tensor[0] == 6
     assert "the same for 4 steps" in repr(diff)
     assert run.diff(run).step is None
-    assert "one has all steps of the other" in repr(run.diff(run))
+    assert "the same for all 8 steps" in repr(run.diff(run))
+    longer = run.extend(STEPS + 4, **inline())
+    assert "the same for 8 steps; runs/2 has 4 more" in repr(run.diff(longer))
+    assert repr(longer.diff(run)).startswith("runs/2 and runs/0: the same for 8 steps; runs/2 has 4 more")
 
 
 def test_schedules_written_in_two_ways_do_not_differ(tmp_path: Path) -> None:
