@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.common import CommonSettings, changed_objects
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
 from hpstage.torch.backends.measuring import SHARE
 from hpstage.torch.backends.measuring_stacks import StackMeasurement
@@ -28,24 +29,10 @@ from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loop import TorchLoop, _Built
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Trainable
-from hpstage.training.capture.kind import same_value
-from hpstage.training.capture.kinds import CACHE, MODULES
-from hpstage.training.capture.survey import Record
-from hpstage.training.code.graph import OF_CODE
 from hpstage.training.randomness import rekey
 from hpstage.training.step_log import Noted, recording
 
 logger = logging.getLogger("hpstage")
-
-
-def _changed(record: Record) -> str:
-    """Return the path of what has changed in an object: of an attribute or an item, if it is one."""
-    present = record.read()
-    if isinstance(record.content, Mapping) and isinstance(present, Mapping):
-        for name in {**present, **record.content}:
-            if not (name in present and name in record.content and same_value(record.content[name], present[name])):
-                return f"{record.path}.{name}"
-    return record.path
 
 
 class StackedLoop(TorchLoop):
@@ -198,6 +185,7 @@ class StackedLoop(TorchLoop):
             for slot in self.stack.slots:
                 slot.close()
             super().close()
+            self.stack.settings.forget()
         else:
             self._built = None
             self._pending = True
@@ -230,14 +218,13 @@ class StackedLoop(TorchLoop):
         and recorded steps hold its first value."""
         if not self._stacks:
             return
-        for record in self._world.pristine or ():
-            own = record.path.partition(".")[0] in ("self", "dataset") or OF_CODE.match(record.path)
-            if own and record.kind not in (CACHE, MODULES) and record.changed():
-                raise UsageError(
-                    f"{what} of {type(self._user).__name__} changes {_changed(record)}, and under numerics = "
-                    f"{self._numerics!r} several models of this object are trained at a time: keep it in the model, or "
-                    f"use numerics = 'eager'"
-                )
+        changed = changed_objects(self._world.pristine or ())
+        changed += self.stack.settings.changed() if self.stack.most > 1 else []
+        if changed:
+            raise UsageError(
+                f"{what} of {type(self._user).__name__} changes {changed[0]}, and under numerics = {self._numerics!r} "
+                f"several models of this object are trained at a time: keep it in the model, or use numerics = 'eager'"
+            )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
         """Raise :class:`UsageError` if a first step changes what siblings share, or does not repeat what it does."""
@@ -343,6 +330,7 @@ class Stack:
         if type(subject.max_stacked) is not int or subject.max_stacked < 1:
             raise UsageError(f"max_stacked is {subject.max_stacked!r}; it must be a whole number of at least 1")
         self.most = 1 if subject.num_workers or answered else subject.max_stacked
+        self.settings = CommonSettings()
         self._subject = subject
         self._builder = Builder(subject, first.device, self._watched)
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches

@@ -272,6 +272,31 @@ def test_what_cannot_be_stacked_is_refused_by_name(kind: type[Siblings], named: 
         search(kind(), stacked, lambda trial: {"lr": 0.1, "batch_size": 5}, n_trials=3)
 
 
+class Setting(Siblings):
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        torch.set_float32_matmul_precision("medium" if hp["batch_size"] > 5 else "high")
+        return super().model(hp)
+
+
+def set_up(stacked: int, *sizes: int) -> None:
+    subject = Setting()
+    subject.max_stacked = stacked
+    first = StackedLoop(subject)
+    try:
+        for slot, size in zip((first, *first.members()), sizes, strict=False):
+            slot.setup({"lr": 0.1, "batch_size": size})
+            slot.prepare()  # type: ignore[attr-defined]
+    finally:
+        first.close()
+
+
+def test_slots_have_the_settings_of_the_process_in_common() -> None:
+    set_up(2, 5, 5)
+    set_up(1, 5, 7)  # one after the other
+    with pytest.raises(UsageError, match=r"the setting 'f.* precision.*' of the process from .*eager"):
+        set_up(2, 5, 7)
+
+
 class Logging(Siblings):
     """Logs tensors of the graph, a parameter that the step changes, a hyperparameter and a number; twice one name."""
 

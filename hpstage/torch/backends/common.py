@@ -1,0 +1,52 @@
+"""What the slots of a process have in common besides their model's code: in it, no trial may differ from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hpstage.training.capture.kind import same_value
+from hpstage.training.capture.kinds import CACHE, MODULES
+from hpstage.training.capture.survey import Record
+from hpstage.training.code.graph import OF_CODE
+from hpstage.training.identity.settings import settings_here
+
+
+class CommonSettings:
+    """The settings of the process that decide bits, as they were when each was first seen."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Any] = {}
+
+    def forget(self) -> None:
+        self._first.clear()
+
+    def changed(self) -> list[str]:
+        """Describe those that are no longer what they were."""
+        here = settings_here(("torch", "jax"))
+        return [
+            f"the setting {name!r} of the process from {self._first[name]} to {value} (all trials need the same)"
+            for name, value in here.items()
+            if self._first.setdefault(name, value) != value
+        ]
+
+
+def changed_objects(records: Iterable[Record]) -> list[str]:
+    """Return the paths of what has changed in the user's object, its data set and its code."""
+    return [
+        _changed(record)
+        for record in records
+        if (record.path.partition(".")[0] in ("self", "dataset") or OF_CODE.match(record.path))
+        and record.kind not in (CACHE, MODULES)
+        and record.changed()
+    ]
+
+
+def _changed(record: Record) -> str:
+    """Return the path of what has changed in an object: of an attribute or an item, if it is one."""
+    present = record.read()
+    if isinstance(record.content, Mapping) and isinstance(present, Mapping):
+        for name in {**present, **record.content}:
+            if not (name in present and name in record.content and same_value(record.content[name], present[name])):
+                return f"{record.path}.{name}"
+    return record.path
