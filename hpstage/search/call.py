@@ -231,7 +231,7 @@ def open_call(
                 conduct,
                 study=ledger.name,
                 identity=ledger.identity(),
-                measure=lambda: step_times(workers, request) if times is None else times,
+                measure=lambda: step_times(workers, request, display) if times is None else times,
                 eviction=eviction,
                 workers=idle,
             ),

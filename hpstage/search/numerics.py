@@ -19,6 +19,7 @@ from hpstage.plan.log import NUMERICS
 from hpstage.plan.step_times import StepTimes, among
 from hpstage.schedule import Scalar
 from hpstage.search.expected import branches_at_a_time, expected_share, steps_in_all
+from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
 from hpstage.store import Journal
 from hpstage.training.identity.described import candidates as candidates_of
@@ -126,8 +127,12 @@ def _among_others(
     return {backend: times.of(1) * share}
 
 
-def step_times(executor: Executor, request: Request) -> StepTimes | None:
+def step_times(executor: Executor, request: Request, display: Display | None = None) -> StepTimes | None:
     """Measure how long a step of several chains side by side takes a worker; ``None`` if it cannot be measured."""
+    if display is not None:
+        display.write(
+            "Measuring how many siblings to train as one, once for a plan"
+        )  # may take longer than the workers
     found = executor.measure(_initial(request), float("inf")) or {}
     times = next(iter(among(found).values()), None)
     if times is not None:

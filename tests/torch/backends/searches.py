@@ -20,7 +20,12 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def search(
-    numerics: str, store: Path | Journal | None, executor: Executor | None = None, *, version: str = "1"
+    numerics: str,
+    store: Path | Journal | None,
+    executor: Executor | None = None,
+    *,
+    version: str = "1",
+    show_progress_bar: bool = False,
 ) -> hpstage.Result:
     """Search with :class:`Tiny`, whose two trials share two steps; in this process by default."""
     subject = by(numerics, Tiny)()
@@ -36,4 +41,5 @@ def search(
         n_trials=2,
         executor=hpstage.InlineExecutor() if executor is None else executor,
         store=store,
+        show_progress_bar=show_progress_bar,
     )

@@ -158,10 +158,12 @@ def test_bundles_are_not_expected_where_few_trials_are_trained_at_a_time(caplog:
     assert "how many trials are trained at a time is not known" in caplog.text
 
 
-def test_a_plan_remembers_what_was_measured(tmp_path: Path) -> None:
+def test_a_plan_remembers_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, again = Told(**PAYS), Told(**PAYS)
-    search("stacked", tmp_path, first)
-    search("stacked", tmp_path, again)
+    search("stacked", tmp_path, first, show_progress_bar=True)
+    assert "Measuring how many siblings to train as one" in capsys.readouterr().err
+    search("stacked", tmp_path, again, show_progress_bar=True)
+    assert "Measuring" not in capsys.readouterr().err
     assert (first.asked, again.asked) == (1, 0)
 
 
