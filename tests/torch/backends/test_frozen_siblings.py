@@ -378,3 +378,52 @@ def test_outputs_are_those_of_the_same_bytes_in_the_same_place() -> None:
     data[2] += 1
     assert run(0) == run(0, own=True)
     assert run(0, factor=2.0) == run(0, own=True, factor=2.0)
+
+
+class Numbered(OneBatch):
+    """A step for each value of a hyperparameter."""
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        assert self.hp["layers"]
+        return super().loss(model, batch)
+
+
+def test_outputs_of_many_kinds_of_steps_take_the_memory_of_a_few() -> None:
+    subject = Numbered()
+    made = builder(subject)
+    batch = subject.data(torch.Generator().manual_seed(0), 4)
+    for layers in [*range(1, 13), 12, 11, 1]:
+        trial, bundle = Trial(subject, 0), Bundle(made)
+        bundle.join(trial.model, trial.optimizer)
+        bundle.step([batch], [hp_of(0, 0) | {"layers": layers}])
+    assert (made.tracer.traced, made.outputs.computed, made.outputs.found) == (12, 13, 2)
+    assert len(made.outputs._kept) == 8
+
+
+class Complex(OneBatch):
+    """Batches, and a buffer, that are conjugates."""
+
+    def changed(self, backbone: Any) -> nn.Module:
+        backbone.register_buffer("turns", torch.complex(torch.ones(16), torch.ones(16)).conj())
+        return backbone  # type: ignore[no-any-return]
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        turned = x * model[0].turns
+        return super().loss(model, (turned.real + 2 * turned.imag, y))
+
+    def data(self, generator: torch.Generator, size: int) -> Any:
+        x, y = super().data(generator, size)
+        return torch.complex(x, x.square()).conj(), y
+
+
+@pytest.mark.parametrize("resolved", [False, True])
+def test_conjugates_are_batches_like_others(resolved: bool) -> None:
+    class Resolved(Complex):
+        def data(self, generator: torch.Generator, size: int) -> Any:
+            x, y = super().data(generator, size)
+            return x.resolve_conj(), y
+
+    _, (trial, _) = together(Resolved() if resolved else Complex(), [0, 1])
+    _, (by_itself,) = together(Complex(), [0])
+    assert trial.losses == by_itself.losses

@@ -78,4 +78,6 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
         return True
     if (type(a), a.shape, a.dtype, a.device) != (Tensor, b.shape, b.dtype, b.device) or type(b) is not Tensor:
         return False
-    return not a.is_quantized and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    if a.is_quantized or a.is_conj() or b.is_conj() or a.is_neg() or b.is_neg():
+        return False
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

@@ -1,7 +1,8 @@
 """What frozen operations have given on the batches of earlier steps: a second epoch, or another trial, has it at once.
 
-Values are kept with a digest of the batch that they were computed of. Together they take an eighth of what the frozen
-tensors take that they depend on, or 32 MiB. (Nautilus, SIGMOD 2022, keeps outputs of frozen layers on the disk.)
+Values are kept with a digest of the batch that they were computed of. Together, those of a kind of step take an eighth
+of what the frozen tensors take that they depend on, or 32 MiB; the last eight kinds are kept. (Nautilus, SIGMOD 2022,
+keeps outputs of frozen layers on the disk.)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Values = tuple[Tensor, ...]
 
 _LEAST = 32 << 20
 _SHARE = 8
+_KINDS = 8
 
 
 class Outputs:
@@ -37,9 +39,12 @@ class Outputs:
             return ()
         frozen = [inputs[index] for index in prefix.frozen]
         key = trace, program.shared - {STREAM}  # no random number is in them
-        kept = self._kept.get(key)
+        kept = self._kept.pop(key, None)
         if kept is None or any(mine is not its for mine, its in zip(kept.frozen, frozen, strict=True)):
-            kept = self._kept[key] = _Kept(frozen)
+            kept = _Kept(frozen)
+        self._kept[key] = kept  # the last one used at the end
+        if len(self._kept) > _KINDS:
+            del self._kept[next(iter(self._kept))]
         before = kept.computed
         values = kept.of([inputs[index] for index in prefix.batch], lambda: prefix.run(inputs))
         self.computed += kept.computed - before

@@ -97,5 +97,5 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
