@@ -272,7 +272,7 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
     bound = ours["lower_bound_seconds"]
     over = ours["makespan"] / bound if bound else None
     requested, trained = ours["steps_asked"], ours["steps_trained"]
-    less = f"{ours['merge_rate']:.2f} x less training: " if trained else ""  # nothing, if an earlier call trained all
+    less = f"{ours['merge_rate']:.2f}× less training: " if trained else ""  # nothing, if an earlier call trained all
     print(f"\n{less}{trained:,} steps where {requested:,} were requested.")
     best = f"Best trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}"
     print(f"{folded(best, columns())}\n")

@@ -155,10 +155,10 @@ class Savings:
 
 
 def less_training(requested: int, unique: int) -> str:
-    """Return the merge rate as a phrase, ``2.94 x less training: 490 of 1,440 steps``; empty if nothing is shared."""
+    """Return the merge rate as a phrase, ``2.94× less training: 490 of 1,440 steps``; empty if nothing is shared."""
     if requested <= unique:
         return ""
-    return f"{rate(merge_rate(requested, unique))} x less training: {unique:,} of {requested:,} steps"
+    return f"{rate(merge_rate(requested, unique))}× less training: {unique:,} of {requested:,} steps"
 
 
 def answered_steps(planned: PlannedTrial) -> list[int]:

@@ -362,7 +362,7 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
             if state.metrics is not None
         ]
         assert (f"  score {min(scores):.6g}  " in line) if scores else ("  score " not in line)
-    assert sum("a 1 -> 7" in line or "a 2 -> 7" in line for line in lines) == len({f.node for f in plan.failures}) > 0
+    assert sum("a 1 → 7" in line or "a 2 → 7" in line for line in lines) == len({f.node for f in plan.failures}) > 0
 
 
 def test_a_tree_that_is_too_long_is_cut_where_fewest_trials_pass_and_the_rest_counted(store: Path) -> None:

@@ -250,7 +250,7 @@ def test_what_a_failure_puts_out_of_reach_is_failed() -> None:
     board = board_of(journal)
     view, found = shown(board)
     pieces, page = pieces_of(view, found), anew(view, found)
-    bad = {row.node for row in page.rows.branches.values() if row.label == "a 1 -> 7"}
+    bad = {row.node for row in page.rows.branches.values() if row.label == "a 1 → 7"}
     lost = bad | {
         branch.node.id for branch in found.branches.values() if branch.node.parent and branch.node.parent.id in bad
     }

@@ -148,7 +148,7 @@ def test_the_merge_rate_is_one_figure_and_the_one_by_cost_another_in_other_words
     assert f"{rate(known)} (by cost {rate(savings.cost_weighted_merge_rate)})" in told.summary
     assert re.search(rf"merge rate +{re.escape(rate(known))}$", told.status, re.M)
     phrase = less_training(savings.steps_asked, savings.steps_unique)
-    assert phrase.startswith(f"{rate(known)} x less training: ")
+    assert phrase.startswith(f"{rate(known)}× less training: ")
     assert phrase in html.unescape(told.page) and phrase in told.notebook and phrase in headline(told.shown)
 
 

@@ -29,7 +29,7 @@ def changes(node: Node) -> str:
             changed.append(f"{clean(name)} {_form(form, node.start)}")
         elif form is not before and form != before:
             last, first = _value(before.value(node.start - 1)), _form(form, node.start)
-            changed.append(f"{clean(name)} {f'constant at {first}' if first == last else f'{last} -> {first}'}")
+            changed.append(f"{clean(name)} {f'constant at {first}' if first == last else f'{last} → {first}'}")
     more = len(changed) - _NAMES
     return ", ".join(changed[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 

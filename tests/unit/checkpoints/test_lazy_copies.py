@@ -156,3 +156,16 @@ def test_negative_zero_has_other_bytes() -> None:
     assert not leaves.same_bytes(one, other)
     assert not leaves.same_bytes(one, one.t())
     assert not leaves.same_bytes(one, one.double())
+
+
+def test_the_address_of_a_part_is_that_of_its_first_element() -> None:
+    whole = torch.randn(10, 4096)
+    for part in (whole[3], whole[3:], whole.view(-1)[5:], whole[2].requires_grad_(), whole.view(torch.int16)[1]):
+        assert lazy_copies.address_of(part) == part.data_ptr()
+
+
+def test_parts_of_one_memory_have_their_own_bytes() -> None:
+    whole = torch.randn(10, 4096)
+    for part in whole:
+        assert digest(part) == digest(part.clone())
+        assert bytes(leaves.content(leaves.describe("", part), part)) == part.numpy().tobytes()  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ def test_the_stage_tree_tells_of_its_trials_of_what_parts_them_and_of_the_best(
     assert f"24 trials in {nodes} nodes (the wider, the more trials)" in said
     assert f"best: trial {result.best_trial.number}" in said
     assert "value\nbest from here on, by rank" in said and "training step" in said
-    assert {"lr 0.1 -> 0.01", "batch_size 64 -> 128", "batch_size 64, lr 0.2"} <= set(said)
+    assert {"lr 0.1 → 0.01", "batch_size 64 → 128", "batch_size 64, lr 0.2"} <= set(said)
     assert not any(text.startswith("+") for text in said)
 
 
