@@ -21,9 +21,9 @@ _HOLDERS = 2
 
 def address_of(tensor: Any) -> int:
     """Return the address of a tensor's first element."""
-    offset = tensor.storage_offset()  # which torch leaves out
+    offset: int = tensor.storage_offset() * tensor.element_size()  # which torch leaves out
     whole = tensor.detach().as_strided((0,), (1,), 0) if offset else tensor
-    return int(sys.modules["torch"]._C._data_address(whole)) + offset * tensor.element_size()
+    return int(sys.modules["torch"]._C._data_address(whole)) + offset
 
 
 def is_lazy(tensor: Any) -> bool:
