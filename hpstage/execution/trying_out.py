@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from hpstage.errors import UsageError
@@ -9,6 +10,8 @@ from hpstage.execution.outcomes import failure_of, missing_hyperparameter
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import Adapter, checked_metrics
+
+logger = logging.getLogger("hpstage")
 
 
 def metrics_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
@@ -36,4 +39,5 @@ def metrics_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> di
     except Exception:
         # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). A real error will be
         # raised again, with its traceback, in the first chain.
+        logger.debug("the untrained model could not be evaluated", exc_info=True)
         return None
