@@ -123,6 +123,7 @@ def test_a_diff_names_the_first_tensor(tmp_path: Path) -> None:
     assert run.diff(branch).tensor == (STEPS, "model.0.weight")
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
 def test_a_lightning_module_branches(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     from hpstage.torch.lightning import LightningTrainable
