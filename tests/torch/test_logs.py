@@ -138,6 +138,7 @@ def test_steps_that_are_trained_again_are_in_the_log_once(tmp_path: Path) -> Non
     assert [first.log(number) for number in range(4)] == before
 
 
+@pytest.mark.usefixtures("own_files")
 def test_a_damaged_log_loses_itself_and_nothing_else(
     result: hpstage.Result, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_damaged_log_loses_itself_and_nothing_else(
     assert again.savings.steps_trained == 0
 
 
+@pytest.mark.usefixtures("own_files")
 def test_where_logs_cannot_be_written_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "checkpoints").mkdir(parents=True)
     (tmp_path / "checkpoints" / ".logs").write_text("in the way")
