@@ -16,6 +16,7 @@ from hpstage.checking.audit import audit as perform
 from hpstage.checking.audit import outcome_text
 from hpstage.checking.certificate import Certificate
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
+from hpstage.cli import options
 from hpstage.cli.naming import recorded, trainable_of
 from hpstage.cli.terminal import echo
 from hpstage.errors import HpstageError, UsageError
@@ -41,15 +42,13 @@ def audit(
         str | None,
         typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
     ] = None,
-    study: Annotated[str | None, typer.Option(help="The study that the number is of, if there are several.")] = None,
+    study: options.StudyOfNumber = None,
     certificate: Annotated[
         Path | None,
         typer.Option(help="Write a certificate, with which another machine can repeat it. Without a store: repeat it."),
     ] = None,
-    checkpoints: Annotated[
-        str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the findings to this file.")] = None,
+    checkpoints: options.KeptCheckpoints = None,
+    json_file: options.Findings = None,
 ) -> None:
     """Train a trial again from scratch, in a fresh process, and compare its weights and metrics.
 

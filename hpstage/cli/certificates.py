@@ -17,7 +17,9 @@ _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 
 
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Where to keep them: readable by you alone, on all hosts.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to keep them: readable by you alone, on all hosts.")
+    ],
 ) -> None:
     """Make a certificate and its key for a cluster, and print the variables with which Dask uses them.
 

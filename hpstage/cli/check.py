@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hpstage.cli import options
 from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
@@ -17,10 +17,8 @@ from hpstage.report.files import refusing
 
 
 def check(
-    trainable: Annotated[
-        str, typer.Argument(help="The trainable: MODULE:NAME, or path/to/script.py:NAME; a class is instantiated.")
-    ],
-    space: Annotated[str, typer.Argument(help="The search space: a function, named in the same way.")],
+    trainable: options.Trainable,
+    space: options.Space,
     steps: Annotated[
         int | None,
         typer.Option(help="Steps of a trial.  [default: 8, or up to 19 where a schedule changes its form]"),
@@ -30,8 +28,8 @@ def check(
     numerics: Annotated[
         str | None, typer.Option(help="Step backend of a TorchTrainable: eager, compiled, stacked, graphed.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the findings to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    json_file: options.Findings = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Check that training is exact: forked anywhere, a trial has the same bits as without sharing.
 

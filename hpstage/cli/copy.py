@@ -15,6 +15,7 @@ import typer
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.checkpoints.copying import copy_checkpoint, copy_log
+from hpstage.cli import options
 from hpstage.cli.studies import default_storage
 from hpstage.cli.terminal import echo
 from hpstage.driver.driver_leases import DriverLeases
@@ -37,9 +38,13 @@ _SHOWN = 5
 
 
 def copy(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    store: options.Store,
     destination: Annotated[
-        str, typer.Argument(help="A folder, or redis://host:6379, with ?prefix=NAME or as the workload's own plan.")
+        str,
+        typer.Argument(
+            metavar="DESTINATION",
+            help="A folder, or redis://host:6379, with ?prefix=NAME or as the workload's own plan.",
+        ),
     ],
     checkpoints: Annotated[
         str | None, typer.Option(help="Where the checkpoints of STORE are, if not in the folder: a folder or a URL.")

@@ -15,7 +15,9 @@ from hpstage.errors.text import clean, table
 
 
 def deploy(
-    name: Annotated[str | None, typer.Argument(help="The file to print.", show_default="list all files")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The file to print.", show_default="list all files")
+    ] = None,
 ) -> None:
     """Print a file that runs hpstage on a cluster, for you to fit to yours: Compose, Kubernetes, Slurm, Grafana.
 

@@ -14,6 +14,7 @@ import typer
 
 from hpstage.accounting.book import open_book
 from hpstage.accounting.tables import Table, events, stages, states, trials, workers
+from hpstage.cli import options
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, shortened
@@ -41,13 +42,19 @@ class Format(StrEnum):
 
 
 def export(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    store: options.Store,
     what: Annotated[
-        What, typer.Argument(help="The plan as tables, the weights of a model, or the trials as runs of a tracker.")
+        What,
+        typer.Argument(
+            metavar="WHAT",
+            help="The plan as tables, the weights of a model, or the trials as runs of a tracker.",
+        ),
     ],
     target: Annotated[
         Path | None,
-        typer.Argument(help="A file for weights, else a folder.", show_default="named like what it holds"),
+        typer.Argument(
+            metavar="TARGET", help="A file for weights, else a folder.", show_default="named like what it holds"
+        ),
     ] = None,
     format: Annotated[Format, typer.Option(help="Of tables.")] = Format.PARQUET,
     trial: Annotated[
@@ -60,9 +67,7 @@ def export(
     part: Annotated[
         str | None, typer.Option(help="Which weights: self.ema, say, for averaged ones.", show_default="model")
     ] = None,
-    checkpoints: Annotated[
-        str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
-    ] = None,
+    checkpoints: options.KeptCheckpoints = None,
 ) -> None:
     """Write a plan as tables (trials, stages, states, workers and events), the weights of a trained model, or all
     trials as runs of TensorBoard, MLflow or Weights & Biases.

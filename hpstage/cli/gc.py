@@ -16,6 +16,7 @@ from hpstage.checkpoints.eviction import BYTES, Eviction
 from hpstage.checkpoints.eviction_policy import choose_evictions
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.store import Usage
+from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.places import open_existing
@@ -32,10 +33,8 @@ _THREADS = 4
 
 
 def gc(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
-    checkpoints: Annotated[
-        str | None, typer.Option(help="Where its checkpoints are, if not in the folder: a folder or a URL.")
-    ] = None,
+    store: options.Store,
+    checkpoints: options.KeptCheckpoints = None,
     budget: Annotated[
         str | None, typer.Option(help="Most bytes to keep, such as '20 GB'; 0: only what is still needed.")
     ] = None,

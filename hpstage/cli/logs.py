@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hpstage.cli import options
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, clean_lines, count_of, table
@@ -15,19 +16,17 @@ from hpstage.search.results import open as open_store
 
 
 def logs(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    store: options.Store,
     trial: Annotated[
         str | None,
         typer.Option(help="Whose log: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
     ] = None,
-    study: Annotated[str | None, typer.Option(help="The study that the number is of, if there are several.")] = None,
+    study: options.StudyOfNumber = None,
     name: Annotated[
         list[str] | None, typer.Option(help="Print what was logged under this name, by step; may be repeated.")
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="As CSV: all names, or those of --name.")] = False,
-    checkpoints: Annotated[
-        str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
-    ] = None,
+    checkpoints: options.KeptCheckpoints = None,
 ) -> None:
     """Show what a trial has printed while it was trained, and what it has logged.
 

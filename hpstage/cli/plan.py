@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpstage.cli import options
 from hpstage.cli.naming import algorithm_named, space_named, trainable_named
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
@@ -25,14 +26,12 @@ if TYPE_CHECKING:
 
 
 def plan(
-    space: Annotated[str, typer.Argument(help="The search space: MODULE:NAME, or path/to/script.py:NAME.")],
-    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep sets them.")] = None,
+    space: options.Space,
+    steps: options.Steps = None,
     n_trials: Annotated[int | None, typer.Option(help="Number of trials; a grid ends by itself.")] = None,
-    sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "random",
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
-    algorithm: Annotated[
-        str, typer.Option(help="One of hpstage.algos, or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
-    ] = "FullTraining()",
+    sampler: options.Sampler = "random",
+    seed: options.Seed = 0,
+    algorithm: options.Algorithm = "FullTraining()",
     gpus: Annotated[str, typer.Option(help="Numbers of workers to compare.")] = "1,2,4,8",
     step_seconds: Annotated[
         float | None, typer.Option(help="Seconds per step; without it, times are in steps.")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hpstage.accounting.book import open_book
+from hpstage.cli import options
 from hpstage.cli.terminal import echo
 from hpstage.errors.text import clean
 
@@ -15,8 +16,10 @@ _FOLDER = Path("hpstage-report")
 
 
 def report(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
-    folder: Annotated[Path, typer.Argument(help="Folder of the report; created if needed.")] = _FOLDER,
+    store: options.Store,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the report; created if needed.")
+    ] = _FOLDER,
     study: Annotated[str | None, typer.Option(help="Report this study only; else all of the plan.")] = None,
     tables: Annotated[bool, typer.Option("--tables", help="Write its tables, too, as CSV files.")] = False,
 ) -> None:

@@ -9,33 +9,28 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from hpstage.cli.naming import algorithm_named, executor_named, send_along, space_named, trainable_named
+from hpstage.cli import options
+from hpstage.cli.naming import algorithm_named, send_along, space_named, trainable_named
 from hpstage.cli.studies import default_storage, open_study
 from hpstage.cli.terminal import columns, echo
-from hpstage.errors import ClusterError, UsageError
-from hpstage.errors.arguments import WORKERS, optional
 from hpstage.errors.text import clean, count_of, folded
 from hpstage.schedule.space import longest
-from hpstage.store.redaction import redacted, shown
+from hpstage.store.redaction import shown
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from hpstage.executor import Executor
     from hpstage.plan.messages import Auditing
     from hpstage.search.results.result import Result
 
 
 def run(
-    trainable: Annotated[
-        str,
-        typer.Argument(help="The trainable: MODULE:NAME, or path/to/script.py:NAME; a class is instantiated."),
-    ],
-    space: Annotated[str, typer.Argument(help="The search space: a function, named in the same way.")],
+    trainable: options.Trainable,
+    space: options.Space,
     metric: Annotated[
         list[str], typer.Option(help="Name of the metric of evaluate() to optimize; once for each objective.")
     ],
-    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep sets them.")] = None,
+    steps: options.Steps = None,
     direction: Annotated[
         list[str] | None, typer.Option(help="minimize or maximize, once for each metric; needed for a new study.")
     ] = None,
@@ -43,11 +38,9 @@ def run(
         int | None, typer.Option(help="Number of trials; by default until --timeout or Ctrl-C.")
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds after which no further stage is started.")] = None,
-    algorithm: Annotated[
-        str, typer.Option(help="One of hpstage.algos, or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
-    ] = "FullTraining()",
-    sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "tpe",
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    algorithm: options.Algorithm = "FullTraining()",
+    sampler: options.Sampler = "tpe",
+    seed: options.Seed = 0,
     study_name: Annotated[str | None, typer.Option(help="By default the trainable's name.")] = None,
     storage: Annotated[
         str | None,
@@ -59,30 +52,19 @@ def run(
         str | None,
         typer.Option(help="Store of the plan: a folder or redis://; by default one per workload in .hpstage."),
     ] = None,
-    checkpoints: Annotated[
-        str | None, typer.Option(help="Checkpoints: a folder or URL that all workers reach; by default in --store.")
-    ] = None,
-    checkpoint_budget: Annotated[
-        str | None, typer.Option(help="Most bytes of all checkpoints, such as '20 GB'.")
-    ] = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="Evaluate each trial every so many steps, too.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")] = None,
-    audit: Annotated[str, typer.Option(help="What to train again and compare: idle, winner or off.")] = "idle",
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler: tcp://head:8786; by default a local cluster.")
-    ] = None,
-    n_workers: Annotated[
-        int | None, typer.Option(help="Workers of the local cluster; by default one per GPU, else per core.")
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(help="Another executor with its arguments: 'InlineExecutor()' trains in this process."),
-    ] = None,
+    checkpoints: options.Checkpoints = None,
+    checkpoint_budget: options.CheckpointBudget = None,
+    evaluate_every: options.EvaluateEvery = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    audit: options.Audit = "idle",
+    scheduler: options.Scheduler = None,
+    n_workers: options.Workers = None,
+    executor: options.NamedExecutor = None,
     extend: Annotated[
         bool, typer.Option("--extend", help="Continue the last search: more steps, more trials, another algorithm.")
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report into this folder.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run a search, and print the best trial and the savings.
 
@@ -132,7 +114,7 @@ def run(
         if not isinstance(chosen, in_order):  # those take up their order; others would propose the same trials again
             study.sampler = named_sampler(sampler, function, length, (seed + before) % 2**32)
     with ExitStack() as closing:
-        trains = executor_of(executor, scheduler, n_workers, closing)
+        trains = options.executor_of(executor, scheduler, n_workers, closing)
         try:
             result = hpstage.optimize(
                 study,
@@ -168,30 +150,6 @@ def run(
         echo(f"{'report':<22}  {clean(result.write_report(report))}")
     if not _best(result):
         raise typer.Exit(1)
-
-
-def executor_of(named: str | None, scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
-    """The one named; else a local cluster, or that of the scheduler."""
-    from distributed import Client
-
-    from hpstage.cluster import DaskExecutor
-
-    if named is not None:
-        if scheduler is not None or n_workers is not None:
-            raise UsageError("--executor excludes --scheduler and --n-workers, which are of Dask; leave them out")
-        return executor_named(named)
-    optional(WORKERS).of("--n-workers", n_workers)
-    if scheduler is None:
-        return DaskExecutor(n_workers=n_workers)
-    if n_workers is not None:
-        raise UsageError("--n-workers sizes the local cluster; leave it out with --scheduler")
-    try:
-        return DaskExecutor(closing.enter_context(Client(scheduler, set_as_default=False)))
-    except (OSError, ValueError) as error:
-        raise ClusterError(
-            f"no scheduler answers at {shown(scheduler)} ({redacted(str(error), scheduler)}); start one, or fix the "
-            f"address"
-        ) from error
 
 
 def as_text(result: Result, metrics: Sequence[str]) -> str:

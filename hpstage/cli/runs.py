@@ -21,7 +21,11 @@ _LINES = 40
 def runs(
     store: Annotated[
         str | None,
-        typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.", show_default="all in .hpstage"),
+        typer.Argument(
+            metavar="STORE",
+            help="The plan: a folder, or redis://host:6379?prefix=NAME.",
+            show_default="all in .hpstage",
+        ),
     ] = None,
     study: Annotated[str | None, typer.Option(help="Only trials of this study.")] = None,
     lines: Annotated[int, typer.Option(min=1, help="Most trials to show, those added last.")] = _LINES,

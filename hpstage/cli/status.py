@@ -17,6 +17,7 @@ from hpstage.accounting.audits import audited
 from hpstage.accounting.book import Book
 from hpstage.accounting.failures import by_cause, failures_of, where
 from hpstage.accounting.studies import Best, StudyRow, study_rows
+from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
@@ -104,10 +105,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def status(
-    store: Annotated[
-        str | None,
-        typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.", show_default="list those here"),
-    ] = None,
+    store: options.ListedStore = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two refreshes of --watch.")] = 1.0,
     as_json: Annotated[

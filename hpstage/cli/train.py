@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from hpstage.cli import options
 from hpstage.cli.naming import recorded, send_along, trainable_named, trainable_of
-from hpstage.cli.run import executor_of
 from hpstage.cli.terminal import echo
 from hpstage.cli.values import values_of
 from hpstage.errors.text import clean
@@ -29,29 +29,12 @@ _Set = Annotated[
     typer.Option("--set", help="NAME=VALUE, once for each: lr=0.1, 'lr=cosine(0.1, 60)'; lists are tried one by one."),
 ]
 _Study = Annotated[str, typer.Option(help="The study of the runs; one process at a time trains those of a study.")]
-_Every = Annotated[int | None, typer.Option(help="Evaluate every so many steps, too.")]
-_Checkpoints = Annotated[
-    str | None, typer.Option(help="Checkpoints: a folder or URL that all workers reach; by default in the store.")
-]
-_Scheduler = Annotated[
-    str | None, typer.Option(help="Address of a Dask scheduler: tcp://head:8786; by default a local cluster.")
-]
-_Workers = Annotated[int | None, typer.Option(help="Workers of the local cluster; by default one per GPU or core.")]
-_Executor = Annotated[
-    str | None, typer.Option(help="Another executor with its arguments: 'InlineExecutor()' trains in this process.")
-]
-_Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def train(
-    trainable: Annotated[
-        str,
-        typer.Argument(help="The trainable: MODULE:NAME, or path/to/script.py:NAME; a class is instantiated."),
-    ],
+    trainable: options.Trainable,
     steps: Annotated[int, typer.Option(help="Number of steps.")],
-    store: Annotated[
-        str | None, typer.Argument(help="The plan: a folder or redis://.", show_default="one per workload in .hpstage")
-    ] = None,
+    store: options.NewStore = None,
     given: _Set = None,
     metric: Annotated[
         str | None, typer.Option(help="Metric by which runs are compared.", show_default="the first of evaluate()")
@@ -61,17 +44,15 @@ def train(
         typer.Option(help="minimize or maximize.", show_default="minimize, of a loss or an error"),
     ] = None,
     study_name: _Study = RUNS,
-    checkpoints: _Checkpoints = None,
-    evaluate_every: _Every = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")] = None,
-    checkpoint_budget: Annotated[
-        str | None, typer.Option(help="Most bytes of all checkpoints, such as '20 GB'.")
-    ] = None,
-    audit: Annotated[str, typer.Option(help="What to train again and compare: idle, winner or off.")] = "idle",
-    scheduler: _Scheduler = None,
-    n_workers: _Workers = None,
-    executor: _Executor = None,
-    quiet: _Quiet = False,
+    checkpoints: options.Checkpoints = None,
+    evaluate_every: options.EvaluateEvery = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoint_budget: options.CheckpointBudget = None,
+    audit: options.Audit = "idle",
+    scheduler: options.Scheduler = None,
+    n_workers: options.Workers = None,
+    executor: options.NamedExecutor = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train one configuration without a search; with lists of values, each combination, what they share once.
 
@@ -92,7 +73,7 @@ def train(
     subject = trainable_named(trainable)
     send_along(trainable)
     with ExitStack() as closing:
-        trains = executor_of(executor, scheduler, n_workers, closing)
+        trains = options.executor_of(executor, scheduler, n_workers, closing)
         _train(
             lambda: train_runs(
                 subject,
@@ -114,22 +95,26 @@ def train(
 
 
 def branch(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    store: options.Store,
     trial: Annotated[str, typer.Option(help="The trial: STUDY/NUMBER, or a number, if there is one study.")],
     at: Annotated[int, typer.Option(help="Number of steps in common; as many as the trial has extends it.")],
     trainable: Annotated[
         str | None,
-        typer.Argument(help="Its trainable: MODULE:NAME, or path/to/script.py:NAME.", show_default="as it was named"),
+        typer.Argument(
+            metavar="TRAINABLE",
+            help="Its trainable: MODULE:NAME, or path/to/script.py:NAME.",
+            show_default="as it was named",
+        ),
     ] = None,
     given: _Set = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the branch.", show_default="those of the trial")] = None,
     study_name: _Study = RUNS,
-    checkpoints: _Checkpoints = None,
-    evaluate_every: _Every = None,
-    scheduler: _Scheduler = None,
-    n_workers: _Workers = None,
-    executor: _Executor = None,
-    quiet: _Quiet = False,
+    checkpoints: options.Checkpoints = None,
+    evaluate_every: options.EvaluateEvery = None,
+    scheduler: options.Scheduler = None,
+    n_workers: options.Workers = None,
+    executor: options.NamedExecutor = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a branch of a trial: its first steps as they are, and other values from there on.
 
@@ -151,7 +136,7 @@ def branch(
         chosen = open_store(store, checkpoints=checkpoints).trial(trial)
         header = read_header(open_journal(store, closing=closing, read_only=True))
         subject, _ = trainable_of(trainable or recorded(header), header.loaded, closing)
-        trains = executor_of(executor, scheduler, n_workers, closing)
+        trains = options.executor_of(executor, scheduler, n_workers, closing)
         _train(
             lambda: chosen.branch(
                 at,

@@ -13,6 +13,7 @@ from rich.tree import Tree
 
 from hpstage.accounting.book import Book, open_book
 from hpstage.accounting.branches import Branch
+from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo, show
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, folded, shortened
@@ -31,7 +32,7 @@ _STYLES: dict[State, str] = {
 
 
 def tree(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    store: options.Store,
     depth: Annotated[int | None, typer.Option(min=1, help="Most levels to show; 1: the roots.")] = None,
     study: Annotated[str | None, typer.Option(help="Only nodes of this study's trials.")] = None,
     lines: Annotated[int, typer.Option(min=1, help="Most nodes to show, those nearest the root first.")] = (_LINES),
