@@ -228,8 +228,9 @@ def test_a_pipe_of_the_process_is_no_state(tmp_path: Path) -> None:
         search(Piping(), tmp_path)
 
 
-def test_the_second_chain_from_nothing_is_trained_again(tmp_path: Path) -> None:
+def test_the_second_chain_from_nothing_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five trials share their first steps; the sixth shares none."""
+    monkeypatch.setattr("hpstage.execution.rerun._SECONDS", 60.0)  # all of its steps, however slow the machine
     study = optuna.create_study()
     for drop, momentum in [(3, 0.9), (5, 0.9), (8, 0.9), (10, 0.9), (11, 0.9), (3, 0.8)]:
         study.enqueue_trial({"drop": drop, "momentum": momentum})
