@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,6 +89,7 @@ def scheduler(
     }
     words = [*_words(options), *context.args]
     parsed = _parse(dask_scheduler.main, words)
+    _check_host(parsed["host"])
     if not _is_encrypted(parsed) and parsed["host"] not in _OWN:
         _log("no TLS: whoever reaches this scheduler can run code on its workers; see hpstage certificates --help")
     sys.stderr.flush()
@@ -149,7 +151,9 @@ def worker(
     }
     ours = ["--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboard"]
     theirs = [*_words(options), *context.args]
-    place = _Place(_parse(dask_worker.main, theirs))
+    parsed = _parse(dask_worker.main, theirs)
+    _check_host(parsed["host"])
+    place = _Place(parsed)
     words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised_worker"]
     devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
     count = how_many(nworkers, workers_per_gpu, devices)
@@ -166,6 +170,24 @@ def worker(
     _log(f"{count} {'worker' if count == 1 else 'workers'} for {place}, on {_on(devices, count)}")
     supervisor = Supervisor(children, ready=place.wait_for_scheduler, log=_log)
     raise typer.Exit(asyncio.run(supervisor.run()))
+
+
+def _check_host(host: str | None) -> None:
+    """Raise :class:`UsageError` if nothing can listen at the value of ``--host``: an address, a name or a URL."""
+    from distributed.comm.addressing import parse_address, parse_host_port
+
+    if not host:
+        return
+    try:
+        where = parse_address(host)[1]
+        if where.count(":") < 2 or "[" in where:  # no bare address of IPv6
+            where, _ = parse_host_port(where, 0)
+        family, kind, protocol, _, address = socket.getaddrinfo(where, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trying:
+            trying.bind(address)
+    except (OSError, ValueError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--host {host} is no address of this host ({reason}); give one, or leave it out") from None
 
 
 def _is_encrypted(options: Mapping[str, Any]) -> bool:

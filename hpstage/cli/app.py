@@ -7,9 +7,10 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hpstage.cli.audit import audit
 from hpstage.cli.certificates import certificates
@@ -28,7 +29,7 @@ from hpstage.cli.tracebacks import folded_traceback
 from hpstage.cli.train import branch, train
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
-from hpstage.errors import HpstageError
+from hpstage.errors import HpstageError, UsageError
 from hpstage.errors.text import clean_lines
 from hpstage.store.redaction import redacted
 
@@ -39,6 +40,18 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # else [brackets] in help texts are markup, and lost
 )
+
+
+class _Command(TyperCommand):
+    """A command that refuses an empty value by name: an empty path is the folder in which it is run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for param in self.params:
+            if given.get(param.name or "") == "":
+                name = param.opts[0] if param.param_type_name == "option" else str(param.name).upper()
+                raise UsageError(f"{name} is empty; give a value")
+        return super().parse_args(ctx, args)
 
 
 def _version(requested: bool) -> None:
@@ -56,11 +69,11 @@ def hpstage(
     """Hyperparameter search that never trains the same thing twice."""
 
 
-app.command(context_settings=cluster.PASSING)(cluster.scheduler)
-app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
+app.command(cls=_Command, context_settings=cluster.PASSING)(cluster.scheduler)
+app.command(cls=_Command, context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
 STORES = (gc, copy, status, tree, report, logs, export)
 for command in (certificates, deploy, check, audit, plan, run, train, branch, runs, *STORES):
-    app.command()(command)
+    app.command(cls=_Command)(command)
 
 
 # Arguments of optimize() that errors name; the options of the command line have the same names.

@@ -486,6 +486,32 @@ def test_help_has_examples_and_what_is_no_store_is_told(command: str, tmp_path: 
         CliRunner().invoke(app, [command, str(tmp_path), *place], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["certificates", ""], "FOLDER"),
+        (["report", "x", ""], "FOLDER"),
+        (["status", ""], "STORE"),
+        (["train", "a:B", "--steps", "1", "--checkpoints="], "--checkpoints"),
+    ],
+)
+def test_an_empty_path_is_refused_by_name(
+    words: list[str], named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*words)
+    assert isinstance(done.exception, UsageError) and str(done.exception) == f"{named} is empty; give a value"
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["scheduler"], ["worker", "tcp://127.0.0.1:1"]])
+@pytest.mark.parametrize("host", ["300.1.1.1", "tcp://192.0.2.1", "[::1"])
+def test_a_host_at_which_nothing_can_listen_is_refused(words: list[str], host: str) -> None:
+    done = run(*words, "--host", host)
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception).startswith(f"--host {host} is no address of this host (")
+
+
 def test_what_cannot_be_written_or_is_not_installed_is_told(
     searched: tuple[Path, hpstage.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
