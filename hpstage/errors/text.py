@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _HOUR, _MINUTE = 3600, 60
 
@@ -27,6 +28,20 @@ def shortened(value: object, most: int = 80) -> str:
     """A value in at most so many characters; six digits of a float."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def nearest(name: str, names: Iterable[str], least: float = 0.75) -> str | None:
+    """Return the name that another one may be meant for: one like it, or one of which it is the initials (``wd`` of
+    ``weight_decay``); ``None`` if there is none.
+
+    Args:
+        least: from which likeness on a name may be another one misspelt: "unused" has 0.6 of "seed".
+    """
+    known = sorted(names)
+    # Of two letters, most are like some other.
+    like = difflib.get_close_matches(name, known, 1, least) if len(name) > 2 else []
+    initials = [one for one in known if len(name) > 1 and name == "".join(part[:1] for part in one.split("_"))]
+    return next(iter([*like, *initials]), None)
 
 
 def how_it_ended(status: int) -> str:

@@ -8,13 +8,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from hpstage.errors.text import aligned, allocated_hours, folded, table
+from hpstage.errors.text import aligned, allocated_hours, folded, nearest, table
 
 
 def test_no_more_of_the_workers_is_used_than_there_is() -> None:
     assert allocated_hours(3600, 3456) == "1.0000 h, 96 % busy"
     assert allocated_hours(3600, 4176) == "1.0000 h, and others in addition"  # of a search beside
     assert allocated_hours(0, 10) == "0.0000 h"
+
+
+def test_the_nearest_name_is_one_like_it_or_one_with_its_initials() -> None:
+    names = ["lr", "momentum", "weight_decay"]
+    assert nearest("wd", names) == nearest("wieght_decay", names) == "weight_decay"
+    assert nearest("momentun", names) == "momentum"
+    assert nearest("rl", names) is nearest("m", names) is nearest("seed", names) is None
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_names_are_no_markup() -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.errors.arguments import whole
+from hpstage.errors.text import nearest
 from hpstage.plan.facts import ForkedFrom
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
@@ -69,9 +70,11 @@ def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mappi
     """Raise :class:`UsageError` if the trial has no hyperparameter of one of the names."""
     for name in names:
         if name not in own:
+            near = nearest(name, own)
+            meant = "" if near is None else f"; did you mean {near!r}?"
             raise UsageError(
-                f"trial {planned.id} has no hyperparameter {name!r}; it has {', '.join(sorted(own))}. To add one, "
-                f"state OLD, the value that means the training so far, as its default (defaults = {{{name!r}: "
+                f"trial {planned.id} has no hyperparameter {name!r}{meant}; it has {', '.join(sorted(own))}. To add "
+                f"one, state OLD, the value that means the training so far, as its default (defaults = {{{name!r}: "
                 f"OLD}} on the trainable), and let the space return {{**trial.then({{...}}), {name!r}: "
                 f"s.piecewise({{0: OLD, {steps}: NEW}})}}: none of it is trained again"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
@@ -10,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 
+from hpstage.errors.text import nearest
 from hpstage.training.code.bytecode import inner, instructions_of
 from hpstage.training.code.graph import functions_reached
 from hpstage.training.code.names import texts_among
@@ -19,9 +19,6 @@ _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever the
 _THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
 _MAKING = {"__init__", "__post_init__"}
 _PARTS = re.compile(r"[\W_]")
-
-_SIMILAR = 0.75
-"""From which likeness on a name may be another one misspelt: "unused" has 0.6 of "seed"."""
 
 _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
 
@@ -49,10 +46,8 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
     unknown = [name for name in names if not _mentioned(name, words)]
     if unknown:
         words |= _optimizers_fields()
-    # Of two letters, most are like some other.
-    unknown = [name for name in unknown if len(name) > 2]
-    close = {name: difflib.get_close_matches(name, sorted(words), 1, _SIMILAR) for name in unknown if name not in words}
-    return {name: found[0] for name, found in close.items() if found}
+    close = {name: nearest(name, words) for name in unknown if name not in words}
+    return {name: found for name, found in close.items() if found is not None}
 
 
 def may_read(code: object, name: str) -> bool:
