@@ -84,6 +84,11 @@ class Savings:
         return less_training(self.steps_asked, self.steps_unique)
 
     @property
+    def could_share(self) -> bool:
+        """Whether there was anything to share: a single trial without steps trained before has nothing."""
+        return self.trials > 1 or self.steps_shared > 0
+
+    @property
     def saved_seconds(self) -> float:
         return self.worker_seconds_alone - self.worker_seconds
 
@@ -131,15 +136,16 @@ class Savings:
             ("steps requested", f"{self.steps_asked:,}"),
             ("unique steps", f"{self.steps_unique:,}"),
             ("steps trained", f"{self.steps_trained:,}{self._elsewhere()}"),
-            ("merge rate", f"{rate(self.merge_rate)} (by cost {rate(self.cost_weighted_merge_rate)})"),
             ("busy worker-hours", _hours(self.worker_seconds)),
-            ("without sharing", _hours(self.worker_seconds_alone)),
-            ("saved", self._saved()),
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
             ("makespan", self._made_in()),
         ]
+        if self.could_share:
+            rows.insert(4, ("merge rate", f"{rate(self.merge_rate)} (by cost {rate(self.cost_weighted_merge_rate)})"))
+            rows[6:6] = [("without sharing", _hours(self.worker_seconds_alone)), ("saved", self._saved())]
         if self.paid_seconds:
-            rows.insert(6, ("allocated worker-hours", allocated_hours(self.paid_seconds, self.worker_seconds)))
+            at = [name for name, _ in rows].index("busy worker-hours") + 1
+            rows.insert(at, ("allocated worker-hours", allocated_hours(self.paid_seconds, self.worker_seconds)))
         if self.audit_seconds:
             rows.insert(-2, ("audited", audited(self.audited_share, self.audit_differences, self.audit_seconds)))
         if self.exchange_seconds:

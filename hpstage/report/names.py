@@ -12,7 +12,7 @@ from hpstage.plan.facts import TrialId, WorkerId
 from hpstage.plan.messages import host_of
 
 _MOST = 60  # maximum number of characters of a name
-_ADDRESS = re.compile(r"\w+://(?P<host>\[[^\]]*\]|[^:/\[]+):\d+")
+_ADDRESS = re.compile(r"\w+://(?P<host>\[[^\]]*\]|[^:/\[]+)(:\d+|/\d+/\d+)")
 
 
 def plain(name: object, most: int = _MOST) -> str:
@@ -22,9 +22,11 @@ def plain(name: object, most: int = _MOST) -> str:
 
 
 def trial_name(book: Book, trial: TrialId) -> str:
-    """Return the trial's number in its study, or the end of its id if it has no number."""
+    """Return the trial's number in its study, or the end of its id if it has no number; in a book of several studies
+    with the study before it."""
     number = book.number(trial)
-    return plain(trial.rpartition("/")[2], 12) if number is None else str(number)
+    name = plain(trial.rpartition("/")[2], 24) if number is None else str(number)
+    return name if len(book.studies) <= 1 else f"{plain(book.account.plan.study_of(trial), 24)}/{name}"
 
 
 def workers_in_order(account: Account) -> list[WorkerId]:
@@ -33,8 +35,8 @@ def workers_in_order(account: Account) -> list[WorkerId]:
 
 
 def worker_names(workers: Iterable[WorkerId]) -> dict[WorkerId, str]:
-    """Return names for workers: of those named by their address, host and number (``10.0.0.3 #2``), since a port means
-    nothing to a reader. They are numbered in the order given."""
+    """Return names for workers: of those named by their address, host and number (``10.0.0.3 #2``), since a port, or
+    what stands in its place in ``inproc://``, means nothing to a reader. They are numbered in the order given."""
     found: dict[WorkerId, str] = {}
     on: dict[str, int] = {}
     for worker in workers:

@@ -18,6 +18,7 @@ from hpstage.driver.differences import explain
 from hpstage.errors.text import allocated_hours, count_of, duration, rate, shortened
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
+from hpstage.report.names import trial_name
 from hpstage.report.pictures import Picture
 from hpstage.report.tree.embed import frame
 from hpstage.schedule import Constant, Schedule
@@ -79,11 +80,11 @@ def _environment() -> Environment:
         explain,
         named,
         names_of,
-        number_of,
         objectives_of,
         params_of,
         pieces_of,
         state_of,
+        trial_name,
     )
     found.globals |= {helper.__name__: helper for helper in (*helpers, where)}
     return found
@@ -153,14 +154,9 @@ def names_of(book: Book, trials: Iterable[TrialId]) -> list[str]:
     return list(dict.fromkeys(name for id in trials for name in params_of(book, id)))
 
 
-def number_of(book: Book, id: TrialId) -> str:
-    number = book.number(id)
-    return id if number is None else str(number)
-
-
 def named(book: Book, trials: Collection[TrialId]) -> str:
-    """Return the numbers of trials in words."""
-    names = ", ".join(number_of(book, id) for id in islice(trials, _NAMES))
+    """Return the names of trials in words."""
+    names = ", ".join(trial_name(book, id) for id in islice(trials, _NAMES))
     more = f" and {len(trials) - _NAMES:,} more" if len(trials) > _NAMES else ""
     return f"trial{'' if len(trials) == 1 else 's'} {names}{more}"
 

@@ -94,6 +94,7 @@ class Branch:
         "ready",
         "seconds",
         "sources",
+        "steps",
         "unfinished",
         "wanted",
     )
@@ -114,6 +115,7 @@ class Branch:
         self.rated = 0  # the estimates by which
         # Its contribution to the sums of WorkLeft.
         self.seconds = 0.0
+        self.steps = 0
         self.unfinished = False
         self.done = False
 
@@ -156,10 +158,11 @@ class WorkLeft:
     """Sums over the branches of a stage tree. Each change of a branch costs O(log), regardless of the number of
     branches."""
 
-    __slots__ = ("evaluations", "seconds", "stages_done", "stages_left")
+    __slots__ = ("evaluations", "seconds", "stages_done", "stages_left", "steps")
 
     def __init__(self) -> None:
         self.seconds = 0.0  # of training
+        self.steps = 0
         self.evaluations = 0
         self.stages_done = 0
         self.stages_left = 0
@@ -171,9 +174,10 @@ class WorkLeft:
         unfinished = steps > 0 or bool(branch.wanted)
         done = not unfinished and branch.node.trained > 0
         self.seconds += seconds - branch.seconds
+        self.steps += steps - branch.steps
         self.stages_left += unfinished - branch.unfinished
         self.stages_done += done - branch.done
-        branch.seconds, branch.unfinished, branch.done = seconds, unfinished, done
+        branch.seconds, branch.steps, branch.unfinished, branch.done = seconds, steps, unfinished, done
 
 
 def steps_left(branch: Branch) -> int:

@@ -25,6 +25,8 @@ class RemainingWork:
     """Seconds of all the work on one worker."""
     stages_done: int
     """Nodes of the plan that were trained and have nothing left to train."""
+    steps_left: int
+    """Steps still to train, those included that running chains have not reported yet."""
     stages_left: int
     """Nodes with steps left to train or states left to evaluate."""
 
@@ -45,6 +47,7 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
         path_seconds=path * (1 + besides),
         work_seconds=max(0.0, work) * (1 + besides),
         stages_done=tree.left.stages_done,
+        steps_left=tree.left.steps,
         stages_left=tree.left.stages_left,
     )
 

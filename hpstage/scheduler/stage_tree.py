@@ -430,6 +430,7 @@ class StageTree:
         left = self.left
         seconds = sum(steps_left(branch) * branch.cost for branch in self._branches)
         assert abs(left.seconds - seconds) <= 1e-6 * (1.0 + seconds)
+        assert left.steps == sum(map(steps_left, self._branches))
         assert left.evaluations == sum(wanted.evaluate for branch in self._branches for wanted in branch.wanted)
         assert left.stages_left == sum(bool(branch.wanted or steps_left(branch)) for branch in self._branches)
 

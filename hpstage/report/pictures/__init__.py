@@ -51,7 +51,8 @@ PICTURES = (
     Picture(
         "savings",
         "Savings by cause",
-        "From the time of all requested steps without sharing to the time that workers spent; below, on what.",
+        "From the time of all requested steps without sharing to the time that workers spent; below, on what. Thrown "
+        "away is training that was lost with its worker, stopped, or repeated to verify a fork.",
         draw_savings,
     ),
     Picture(
@@ -71,7 +72,8 @@ PICTURES = (
     Picture(
         "timeline",
         "Worker timeline",
-        "What each worker did, and its share of busy time. Successive stages of training alternate between two blues.",
+        "What each worker did, and its share of busy time. Successive stages of training alternate between two blues; "
+        "what was thrown away was lost with its worker, stopped, or repeated to verify a fork.",
         draw_timeline,
     ),
     Picture(

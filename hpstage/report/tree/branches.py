@@ -15,8 +15,8 @@ from hpstage.schedule.forms import Constant, Form
 _VALUE = 40  # characters of a value
 _NAMES = 6  # hyperparameters named
 
-State = Literal["failed", "running", "waiting", "done", "dropped"]
-"""``dropped``: nobody waits for the rest of it any more."""
+State = Literal["failed", "running", "waiting", "interrupted", "done", "dropped"]
+"""``interrupted``: no process waits for the rest of it, but a trial that has not ended does; ``dropped``: none does."""
 
 
 def changes(node: Node) -> str:
@@ -52,6 +52,10 @@ def states(account: Accounting, branches: Mapping[NodeId, Branch]) -> dict[NodeI
         while node is not None and node.id not in found:
             found[node.id] = "waiting"
             node = node.parent
+    for name, trial in plan.trials.items():
+        if name not in plan.ended:
+            for passed, _, _ in trial.path_to(trial.requested):
+                found.setdefault(passed.id, "interrupted")
     for chain in plan.chains.values():
         for span in chain.ahead():
             found[span.node] = "running"
@@ -60,6 +64,6 @@ def states(account: Accounting, branches: Mapping[NodeId, Branch]) -> dict[NodeI
     progress: dict[NodeId, State] = {}
     for id, branch in branches.items():
         state = found.get(id, "dropped")
-        done = state in ("waiting", "dropped") and account.front(id) >= branch.reach
+        done = state in ("waiting", "interrupted", "dropped") and account.front(id) >= branch.reach
         progress[id] = "done" if done else state
     return progress

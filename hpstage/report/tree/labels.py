@@ -96,8 +96,6 @@ def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
     ending: dict[int, list[TrialId]] = {}
     for id, leaf in layout.leaves.items():
         ending.setdefault(leaf, []).append(id)
-    # Numbers of the trials of several studies would be ambiguous.
-    numbered = len({book.account.plan.study_of(id) for id in book.trials}) <= 1
     folded = layout.folded(shown.rows)
     continued = {branches[i].parent for i, row in shown.rows.items() if shown.rows.get(branches[i].parent) == row}
     stubs = {stub.branch for stub in shown.stubs}
@@ -107,7 +105,7 @@ def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
         trials = ending.get(i, [])
         if trials:
             names = [trial_name(book, id) for id in trials]
-            parts.append(listed(names, _NAMED) if numbered else count_of(len(trials), "trial"))
+            parts.append(listed(names, _NAMED))
             values = {None if value is None else f"{value:.4g}" for value in map(layout.book.value_of, trials)}
             parts += [value for value in values if value is not None and len(values) == 1]
         if i in folded and i not in stubs:

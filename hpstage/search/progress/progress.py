@@ -111,9 +111,8 @@ class Progress:
         if self._display is not None:
             view = replace(self._view(session, driver, driver.remaining_work(), self._clock(), None), over=True)
             # Estimates have changed since the search began, those of earlier searches of the study as well.
-            view = replace(
-                view, saved_seconds=savings.saved_seconds, merge_rate=savings.merge_rate, open=_open(session)
-            )
+            rate = savings.merge_rate if savings.could_share else None
+            view = replace(view, saved_seconds=savings.saved_seconds, merge_rate=rate, open=_open(session))
             if self._last is None:
                 self._display.begin(view)
             self._last = view
@@ -151,9 +150,11 @@ class Progress:
             best_step=at,
             stages_done=max(0, remaining.stages_done - self._done_before),
             stages_left=remaining.stages_left,
+            steps_trained=since.steps_trained,
+            steps_left=remaining.steps_left,
             running=len(scheduler.workers.chains()),
             workers=scheduler.workers.hosts,
-            merge_rate=since.merge_rate,
+            merge_rate=since.merge_rate if len(session.trials) > 1 or since.steps_first < since.steps_unique else None,
             used_seconds=since.worker_seconds,
             saved_seconds=since.alone_seconds(plan.totals.average_evaluate_seconds) - since.worker_seconds,
             elapsed=now - self._began,

@@ -32,10 +32,14 @@ class ProgressView:
     """Nodes of the stage tree that were trained in this call and have no steps left to train."""
     stages_left: int
     """Nodes with steps left to train, of those requested now."""
+    steps_trained: int = 0
+    """In this call, as far as workers have reported."""
+    steps_left: int = 0
+    """Of those requested now."""
     running: int
     workers: int
-    merge_rate: float
-    """Requested steps / unique steps."""
+    merge_rate: float | None
+    """Requested steps / unique steps; ``None`` if nothing could be shared yet."""
     used_seconds: float
     """Worker seconds."""
     saved_seconds: float
@@ -81,15 +85,17 @@ def items(view: ProgressView) -> list[str]:
         at = "" if view.best_step is None else f" at step {view.best_step:,}"
         found.append(f"best {clean(view.metric)} {'-' if view.best is None else f'{view.best:.6g}'}{at}")
     if view.over:
-        found.append(f"{view.stages_done:,} stages done")
+        found.append(f"{view.steps_trained:,} steps trained, {view.stages_done:,} stages done")
     else:
+        found.append(f"steps {view.steps_trained:,} trained, {view.steps_left:,} left")
         found.append(f"stages {view.stages_done:,} done, {view.stages_left:,} left")
         found.append(f"{view.running} of {view.workers} worker{'' if view.workers == 1 else 's'} busy")
-    found.append(f"merge rate {rate(view.merge_rate)}")
+    if view.merge_rate is not None:
+        found.append(f"merge rate {rate(view.merge_rate)}")
     used = f"worker-hours {hours(view.used_seconds)} used"
-    # Before trials share what was trained, less than nothing is saved: what it took to keep states.
-    saved = view.over or view.saved_seconds > 0
-    found.append(f"{used}, {hours(max(0.0, view.saved_seconds))} saved" if saved else used)
+    # Unless trials share what was trained, less than nothing is saved: what it took to keep states.
+    saved = view.merge_rate is not None and view.saved_seconds > 0
+    found.append(f"{used}, {hours(view.saved_seconds)} saved" if saved else used)
     return found
 
 

@@ -224,12 +224,14 @@ def test_the_best_trials_are_listed_once_each_however_many_numbers_have_the_same
 
 def test_workers_are_named_by_host_and_number_in_the_order_given() -> None:
     addresses = ["tcp://10.0.0.3:41", "tls://[::1]:9", "tcp://10.0.0.3:7", "worker-1", "tcp://10.0.0.3:41", "a\x1b:b"]
+    addresses.append("inproc://10.0.0.3/24/1")
     assert list(worker_names(map(WorkerId, addresses)).values()) == [
         "10.0.0.3 #1",
         "[::1] #1",
         "10.0.0.3 #2",
         "worker-1",
         "a\\x1b:b",
+        "10.0.0.3 #3",
     ]
 
 

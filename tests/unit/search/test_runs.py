@@ -20,11 +20,13 @@ from hpstage import schedule as s
 from hpstage.accounting.runs import run_rows
 from hpstage.algos import PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import ScheduleError, TrainingError, UsageError
-from hpstage.report import frames
+from hpstage.report import frames, open_book, write_report
+from hpstage.report.tree.book_rows import rows_of
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Counter, Failing, Gate, Tape, alone
 from tests.redis_server import RedisServer
+from tests.unit.reports import Page
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 STEPS = 8
@@ -104,12 +106,26 @@ def test_an_interrupted_run_is_continued_also_after_another(tmp_path: Path) -> N
 
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, trainable=Stopped(), checkpoint_every=2)
+    assert [row.state for row in rows_of(open_book(tmp_path)).branches.values()] == ["interrupted"]
     Stopped.stops = False
     other = train(tmp_path, {**HP, "wd": 0.5}, trainable=Stopped())
     run = train(tmp_path, trainable=Stopped(), checkpoint_every=2)
     assert (other.id, run.id) == ("runs/1", "runs/0")
     assert exact(run)
     assert trained(run) == 2 * STEPS  # of the first run, 4 or 5 steps before it was stopped
+
+
+def test_savings_are_shown_where_a_run_could_share_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown() -> set[str]:
+        page = Page(write_report(tmp_path / "report", tmp_path / "store"))
+        return {"Merge rate", "Saved", "Worker time without sharing"} & ({row[0] for row in page.rows} | {*page.texts})
+
+    run = train(tmp_path / "store", show_progress_bar=True)
+    assert shown() == set()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"{STEPS} steps trained" in last and "saved" not in last and "merge rate" not in last
+    run.branch(at=4, lr=0.1, **inline())
+    assert shown() == {"Merge rate", "Saved", "Worker time without sharing"}
 
 
 def test_an_interrupted_run_says_how_to_continue_without_a_study(tmp_path: Path) -> None:
@@ -325,6 +341,7 @@ def test_a_run_under_a_plateau_is_continued_and_found_again(tmp_path: Path) -> N
         (4.5, {"lr": 0.1}, None, "at is 4.5"),
         (4, {}, None, "without a change is that trial"),
         (4, {"rate": 0.1}, None, "no hyperparameter 'rate'; it has lr, wd"),
+        (4, {"wdd": 0.1}, None, "no hyperparameter 'wdd'; did you mean 'wd'"),
         (4, {"lr": []}, None, "lr is an empty list"),
         (4, {"lr": object()}, None, "branch of trial runs/0 at step 4, hyperparameter 'lr'"),
         (4, {"lr": s.linear(0.1).until(3)}, None, "hyperparameter 'lr': the schedule ends at step 7"),
