@@ -157,7 +157,7 @@ def algorithms(trials: int) -> list[dict[str, Any]]:
                 "steps_asked": ours.savings.steps_asked,
                 "steps_unique": ours.savings.steps_unique,
                 "steps_trained": ours.savings.steps_trained,
-                "steps_trained_alone": alone.savings.steps_trained,
+                "steps_trained_unshared": alone.savings.steps_trained,
                 "merge_rate": ours.savings.merge_rate,
                 "best": ours.best_value,
                 "same_best": best[0] == best[1],
@@ -324,7 +324,7 @@ def main() -> int:
     for row in rows:
         print(
             f"{row['algorithm']:<18}{row['trials']:>7}{row['steps_asked']:>10}{row['steps_unique']:>8}"
-            f"{row['steps_trained']:>8}{row['steps_trained_alone']:>9}{row['merge_rate']:>8.2f}"
+            f"{row['steps_trained']:>8}{row['steps_trained_unshared']:>9}{row['merge_rate']:>8.2f}"
             f"  {'yes' if row['same_best'] else 'no':<9}  {'yes' if row['same_study'] else 'no'}"
             f"{'' if row['synchronous'] else '  (asynchronous)'}"
         )

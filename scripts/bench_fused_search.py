@@ -33,7 +33,7 @@ def compare(options: argparse.Namespace, batch: int) -> dict[str, Any]:
         rounds.append(done)
         for way in done.values():
             print(
-                f"batch {batch:3} round {number}  {way['asked']:5} {way['numerics']:10} x {way['at_a_time']}  "
+                f"batch {batch:3} round {number}  {way['requested']:5} {way['numerics']:10} x {way['at_a_time']}  "
                 f"{way['seconds']:7.1f} worker-s  makespan {way['makespan']:6.1f} s  measuring "
                 f"{way['measure_seconds']:4.1f} s  {way['steps_trained']:,} of {way['steps_unique']:,} steps",
                 flush=True,

@@ -84,9 +84,9 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Found:
-    paid_over_used: float
+    allocated_over_used: float
     makespan_over_fixed: float
-    paid_over_fixed: float
+    allocated_over_fixed: float
     hours: float
     fixed_hours: float
     peak: int

@@ -210,8 +210,8 @@ def disruptions(options: argparse.Namespace) -> dict[str, float]:
     cases = {
         "calm": None,
         "slow": Disruptions(slow=0.1),
-        "told": Disruptions(notice_seconds=120.0, **spot),
-        "untold": Disruptions(**spot),
+        "noticed": Disruptions(notice_seconds=120.0, **spot),
+        "unnoticed": Disruptions(**spot),
     }
     figures: dict[str, float] = {}
     for name, case in cases.items():

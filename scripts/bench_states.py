@@ -12,8 +12,8 @@ copy_ratio         the same by those of one copy of the state into memory that i
 first_stall_ratio  as save_stall_ratio, for the first state of a process, whose copy needs new memory
 prefetch_hidden    share of the seconds of loading a state that are saved if it was prefetched while the chain before
                    trained; of 50 MB and more
-told_copy_ratio    seconds of such a load by those of one copy of the state, which puts it into the model
-beside_slowdown    seconds of a training step while a state is being written, by those of one otherwise
+fetched_ratio      seconds of such a load by those of one copy of the state, which puts it into the model
+saving_slowdown    seconds of a training step while a state is being written, by those of one otherwise
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
         "first_stall_ratio": ratios[0],
         "stall_ms": 1e3 * statistics.median(stalls[1:]),
         "torch_save_ms": 1e3 * statistics.median(saves[1:]),
-        "beside_slowdown": statistics.median(saving) / statistics.median(idle) if saving else None,
+        "saving_slowdown": statistics.median(saving) / statistics.median(idle) if saving else None,
     }
 
 
@@ -210,11 +210,11 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     return {
         "prefetch_hidden": statistics.median(shares),
         "prefetch_hidden_spread": [min(shares), max(shares)],
-        "told_copy_ratio": statistics.median(
+        "fetched_ratio": statistics.median(
             one / other for one, other in zip(seconds[True][1:], copies[1:], strict=True)
         ),
         "load_ms": 1e3 * statistics.median(seconds[False][1:]),
-        "load_told_ms": 1e3 * statistics.median(seconds[True][1:]),
+        "load_fetched_ms": 1e3 * statistics.median(seconds[True][1:]),
     }
 
 

@@ -105,9 +105,9 @@ class Round:
         steps_apart = sum(merged(plan).steps_unique for plan in apart)
         requested = merged(together)
         figures: dict[str, float] = {
-            "steps asked": requested.steps_asked,
-            "distinct steps, apart": steps_apart,
-            "distinct steps, one plan": requested.steps_unique,
+            "steps requested": requested.steps_asked,
+            "unique steps, apart": steps_apart,
+            "unique steps, one plan": requested.steps_unique,
             "predicted alone / one plan": requested.merge_rate,
             "predicted apart / one plan": steps_apart / requested.steps_unique,
         }

@@ -73,7 +73,7 @@ def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) ->
     )
     savings, times = result.savings, result.plan.step_times
     return {
-        "asked": numerics,
+        "requested": numerics,
         "numerics": read_header(journal).described[NUMERICS],
         "at_a_time": 1 if times is None else times.best,
         "step_seconds": [] if times is None else times.seconds,

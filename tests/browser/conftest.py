@@ -34,7 +34,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_at(browser: Any) -> Iterator[Open]:
-    """Opens an address; at the end no page may have raised, said an error, or asked for what is elsewhere."""
+    """Opens an address; at the end no page may have raised, logged an error, or requested anything from elsewhere."""
     problems: list[str] = []
     contexts = []
 
@@ -46,7 +46,7 @@ def open_at(browser: Any) -> Iterator[Open]:
         allowed = (address, "data:", "blob:", *own)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-        page.on("request", lambda asked: None if asked.url.startswith(allowed) else problems.append(asked.url))
+        page.on("request", lambda request: None if request.url.startswith(allowed) else problems.append(request.url))
         page.goto(address)
         return page
 

@@ -76,15 +76,15 @@ def test_a_running_search_is_drawn_as_it_goes_on(
     page.wait_for_function("() => !window.said.at(-1).includes(' left')")
     assert any(re.search(r"trials finished;.* about \d+ s left", text) for text in page.evaluate("() => window.said"))
     assert tree.ask("tree.size().trials") == len(result.study.trials)
-    asked = list(branches_of(result.plan.trials))
-    assert tree.ask("tree.size().branches") == len(asked)
+    branches = list(branches_of(result.plan.trials))
+    assert tree.ask("tree.size().branches") == len(branches)
     tree.find(f"trial {result.best_trial.number}")
     tree.drawer.get_by_role("heading", name=f"Trial {result.best_trial.number}: complete").wait_for()
     keep(page, "ended")
 
 
 @pytest.mark.ci
-def test_each_panel_stands_alone_and_shows_the_study_of_its_address(
+def test_each_panel_has_its_own_page_and_shows_the_study_in_its_url(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     with Client(cluster, set_as_default=False) as client:
@@ -104,7 +104,7 @@ def test_each_panel_stands_alone_and_shows_the_study_of_its_address(
 
 
 @pytest.mark.ci
-def test_what_failed_is_told_and_its_traceback_is_in_the_drawer(
+def test_a_failed_trial_is_shown_and_the_drawer_has_its_traceback(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:

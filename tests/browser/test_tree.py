@@ -28,7 +28,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 HOSTILE = "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'> \"'`${} \N{GRINNING FACE}"
 LONG = HOSTILE + "long " * 40
 OTHERS = 30
-"""Trials of a study beside those that fail."""
+"""Trials of a study that do not fail."""
 
 
 class Broken(Tape):
@@ -205,7 +205,7 @@ def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree
     assert layout.best <= set(shown)
 
 
-def test_a_colour_bar_tells_the_values_of_the_colours(book: Book, show: Callable[..., Tree]) -> None:
+def test_a_colour_bar_shows_the_values_of_the_colours(book: Book, show: Callable[..., Tree]) -> None:
     found = many(9)
     tree = show(found)
     values = sorted({measured.value for measured in found.measured.values() if measured.value is not None})

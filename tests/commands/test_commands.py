@@ -1,4 +1,4 @@
-"""The commands that read a store: status, tree and export say what is there, and change nothing."""
+"""The commands that read a store: status, tree and export show what a store holds, and change nothing."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def run(*words: object) -> Outcome:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def told(*words: object) -> str:
+def output_of(*words: object) -> str:
     done = run(*words)
     assert done.exit_code == 0, done.output
     return done.output
@@ -146,17 +146,17 @@ def test_status_without_a_store_lists_those_of_this_folder(tmp_path: Path, monke
         )
     folders = {f"{path}" for path in Path(".hpstage").iterdir()}
     assert len(folders) == 2
-    lines = told("status").splitlines()
+    lines = output_of("status").splitlines()
     assert {*lines} == folders == {*status()}
     later = time.time() + 60
     os.utime(Path(lines[-1]) / "plan.sqlite", (later, later))
-    assert told("status").splitlines() == lines[::-1]
+    assert output_of("status").splitlines() == lines[::-1]
     watching = run("status", "--watch")
     assert "name a STORE; there is" in str(watching.exception)
 
 
 def status(*words: object) -> dict:
-    return json.loads(told("status", *words, "--json"))
+    return json.loads(output_of("status", *words, "--json"))
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -169,25 +169,25 @@ def content(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("state", "saved", "told"),
+    ("state", "saved", "shown"),
     [
         ("running", -2.5, "nothing yet"),
         ("ended", -2.5, "nothing"),
         ("running", 3.6, "0.0010 h of 0.0000 h"),
     ],
 )
-def test_less_than_nothing_is_not_told_as_saved_while_a_search_runs(state: str, saved: float, told: str) -> None:
+def test_negative_savings_are_never_shown(state: str, saved: float, shown: str) -> None:
     sums = dict.fromkeys(PlanStatus.__struct_fields__, 0) | {"workload": "", "merge_rate": 1.0, "seconds_saved": saved}
     study = dict.fromkeys(StudyRow.__struct_fields__, 0) | {"study": "digits", "state": state, "seconds_saved": saved}
     row = msgspec.convert({**study, "algorithm": "", "trials": {}, "best": []}, StudyRow)
     text = as_text(Status(msgspec.convert(sums, PlanStatus), [], [row], [], []))
-    assert re.search(rf"^saved +{told}$", text, re.MULTILINE)
+    assert re.search(rf"^saved +{shown}$", text, re.MULTILINE)
     assert text.splitlines()[-1 if state == "ended" else -3].split()[-1] == (
-        {"nothing yet": "-", "nothing": "0.0000"}.get(told, told.split()[0])
+        {"nothing yet": "-", "nothing": "0.0000"}.get(shown, shown.split()[0])
     )
 
 
-def test_status_tells_what_the_search_said(searched: tuple[Path, hpstage.Result]) -> None:
+def test_status_shows_the_figures_of_the_result(searched: tuple[Path, hpstage.Result]) -> None:
     folder, result = searched
     found = status(folder)
     plan, studies = found["plan"], {study["study"]: study for study in found["studies"]}
@@ -214,12 +214,12 @@ def test_status_tells_what_the_search_said(searched: tuple[Path, hpstage.Result]
     failed = sum(study["trials"]["FAIL"] for study in studies.values())
     assert (cause["failures"], cause["trials"]) == (plan["failures"], failed)
     assert cause["summary"] in {failure.failure.summary for failure in result.plan.failures}
-    table = told("status", folder)
+    table = output_of("status", folder)
     assert f"{cause['where']} ({failed} trials): {cause['summary']}\n" in table
     assert f"score {result.best_value:.6g} (trial {result.best_trial.number})" in table
 
 
-def test_what_reads_a_store_leaves_it_as_it_is_also_what_a_dead_writer_left(
+def test_readers_leave_a_store_unchanged_even_leftovers_of_a_dead_writer(
     searched: tuple[Path, hpstage.Result], tmp_path: Path
 ) -> None:
     folder, _ = searched
@@ -229,15 +229,15 @@ def test_what_reads_a_store_leaves_it_as_it_is_also_what_a_dead_writer_left(
     (aside / "part").write_bytes(b"x")
     os.utime(aside, (0, 0))
     before = content(folder)
-    told("status", folder)
-    told("tree", folder)
-    told("export", folder, "tables", tmp_path / "tables")
-    told("report", folder, tmp_path / "report")
-    told("tree", folder, "--picture", tmp_path / "tree.png")
+    output_of("status", folder)
+    output_of("tree", folder)
+    output_of("export", folder, "tables", tmp_path / "tables")
+    output_of("report", folder, tmp_path / "report")
+    output_of("tree", folder, "--picture", tmp_path / "tree.png")
     assert content(folder) == before
 
 
-def test_what_a_killed_writer_left_in_the_log_is_read_and_not_tidied_up(store: Path) -> None:
+def test_records_of_a_killed_writer_in_the_log_are_read_and_stay_there(store: Path) -> None:
     journal = SQLiteJournal(store / "plan.sqlite")
     write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
     code = (
@@ -255,7 +255,7 @@ def test_what_a_killed_writer_left_in_the_log_is_read_and_not_tidied_up(store: P
     journal.close()
 
 
-def test_a_journal_that_is_only_read_refuses_writes_and_makes_no_file(store: Path) -> None:
+def test_a_read_only_journal_refuses_writes_and_creates_no_file(store: Path) -> None:
     with pytest.raises(StoreError, match="cannot be opened"):
         SQLiteJournal(store / "plan.sqlite", read_only=True)
     assert list(store.iterdir()) == []
@@ -279,7 +279,7 @@ def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store:
             facts.append(ChainStarted(ChainId(chain), driver, WorkerId("tcp://w"), spans, 5.0))
         write(journal, [*ask(trials, "here"), *facts])
         found = status(store)
-        lines = told("status", store)
+        lines = output_of("status", store)
         here.close()
         after = status(store)
     assert {driver["driver"]: driver["alive"] for driver in found["drivers"]} == {"here": True, "elsewhere": False}
@@ -294,7 +294,7 @@ def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store:
     assert after["chains"] == [] and not any(driver["alive"] for driver in after["drivers"])
 
 
-def test_a_journal_that_does_not_tell_what_is_better_has_both_ends_shown(store: Path) -> None:
+def test_both_extremes_are_shown_where_the_journal_has_no_direction(store: Path) -> None:
     from hpstage.plan.facts import TrialEnded
 
     trials = [TrialAdded(TrialId(f"x/{i}"), {"a": s.constant(i)}, 8) for i in range(3)]
@@ -306,7 +306,7 @@ def test_a_journal_that_does_not_tell_what_is_better_has_both_ends_shown(store: 
     assert [(best["goal"], best["value"]) for best in study["best"]] == [("lowest", 1.0), ("highest", 2.0)]
 
 
-def test_a_watch_tells_what_comes_and_ends_with_ctrl_c(store: Path) -> None:
+def test_watch_prints_updates_until_ctrl_c(store: Path) -> None:
     write_in(store, ask([trial(0, {"a": s.constant(1)}, 8)]))
     words = [sys.executable, "-m", "hpstage", "status", str(store), "--watch", "--json", "--interval", "0.02"]
     watching = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -324,12 +324,12 @@ def test_a_watch_tells_what_comes_and_ends_with_ctrl_c(store: Path) -> None:
 
 
 @pytest.mark.redis
-def test_a_plan_on_a_server_is_read_by_its_url_alone(shared_redis: RedisServer) -> None:
+def test_a_plan_on_redis_is_read_given_only_its_url(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="test-commands")) as journal:
         write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
         url = f"{shared_redis.url}?prefix=test-commands"
         assert status(url)["plan"]["steps_asked"] == 8
-        assert "0-8" in told("tree", url)
+        assert "0-8" in output_of("tree", url)
         assert len(journal) == 3
     with pytest.raises(UsageError, match="test-commands"):
         CliRunner().invoke(app, ["status", shared_redis.url], catch_exceptions=False)
@@ -337,13 +337,13 @@ def test_a_plan_on_a_server_is_read_by_its_url_alone(shared_redis: RedisServer) 
 
 def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple[Path, hpstage.Result]) -> None:
     folder, result = searched
-    lines = told("tree", folder).splitlines()
+    lines = output_of("tree", folder).splitlines()
     plan = result.plan
     branches = branches_of(plan.trials)
-    asked = [branch.node for branch in branches.values()]
-    assert len(lines) == len(asked)
+    nodes = [branch.node for branch in branches.values()]
+    assert len(lines) == len(nodes)
     by_id = {int(re.match(r"[│├└─ ]*#(\d+) ", line)[1]): line for line in lines}  # type: ignore[index]
-    for node in asked:
+    for node in nodes:
         line = by_id[node.id]
         indent = line.index("#")
         assert (indent == 0) == (node.parent is None) or len(node.parent.children) == 1  # type: ignore[union-attr]
@@ -356,7 +356,7 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
         assert any(state.kept for state in node.states.values()) == ("  checkpoint at " in line)
         scores = [
             float(state.metrics["score"])
-            for other in asked
+            for other in nodes
             if node in other.ancestry()
             for state in other.states.values()
             if state.metrics is not None
@@ -365,25 +365,25 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
     assert sum("a 1 → 7" in line or "a 2 → 7" in line for line in lines) == len({f.node for f in plan.failures}) > 0
 
 
-def test_a_tree_that_is_too_long_is_cut_where_fewest_trials_pass_and_the_rest_counted(store: Path) -> None:
+def test_a_long_tree_omits_the_branches_with_the_fewest_trials_and_counts_them(store: Path) -> None:
     trials = [trial(i, {"a": s.piecewise({0: i % 2, 2: i % 8, 4: i})}, 8) for i in range(40)]
     write_in(store, ask(trials))
-    everything = told("tree", store, "--lines", 1000).splitlines()
-    cut = told("tree", store, "--lines", 5).splitlines()
+    everything = output_of("tree", store, "--lines", 1000).splitlines()
+    cut = output_of("tree", store, "--lines", 5).splitlines()
     assert len(cut) == 6 and "left out" not in "".join(everything)
     left_out = int(re.match(r"\.\.\. (\d+) nodes", cut[-1])[1])  # type: ignore[index]
     assert left_out == len(everything) - 5
     assert sum(int(n) for n in re.findall(r"\(\+ (\d+) nodes? below\)", cut[0] + cut[1])) > 0
     assert all("waiting" in line for line in everything)
-    roots = told("tree", store, "--depth", 1).splitlines()
+    roots = output_of("tree", store, "--depth", 1).splitlines()
     assert [line[0] for line in roots] == ["#", "#", "."]
     below = sum(int(n) for n in re.findall(r"\(\+ (\d+) nodes? below\)", "".join(roots)))
     assert below == int(re.match(r"\.\.\. (\d+)", roots[-1])[1]) == len(everything) - 2  # type: ignore[index]
 
 
-def test_a_trial_of_a_hundred_changes_stays_on_the_screen(store: Path) -> None:
+def test_a_trial_with_a_hundred_changes_fits_on_the_screen(store: Path) -> None:
     write_in(store, ask([trial(0, {"a": s.piecewise({i: i for i in range(100)})}, 100)]))
-    lines = told("tree", store).splitlines()
+    lines = output_of("tree", store).splitlines()
     assert len(lines) == 100 and all(line.startswith("#") for line in lines)
 
 
@@ -401,7 +401,7 @@ def test_each_line_of_a_tree_is_below_its_parent_or_names_it(store: Path) -> Non
     }
     above: list[tuple[int, int]] = []  # indents and nodes of the lines that this one may hang on
     seen, named = set(), 0
-    for line in told("tree", store).splitlines():
+    for line in output_of("tree", store).splitlines():
         indent, id = line.index("#"), int(re.search(r"#(\d+) ", line)[1])  # type: ignore[index]
         above = [(other, node) for other, node in above if other < indent]
         if parent := re.search(r"after #(\d+)", line):
@@ -422,7 +422,7 @@ def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Pat
         if id.startswith("first/")
         for node, _, _ in t.path_to(t.requested)
     }
-    lines = told("tree", folder, "--study", "first").splitlines()
+    lines = output_of("tree", folder, "--study", "first").splitlines()
     assert {int(re.search(r"#(\d+) ", line)[1]) for line in lines} == mine  # type: ignore[index]
     with pytest.raises(UsageError, match="no study 'third'; there are: 'second', 'first'"):
         CliRunner().invoke(app, ["tree", str(folder), "--study", "third"], catch_exceptions=False)
@@ -433,7 +433,7 @@ def test_exported_tables_are_the_frames(searched: tuple[Path, hpstage.Result], t
     folder, _ = searched
     place = tmp_path / "new" / "tables"
     for _ in range(2):  # the second replaces the first
-        told("export", folder, "tables", place, "--format", format)
+        output_of("export", folder, "tables", place, "--format", format)
     found = frames(folder)
     assert sorted(p.name for p in place.iterdir()) == sorted(
         f"{name}.{format}" for name in ("trials", "stages", "states", "workers", "events")
@@ -447,14 +447,14 @@ def test_exported_tables_are_the_frames(searched: tuple[Path, hpstage.Result], t
             pd.testing.assert_frame_equal(read, frame)
 
 
-def test_names_that_users_typed_do_not_reach_the_terminal_as_they_are(store: Path) -> None:
+def test_control_characters_in_names_are_escaped_on_the_terminal(store: Path) -> None:
     assert clean(HOSTILE) == "evil\\x1b[31m\\r\\nna\\u202eme\\ud800"
     assert clean("größer 模型") == "größer 模型"
     typed = HOSTILE.replace("\ud800", "")  # what JSON cannot carry, no journal holds
     added = TrialAdded(TrialId(f"{typed}/0"), {f"lr{typed}": s.constant(f"sgd{typed}")}, 8)
     joined = begin(typed)
     write_in(store, [joined, *ask([added]), TrialProposed(typed, 0, added.trial, {})])
-    for text in (told("status", store), told("tree", store)):
+    for text in (output_of("status", store), output_of("tree", store)):
         assert "evil\\x1b[31m\\r\\n" in text
         assert all(c == "\n" or c.isprintable() for c in text)
 
@@ -472,8 +472,8 @@ def test_a_terminal_without_the_signs_of_a_name_gets_them_escaped(store: Path) -
 
 
 @pytest.mark.parametrize("command", ["status", "tree", "export", "report"])
-def test_help_has_examples_and_what_is_no_store_is_told(command: str, tmp_path: Path) -> None:
-    helped = told(command, "--help")
+def test_help_has_examples_and_a_missing_store_is_an_error(command: str, tmp_path: Path) -> None:
+    helped = output_of(command, "--help")
     assert f"hpstage {command} .hpstage/" in helped
     place = {"export": ["tables", str(tmp_path / "out")], "report": [str(tmp_path / "out")]}.get(command, [])
     done = subprocess.run(
@@ -512,7 +512,7 @@ def test_a_host_at_which_nothing_can_listen_is_refused(words: list[str], host: s
     assert str(done.exception).startswith(f"--host {host} is no address of this host (")
 
 
-def test_what_cannot_be_written_or_is_not_installed_is_told(
+def test_unwritable_output_and_missing_packages_are_errors_with_a_remedy(
     searched: tuple[Path, hpstage.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = searched
@@ -525,12 +525,12 @@ def test_what_cannot_be_written_or_is_not_installed_is_told(
     done = run("export", folder, "tables", tmp_path)
     assert isinstance(done.exception, HpstageError) and "--format csv" in str(done.exception)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    told("export", folder, "tables", tmp_path, "--format", "csv")
+    output_of("export", folder, "tables", tmp_path, "--format", "csv")
     done = run("export", folder, "tables", tmp_path)
     assert isinstance(done.exception, HpstageError) and "hpstage[report]" in str(done.exception)
 
 
-def test_looking_on_needs_nothing_heavy(searched: tuple[Path, hpstage.Result]) -> None:
+def test_commands_that_only_read_import_nothing_heavy(searched: tuple[Path, hpstage.Result]) -> None:
     folder, _ = searched
     code = (
         "import sys; from hpstage.cli.app import app\n"

@@ -39,10 +39,10 @@ STEPS = 8
 GRID: dict[str, list[Any]] = {"a": [1, 2], "late": [1, 2, 3]}
 
 
-class Telling(Tape):
+class Printing(Tape):
     """Logs, so that there are logs to copy."""
 
-    version = "telling"
+    version = "printing"
 
     def train(self, step: int, hp: Any) -> None:
         sys.stdout.write(f"step {step}\n")
@@ -60,7 +60,7 @@ def search(
     study = study or optuna.create_study(study_name=uuid.uuid4().hex, sampler=optuna.samplers.GridSampler(GRID))
     return hpstage.optimize(
         study,
-        Telling(),
+        Printing(),
         space,
         metric="score",
         steps=steps,
@@ -129,8 +129,8 @@ def test_a_plan_goes_to_redis_and_back_and_is_equal(searched: Path, place: str, 
     again = copied(place, back, "--checkpoints", shared)
     assert f"{records} records (0 copied now), {states} checkpoints (0 copied now)" in again
     for store in (place, str(back)):
-        told = [CliRunner().invoke(app, ["status", where, "--json"]).output for where in (store, str(searched))]
-        assert told[0] == told[1] != ""
+        outputs = [CliRunner().invoke(app, ["status", where, "--json"]).output for where in (store, str(searched))]
+        assert outputs[0] == outputs[1] != ""
 
 
 def test_a_search_on_the_copy_trains_nothing_twice(
@@ -192,7 +192,7 @@ def test_a_bucket_takes_the_checkpoints(
 def test_without_a_prefix_the_copy_is_the_workloads_own_plan(
     searched: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    assert "?prefix=hpstage:Telling-" in copied(searched, redis_server.url, "--to-checkpoints", tmp_path)
+    assert "?prefix=hpstage:Printing-" in copied(searched, redis_server.url, "--to-checkpoints", tmp_path)
     assert search(redis_server.url, checkpoints=tmp_path).savings.steps_trained == 0
 
 

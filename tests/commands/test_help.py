@@ -62,6 +62,6 @@ def test_a_script_is_named_by_any_path_to_it(folder: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("wrong", [".searched_here:space", "./searched_here:space", "..:space", ".py:", ":space"])
-def test_what_names_no_script_is_refused_with_both_forms(wrong: str) -> None:
+def test_an_argument_that_names_no_script_is_refused_with_both_forms(wrong: str) -> None:
     done = CliRunner().invoke(app, ["plan", wrong, "--steps", "4"])
     assert "give MODULE:NAME, or path/to/script.py:NAME" in str(done.exception)

@@ -77,7 +77,7 @@ def command(*words: object) -> str:
     return done.output
 
 
-def test_states_of_a_search_store_what_they_have_in_common_once(tmp_path: Path) -> None:
+def test_states_of_a_search_store_equal_tensors_once(tmp_path: Path) -> None:
     result = search(tmp_path)
     plan = plan_of(tmp_path)
     validate(plan)
@@ -91,7 +91,7 @@ def test_states_of_a_search_store_what_they_have_in_common_once(tmp_path: Path) 
         assert np.allclose(state["tuned"], 2 * 0.5 + 4 * trial.params["rate"])
 
 
-def test_what_is_copied_has_it_in_common_as_well(tmp_path: Path) -> None:
+def test_copied_states_share_equal_tensors_too(tmp_path: Path) -> None:
     search(tmp_path / "a")
     for copied in (14, 0):
         assert f"14 checkpoints ({copied} copied now)" in command("copy", tmp_path / "a", tmp_path / "b")
@@ -103,7 +103,7 @@ def test_what_is_copied_has_it_in_common_as_well(tmp_path: Path) -> None:
     }
 
 
-def test_gc_removes_a_part_once_nothing_has_it(tmp_path: Path) -> None:
+def test_gc_removes_a_part_that_no_checkpoint_uses(tmp_path: Path) -> None:
     search(tmp_path)
     place = checkpoints(tmp_path)
     command("gc", tmp_path, "--budget", "0")

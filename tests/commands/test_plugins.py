@@ -170,7 +170,7 @@ def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_
     assert "18 trained" in status.stdout
 
 
-def test_what_a_plugin_adapts_is_trained_and_so_are_its_subclasses(hpstage: Run) -> None:
+def test_classes_that_a_plugin_adapts_and_their_subclasses_are_trained(hpstage: Run) -> None:
     for name in ("Box", "Crate"):
         done = hpstage("run", f"search.py:{name}", *SPACE, *OF_A_RUN, "--executor", "Quiet()", "--store", name)
         assert done.returncode == 0, done.stderr
@@ -243,11 +243,11 @@ from hpstage.cli.app import main
 found = {}
 for name, words in json.loads(sys.argv[1]).items():
     sys.argv[1:] = words
-    with contextlib.redirect_stderr(io.StringIO()) as told:
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
             main()
         except SystemExit as ended:
-            found[name] = ended.code, told.getvalue()
+            found[name] = ended.code, stderr.getvalue()
 print(json.dumps(found))
 """
 
@@ -264,14 +264,14 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_known_or_broken_is_named_with_the_remedy(refusals: dict[str, tuple[int, str]], name: str) -> None:
-    status, told = refusals[name]
+def test_unknown_and_broken_plugins_are_named_with_the_remedy(refusals: dict[str, tuple[int, str]], name: str) -> None:
+    status, stderr = refusals[name]
     assert status == 1
-    assert REFUSED[name][1] in told
-    assert len(told.splitlines()) == 1
+    assert REFUSED[name][1] in stderr
+    assert len(stderr.splitlines()) == 1
 
 
-def test_two_distributions_that_use_one_name_are_told_apart_by_nobody(hpstage: Run, tmp_path: Path) -> None:
+def test_two_distributions_with_the_same_plugin_name_are_refused(hpstage: Run, tmp_path: Path) -> None:
     other = tmp_path / "installed" / "other_plugin-0.1.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 0.1\n")
@@ -282,7 +282,7 @@ def test_two_distributions_that_use_one_name_are_told_apart_by_nobody(hpstage: R
     assert "have one name; uninstall one of them" in done.stderr
 
 
-def test_our_own_algorithms_are_plugins_like_others() -> None:
+def test_built_in_algorithms_are_registered_as_plugins() -> None:
     kinds = {name: getattr(algos, name) for name in algos.__all__}
     ours = {name: kind for name, kind in kinds.items() if issubclass(kind, Algorithm)}
     found = {point.name: point.load() for point in entry_points(group="hpstage.algorithms")}
@@ -290,7 +290,7 @@ def test_our_own_algorithms_are_plugins_like_others() -> None:
 
 
 @pytest.mark.parametrize("group", sorted({*get_args(plugins.Group)} - {"hpstage.trainables"}))  # where we have none
-def test_every_plugin_of_ours_can_be_loaded(group: plugins.Group) -> None:
+def test_every_built_in_plugin_can_be_loaded(group: plugins.Group) -> None:
     ours = [point for point in entry_points(group=group) if point.value.startswith("hpstage.")]
     assert ours
     assert all(callable(point.load()) for point in ours)

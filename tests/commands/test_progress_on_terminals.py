@@ -137,12 +137,12 @@ def test_after_a_search_that_broke_off_the_cursor_stands_below_the_display_and_n
     assert sum(line.startswith("digits ") for line in terminal.lines) == 1
     assert spoken(12) <= set(terminal.lines)
     if at_12 in ("raise", "int"):
-        head = next(i for i, line in enumerate(terminal.lines) if line.startswith("digits "))
-        assert any(line.startswith("Traceback") for line in terminal.lines[head:]), "tracebacks come below"
+        start = next(i for i, line in enumerate(terminal.lines) if line.startswith("digits "))
+        assert any(line.startswith("Traceback") for line in terminal.lines[start:]), "tracebacks come below"
         assert not any(" left" in line for line in terminal.lines)
 
 
-def test_a_name_does_nothing_to_the_terminal():
+def test_escape_sequences_in_a_name_are_shown_and_not_sent_to_the_terminal():
     name = "<script>$x_{[bold]\x1b]0;owned\x07\x1b[2J\n"
     terminal = Terminal(name, width=200)
     assert r"<script>$x_{[bold]\x1b]0;owned\x07\x1b[2J\n" in next(line for line in terminal.lines if "40/40" in line)
@@ -187,7 +187,7 @@ def test_a_pipe_gets_a_line_at_the_beginning_and_one_at_the_end_without_control_
     assert lines[1].startswith("digits: 40/40 trials; 40 complete; best value 0.")
 
 
-def test_nothing_is_shown_unless_it_is_wished():
+def test_nothing_is_shown_unless_requested():
     _, errors = piped("silent")
     assert "digits" not in errors
     terminal = Terminal(at_12="silent")

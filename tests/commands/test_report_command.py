@@ -29,7 +29,7 @@ def run(*words: object) -> Outcome:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def told(*words: object) -> str:
+def output_of(*words: object) -> str:
     done = run(*words)
     assert done.exit_code == 0, done.output
     return done.output
@@ -52,18 +52,18 @@ def library(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(tmp_path_factory.mktemp("reported") / "library", store)
 
 
-def test_the_report_is_that_of_the_store_and_its_place_is_printed(
+def test_the_report_is_written_and_its_path_printed(
     store: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert told("report", store, "--tables").strip() == str(Path("hpstage-report") / "index.html")
+    assert output_of("report", store, "--tables").strip() == str(Path("hpstage-report") / "index.html")
     for path in library.parent.iterdir():
         assert path.read_bytes() == (tmp_path / "hpstage-report" / path.name).read_bytes()
     assert len(read(library.with_name("trials.csv"))) == 11
 
 
-def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, library: Path, tmp_path: Path) -> None:
-    told("report", store, tmp_path / "page")
+def test_a_report_has_tables_only_with_the_option(store: Path, library: Path, tmp_path: Path) -> None:
+    output_of("report", store, tmp_path / "page")
     page = write_report(tmp_path / "library", store, tables=False)
     names = sorted(path.name for path in page.parent.iterdir())
     assert names == sorted(path.name for path in (tmp_path / "page").iterdir())
@@ -75,10 +75,10 @@ def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, libra
     assert "trials.csv" in with_tables.text and "--tables" not in with_tables.text
 
 
-def test_one_study_can_be_reported_and_an_unknown_one_is_told(store: Path, tmp_path: Path) -> None:
-    told("report", store, tmp_path / "one", "--study", "early", "--tables")
+def test_one_study_can_be_reported_and_an_unknown_one_is_refused(store: Path, tmp_path: Path) -> None:
+    output_of("report", store, tmp_path / "one", "--study", "early", "--tables")
     assert {row["study"] for row in read(tmp_path / "one" / "trials.csv")} == {"early"}
-    told("report", store, tmp_path / "two", "--study", HOSTILE)
+    output_of("report", store, tmp_path / "two", "--study", HOSTILE)
     assert HOSTILE in Page(tmp_path / "two" / "index.html").texts
     done = subprocess.run(
         [sys.executable, "-m", "hpstage", "report", str(store), str(tmp_path / "three"), "--study", "third"],
@@ -91,7 +91,7 @@ def test_one_study_can_be_reported_and_an_unknown_one_is_told(store: Path, tmp_p
     assert not (tmp_path / "three").exists()
 
 
-def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
+def test_an_unwritable_destination_is_refused(store: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     done = run("report", store, tmp_path / "file")
     assert isinstance(done.exception, UsageError) and "give another folder" in str(done.exception)
@@ -102,7 +102,7 @@ def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_report_needs_neither_pandas_nor_what_trains(store: Path, tmp_path: Path) -> None:
+def test_a_report_imports_neither_pandas_nor_training_libraries(store: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pandas'] = None\n"
         "from hpstage.cli.app import app\n"
@@ -118,11 +118,11 @@ def test_a_report_needs_neither_pandas_nor_what_trains(store: Path, tmp_path: Pa
 
 
 @pytest.mark.redis
-def test_a_plan_on_a_server_is_reported_by_its_url_alone(shared_redis: RedisServer, tmp_path: Path) -> None:
+def test_a_plan_on_redis_is_reported_given_only_its_url(shared_redis: RedisServer, tmp_path: Path) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="test-report")) as journal:
         result = search(journal, n_trials=4)
         records = len(journal)
-        told("report", f"{shared_redis.url}?prefix=test-report", tmp_path / "server", "--tables")
+        output_of("report", f"{shared_redis.url}?prefix=test-report", tmp_path / "server", "--tables")
         assert len(journal) == records
     result.write_report(tmp_path / "result")
     for path in (tmp_path / "result").iterdir():
@@ -137,11 +137,11 @@ def test_a_plan_on_a_server_is_reported_by_its_url_alone(shared_redis: RedisServ
 def test_the_tree_is_drawn_into_files_of_three_kinds(store: Path, tmp_path: Path, kind: str, begins: bytes) -> None:
     for words in ((), ("--study", HOSTILE)):
         path = tmp_path / f"tree {len(words)}.{kind}"
-        assert told("tree", store, "--picture", path, *words).strip() == str(path)
+        assert output_of("tree", store, "--picture", path, *words).strip() == str(path)
         assert path.read_bytes().startswith(begins)
 
 
-def test_a_picture_that_cannot_be_is_told_before_anything_is_read(store: Path, tmp_path: Path) -> None:
+def test_an_impossible_picture_file_is_refused_before_anything_is_read(store: Path, tmp_path: Path) -> None:
     for name in ("tree.gif", "tree"):
         done = run("tree", tmp_path / "nothing", "--picture", tmp_path / name)
         assert isinstance(done.exception, UsageError) and "ends in .png, .svg, .pdf" in str(done.exception)

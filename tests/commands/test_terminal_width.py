@@ -83,14 +83,14 @@ def piped(*words: str) -> str:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("command", ["status", "tree"])
-def test_all_that_a_pipe_gets_stands_on_a_terminal_and_no_word_is_cut(store: Path, command: str, width: int) -> None:
+def test_a_terminal_shows_every_word_that_a_pipe_gets(store: Path, command: str, width: int) -> None:
     through_pipe = piped(command, str(store))
     assert "\x1b" not in through_pipe and "\x07" not in through_pipe and "evil \\x1b[31m\\x07<b>" in through_pipe
     lines, _ = on_terminal(width, command, str(store))
     on_it = {word for line in lines for word in re.split(r"[\s;│├└─]+", line)}
     words = {word for word in re.split(r"[\s;│├└─]+", through_pipe) if len(word) <= width - 20}
     assert words and words <= on_it
-    # What is longer than a line of the terminal goes on at its next one.
+    # A word longer than a line of the terminal continues on the next line.
     assert LONG not in through_pipe or LONG in "".join(line.lstrip(" │") for line in lines)
 
 

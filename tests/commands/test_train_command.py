@@ -86,7 +86,7 @@ def test_what_is_no_branch_is_refused(words: list[str], message: str, script: st
     assert hpstage.open("store").trials == ["runs/0"]
 
 
-def test_no_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_without_a_store_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "there is no store in .hpstage" in str(invoke("runs").exception)
 
@@ -141,7 +141,7 @@ def test_values_are_read_as_python_has_them(text: str, value: Any) -> None:
         "wsd_sweep(0.1)",
     ],
 )
-def test_what_is_no_value_is_refused_and_nothing_is_executed(
+def test_values_that_are_not_literals_are_refused_and_never_executed(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -151,6 +151,6 @@ def test_what_is_no_value_is_refused_and_nothing_is_executed(
 
 
 @pytest.mark.parametrize("words", [["lr"], ["=0.1"], ["lr="], ["lr=0.1", "lr=0.2"]])
-def test_names_and_values_are_needed_once(words: list[str]) -> None:
+def test_set_needs_a_name_and_a_value_and_each_name_once(words: list[str]) -> None:
     with pytest.raises(UsageError, match="--set"):
         values_of(words)

@@ -1,7 +1,7 @@
 """A search in a process of its own, to be killed, frozen and run again: ``python -m tests.faults.driver TASK.json``.
 
-Writes what became of the study when it is through. While it is at work it writes beside the journal, each time that an
-append was acknowledged, the position and the hash of each record.
+Writes the study to a file when it has ended. While it runs it writes, next to the journal, the position and the hash of
+each record whose append was acknowledged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.faults import work
 from tests.faults.grind import Grind
 
 RUN_AGAIN = 75
-"""Exit code of a driver that could not go on for want of what it works with, and says that it be run again."""
+"""Exit code of a driver that lost a service it needs and is to be run again."""
 
 
 SILENCE = 15.0
@@ -51,7 +51,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     seed: int
     trials: int
-    folder: str  # for what it found, and what tells of its work
+    folder: str  # for its results and the logs of its work
     studies: str  # the folder of the study
     pause: float = 0.0
     poison: tuple[int, ...] = (0,)

@@ -1,4 +1,4 @@
-"""What is trained while things break: small exact work that tells what it did. It is imported where it trains."""
+"""The trainable that is trained while faults occur: small, exact, and it logs its steps. Workers import it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def impossible() -> dict[str, str]:
 
 
 class Injector:
-    """Breaks something of a site each time that it is asked; puts right in time what does not end by itself.
+    """Injects one fault into a site at each call; ends in time those faults that do not end by themselves.
 
     The order of faults follows from the seed; when each comes, and what it meets, does not.
 

@@ -1,6 +1,6 @@
 """What must hold whatever broke, found out without hpstage's own planning: each check returns what it found amiss.
 
-The journal is folded here anew, over raw JSON: nothing of ``SearchPlan`` is used.
+The journal is folded here a second time, from raw JSON: nothing of ``SearchPlan`` is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Chain:
                 self.left.append([node, start, stop])
 
     def reach(self, node: int, start: int, step: int) -> bool:
-        """Go on to ``step``; ``False`` if these steps are not what comes next of what was claimed."""
+        """Advance to ``step``; ``False`` if these steps are not what comes next of what was claimed."""
         for index, (its_node, its_start, its_stop) in enumerate(self.left):
             if its_node == node:
                 if start != its_start or not start <= step <= its_stop:
@@ -54,7 +54,7 @@ class _Chain:
 
 
 class Fold:
-    """Owners and states as the journal tells them; ``violations`` names the records that break the rules."""
+    """Owners and states according to the journal; ``violations`` names the records that break the rules."""
 
     def __init__(self, records: Sequence[bytes]) -> None:
         self.violations: list[str] = []
@@ -196,7 +196,7 @@ def record_hash(record: bytes) -> str:
 def check_acknowledged(
     records: Sequence[bytes], folder: Path, lost: Set[tuple[int, str]] = frozenset[tuple[int, str]]()
 ) -> list[str]:
-    """All that a driver was told is written stands where it was told, but for what the store was made to lose."""
+    """Every record acknowledged to a driver is at that position, except those the store was made to lose."""
     amiss = []
     for path in sorted(folder.glob("*.acknowledged-*")):
         for line in path.read_text().splitlines():
@@ -206,7 +206,7 @@ def check_acknowledged(
             place = int(position)
             there = place < len(records) and record_hash(records[place]) == digest
             if not there and (place, digest) not in lost:
-                amiss.append(f"{path.name} was told that record {position} is written; it is not there")
+                amiss.append(f"{path.name} has an acknowledgement of record {position}, which is missing")
     return amiss
 
 
@@ -227,14 +227,16 @@ def check_study(found: Path, expected: Path) -> list[str]:
 
 
 def check_values(found: Path, round: int, trials: int) -> list[str]:
-    """As many trials as were asked for have come to their end, and each has the values that it has when it is trained
-    alone. For a search whose store has lost records: it may have proposed what was forgotten once more."""
+    """As many trials as requested have ended, and each has the values that it has without sharing.
+
+    For a search whose store has lost records: it may have proposed forgotten trials once more.
+    """
     listed = json.loads(found.read_text())
     amiss = []
     if len(listed) < trials:
         amiss.append(f"{found.name}: {len(listed)} trials of {trials}")
     for index, (params, state, value, reported, *_) in enumerate(listed):
-        expected = work.trained_alone(round, params)
+        expected = work.metrics_without_sharing(round, params)
         name = "score" if found.name.startswith("halving") else "hash"
         if state not in ("COMPLETE", "PRUNED"):
             amiss.append(f"{found.name}: trial {index} ended as {state}")
@@ -262,7 +264,7 @@ def check_checkpoints(path: Path, records: Sequence[bytes], damaged: set[str]) -
     published = set(store.keys())
     for key in sorted(published):
         if key not in fold.digests:
-            continue  # its worker, or its driver, died before it could tell
+            continue  # its worker, or its driver, died before it could report it
         try:
             store.load(key)
             digest = store.manifest(key).digest

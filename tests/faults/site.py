@@ -32,7 +32,7 @@ _FAULTS = Path(__file__).parent / "clock"
 
 @dataclass
 class Process:
-    """A process in a session of its own, so that what it leaves behind can be told."""
+    """A process in a session of its own, so that its leftovers can be found."""
 
     name: str
     popen: subprocess.Popen[bytes]
@@ -44,8 +44,8 @@ class Process:
     @property
     def address(self) -> str:
         """Of a worker, as Dask has it; empty while it is starting."""
-        _, _, told = self.log.read_text().partition("Start worker at:")
-        return told.split()[0] if "\n" in told else ""
+        _, _, rest = self.log.read_text().partition("Start worker at:")
+        return rest.split()[0] if "\n" in rest else ""
 
     def signal(self, number: int) -> None:
         if self.popen.poll() is None:
@@ -275,7 +275,7 @@ class Site:
 
     def stop_cluster(self) -> None:
         """End workers and scheduler as a user would; kill those that do not."""
-        # One after the other: a worker that is told to end while its scheduler goes is likely to hang in closing.
+        # One after the other: a worker that is to end while its scheduler ends is likely to hang in closing.
         for processes in (self.workers, [self.scheduler] if self.scheduler else []):
             for process in processes:
                 process.thaw()
@@ -291,7 +291,7 @@ class Site:
     def internal_errors(self) -> list[str]:
         """What any process has logged that is never to happen, whatever breaks."""
         logs = sorted((self.folder / "logs").glob("*.log"))
-        return [f"{log.name} tells of an InternalError" for log in logs if b"InternalError" in log.read_bytes()]
+        return [f"{log.name} has an InternalError" for log in logs if b"InternalError" in log.read_bytes()]
 
     def left_over(self) -> list[int]:
         """Processes of the site that still live."""
@@ -314,7 +314,7 @@ def members(session: int) -> Iterator[int]:
                 # The name, in parentheses, may hold anything.
                 state, _, _, its_session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # it has ended by now
             if int(its_session) == session and state != "Z":
                 yield int(entry.name)
 

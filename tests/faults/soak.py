@@ -18,7 +18,7 @@ from tests.faults.site import LEASE, Process, Site
 
 KINDS = ("halving", "full", "local")
 ENDED = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit codes of drivers that were killed, or asked to end."""
+"""Exit codes of drivers that were killed or terminated."""
 # Seconds without a new record in the journal, and without a driver that was started, after which a search is taken to
 # hang: on a loaded machine the last driver may be killed again and again before it has imported what it needs.
 _STUCK = 60.0
@@ -119,7 +119,7 @@ class Soak:
             if seen != length:
                 length, self._changed = seen, now
             elif now - self._changed > _STUCK:
-                self._tell_of_hanging()
+                self._report_hanging()
                 return
         for search in self._searches:
             if search.alone.popen.wait(120) != 0:
@@ -153,7 +153,7 @@ class Soak:
         else:
             self.outcome.violations.append(f"{search.task.name} ended with {code}:\n{search.driver.tail()}")
 
-    def _tell_of_hanging(self) -> None:
+    def _report_hanging(self) -> None:
         """Where the drivers stand: they write it to their logs."""
         stuck = [search.driver for search in self._searches if not search.over]
         for driver in stuck:

@@ -141,16 +141,16 @@ def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) ->
 
     went_on = []
     for _ in range(2):
-        # One that has just begun goes on for two seconds at least: what trains then needs no answer from the driver.
+        # A chain that has just begun runs for two seconds at least, and needs no answer from the driver in that time.
         seen = len(long_chains(site))
         until(lambda: len(long_chains(site)) > seen, "a long chain begins")  # noqa: B023  # called at once
-        told = silences()
+        logged = silences()
         site.redis.kill()
         before = sum(trained(site).values())
-        until(lambda: silences() > told, "the driver waits for it")  # noqa: B023  # called at once
+        until(lambda: silences() > logged, "the driver waits for it")  # noqa: B023  # called at once
         went_on.append(sum(trained(site).values()) - before)
         site.redis.start()
-    assert max(went_on) >= 2, "workers go on meanwhile"
+    assert max(went_on) >= 2, "workers train during the outage"
     site.slow_down(None)
     assert trial.finish() == 0
     trial.check()
@@ -186,7 +186,7 @@ def test_damaged_checkpoints_cost_their_training_and_nothing_else(site: Site) ->
     lost = [fact["step"] for fact in facts(site)[began:] if fact["type"] == "StateLost"]
     assert lost
     again = trained(site) - before
-    # A spoilt state is found out when it is needed: what leads to it may by then have been trained anew, and not kept.
+    # A spoilt state is found out when it is needed: what leads to it may by then have been trained again, and not kept.
     assert sum(again.values()) - len(again) <= at_risk + sum(lost)
 
 
@@ -226,8 +226,8 @@ def test_a_mount_that_is_missing_on_one_worker_benches_it_and_loses_nothing(site
     trial = Trial(site).start()
     driver = trial.driver
     assert driver is not None
-    told = f"Worker {worker.address} cannot use the checkpoints: /proc/self/cwd/checkpoints is not the place"
-    until(lambda: told in driver.log.read_text(), "the driver says so")
+    warning = f"Worker {worker.address} cannot use the checkpoints: /proc/self/cwd/checkpoints is not the place"
+    until(lambda: warning in driver.log.read_text(), "the driver says so")
     until_training(site, 40)  # on the other
     site.mount(worker.name)
     assert trial.finish() == 0
@@ -244,8 +244,8 @@ def test_storage_that_refuses_a_worker_or_is_away_for_everybody_is_waited_for(si
     until_training(site, 40)
     worker = site.workers[0]
     site.refuse("EACCES", worker.name)  # its credentials have expired
-    told = f"Worker {worker.address} cannot use the checkpoints: cannot"
-    until(lambda: told in driver.log.read_text(), "it is benched")
+    warning = f"Worker {worker.address} cannot use the checkpoints: cannot"
+    until(lambda: warning in driver.log.read_text(), "it is benched")
     assert "Permission denied" in driver.log.read_text()
     until_training(site, 20)  # on the other
     site.admit(worker.name)
@@ -254,8 +254,8 @@ def test_storage_that_refuses_a_worker_or_is_away_for_everybody_is_waited_for(si
 
     said = driver.log.read_text()
     site.refuse("ETIMEDOUT")
-    told_of = [f"Worker {worker.address} cannot use" for worker in site.workers]
-    until(lambda: all(told in driver.log.read_text()[len(said) :] for told in told_of), "all are benched")
+    warnings = [f"Worker {worker.address} cannot use" for worker in site.workers]
+    until(lambda: all(warning in driver.log.read_text()[len(said) :] for warning in warnings), "all are benched")
     site.admit()
     assert trial.finish() == 0
     trial.check()
@@ -264,14 +264,14 @@ def test_storage_that_refuses_a_worker_or_is_away_for_everybody_is_waited_for(si
 
 
 def chains_on(site: Site, worker: str) -> set[str]:
-    """Chains that are under way on a worker."""
+    """Chains that run on a worker."""
     records = raw(site)
     started = {f["chain"] for f in map(json.loads, records) if f["type"] == "ChainStarted" and f["worker"] == worker}
     return started & set(oracles.Fold(records).chains)
 
 
 def has_reported(site: Site, worker: str) -> bool:
-    """Is a chain under way on the worker of which it has reported a part?"""
+    """Has the worker reported a state of a chain that it runs?"""
     chains = chains_on(site, worker)
     return any(f["type"] == "StateReached" and f["chain"] in chains for f in facts(site))
 
@@ -282,7 +282,7 @@ def losses(site: Site, began: int) -> list[float]:
 
 
 def holders(site: Site) -> set[str]:
-    """Drivers that have a chain under way."""
+    """Drivers that have a running chain."""
     return {chain.driver for chain in oracles.Fold(raw(site)).chains.values()}
 
 
@@ -312,7 +312,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(site: Site, shift: flo
 
 
 @pytest.mark.slow
-def test_a_stage_that_kills_its_training_process_each_time_fails_and_only_trials_below_it_with_it(site: Site) -> None:
+def test_a_stage_that_always_kills_its_process_fails_only_the_trials_below_it(site: Site) -> None:
     started, failed = site.started.total(), counted(site, "StageFailed")
     trial = Trial(site, trials=6, poison=(0, 1)).start()
     trial.finish()

@@ -81,7 +81,7 @@ def violations(*facts: Fact) -> list[str]:
     return oracles.check_journal([msgspec.json.encode(fact) for fact in (*BEGUN, *facts)])
 
 
-def test_a_journal_of_two_drivers_that_keep_to_the_rules_has_no_violations() -> None:
+def test_a_valid_journal_of_two_drivers_has_no_violations() -> None:
     assert not violations(
         started("b-1", 1, 4, 8),
         ChainProlonged(ChainId("a-1"), (Span(NodeId(0), 8, 12), Span(NodeId(2), 12, 16))),
@@ -142,25 +142,25 @@ def test_the_journal_of_a_real_search_has_no_violations() -> None:
         ([CREATED], "for the second time"),
     ],
 )
-def test_a_doctored_journal_is_found_out(facts: list[Fact], text: str) -> None:
+def test_a_doctored_journal_is_detected(facts: list[Fact], text: str) -> None:
     assert re.search(text, "\n".join(violations(*facts)))
 
 
-def test_a_stage_that_failed_is_found_out() -> None:
+def test_a_failed_stage_is_detected() -> None:
     failed = StageFailed(NodeId(0), 4, False, UserFailure("worker lost", ""))
     assert oracles.check_failures([msgspec.json.encode(failed)]) == ["a stage failed: worker lost"]
 
 
-def test_a_record_that_was_acknowledged_and_is_elsewhere_or_nowhere_is_found_out(tmp_path: Path) -> None:
+def test_a_moved_or_missing_acknowledged_record_is_detected(tmp_path: Path) -> None:
     records = [b"zero", b"one", b"two"]
-    told = [f"{position} {hashlib.sha256(record).hexdigest()}\n" for position, record in enumerate(records)]
-    (tmp_path / "s.acknowledged-1").write_text("".join(told) + "3 half-of-a-line")
+    acknowledged = [f"{position} {hashlib.sha256(record).hexdigest()}\n" for position, record in enumerate(records)]
+    (tmp_path / "s.acknowledged-1").write_text("".join(acknowledged) + "3 half-of-a-line")
     assert not oracles.check_acknowledged(records, tmp_path)
     assert "record 2" in oracles.check_acknowledged(records[:2], tmp_path)[0]
     assert len(oracles.check_acknowledged([b"zero", b"two", b"one"], tmp_path)) == 2
 
 
-def test_a_trial_that_ended_otherwise_than_undisturbed_is_found_out(tmp_path: Path) -> None:
+def test_a_trial_that_ended_differently_is_detected(tmp_path: Path) -> None:
     trial = [{"a": 1}, "COMPLETE", 2.0, {"4": 1.0}, None]
     found, expected = tmp_path / "found.json", tmp_path / "expected.json"
     expected.write_text(json.dumps([trial, trial]))
@@ -181,7 +181,7 @@ def test_a_trial_that_ended_otherwise_than_undisturbed_is_found_out(tmp_path: Pa
     assert "1 trials, and undisturbed 2" in oracles.check_study(found, expected)[0]
 
 
-def test_checkpoints_that_are_spoilt_missing_others_or_half_written_are_found_out(tmp_path: Path) -> None:
+def test_damaged_missing_swapped_and_half_written_checkpoints_are_detected(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path, "workload")
     keys = [StateKey(f"{number:032x}") for number in range(4)]
     kept = [store.save(key, {"x": key}, step=4, parent=None) for key in keys]
@@ -221,7 +221,7 @@ def test_checkpoints_that_are_spoilt_missing_others_or_half_written_are_found_ou
         assert oracles.check_checkpoints(tmp_path, records, set(keys[:3])) == [f"{folder} was left behind"]
 
 
-def test_a_lease_that_is_still_held_is_found_out(shared_redis: RedisServer) -> None:
+def test_a_lease_that_is_still_held_is_detected(shared_redis: RedisServer) -> None:
     journal = RedisJournal(shared_redis.url, prefix="oracles")
     token = journal.acquire("driver/a", "a", 60.0)
     journal.acquire("driver/b", "b", 1e-6)  # has expired
@@ -234,7 +234,7 @@ def test_a_lease_that_is_still_held_is_found_out(shared_redis: RedisServer) -> N
     journal.close()
 
 
-def test_a_process_that_outlives_its_parent_is_found_out() -> None:
+def test_a_process_that_outlives_its_parent_is_detected() -> None:
     waiting = "import sys; sys.stdin.read()"
     script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {waiting!r}], stdin=0).pid)"
     read, write = os.pipe()
@@ -255,7 +255,7 @@ def test_states_whose_eviction_a_server_has_lost_are_known_to_be_gone() -> None:
     assert evicted(records, len(facts)) == set()
 
 
-def test_what_redis_lost_is_told_by_the_records_that_are_there_now_and_not_by_their_number() -> None:
+def test_lost_records_are_found_by_content_and_not_by_count() -> None:
     """A driver may have written on before anybody looked."""
     before = [b"one", b"two", b"three", b"four"]
     assert in_common(before, before[:2]) == 2

@@ -118,7 +118,7 @@ KINDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_search_comes_to_the_same_whichever_processes_are_replaced(kind: str, seed: int, tmp_path: Path) -> None:
+def test_replacing_any_processes_changes_no_study(kind: str, seed: int, tmp_path: Path) -> None:
     alone = KINDS[kind].search(seed, hpstage.InlineExecutor(), tmp_path / "alone")
     executor = Replacing(seed)
     assert KINDS[kind].search(seed, executor, tmp_path / "store") == alone

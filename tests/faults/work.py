@@ -1,4 +1,4 @@
-"""What is searched while things break: two studies that overlap."""
+"""The searches that run while faults occur: two studies that overlap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpstage.schedule.space import describe
 from tests.faults.grind import Grind
 
 STEPS = 48
-INTERVAL = 8  # states are kept at least as often
+INTERVAL = 8  # the most steps between checkpoints
 
 
 def trained(folder: Path) -> Counter[str]:
@@ -29,7 +29,7 @@ def trained(folder: Path) -> Counter[str]:
     return states
 
 
-def trained_alone(round: int, params: Mapping[str, Any]) -> dict[int, Mapping[str, float]]:
+def metrics_without_sharing(round: int, params: Mapping[str, Any]) -> dict[int, Mapping[str, float]]:
     """The metrics of a trial after each step, trained in a plain loop."""
     schedules = describe(space(round), optuna.trial.FixedTrial(dict(params)), STEPS).schedules
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,7 @@ def trained_alone(round: int, params: Mapping[str, Any]) -> dict[int, Mapping[st
 
 
 def space(round: int, poison: Sequence[int] = (0,)) -> Callable[[optuna.Trial], dict[str, object]]:
-    """Spaces of two rounds have no state in common: each trains anew, on the same plan. ``poison``: its values."""
+    """Spaces of two rounds have no state in common: each trains from scratch on one plan. ``poison``: its values."""
 
     def suggest(trial: optuna.Trial) -> dict[str, object]:
         drop = trial.suggest_categorical("drop", [12, 20, 32])

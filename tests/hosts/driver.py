@@ -25,7 +25,7 @@ from tests.hosts.watched import Watched
 
 RUNG, STEPS = 8, 32
 TRIALS = 12
-INTERVAL = 4  # states are kept at least as often
+INTERVAL = 4  # the most steps between checkpoints
 
 Space = Callable[[optuna.Trial], dict[str, object]]
 

@@ -80,7 +80,7 @@ class Lab:
 
 
 class Plan:
-    """One plan on the lab's Redis, its checkpoints, and what the hosts tell of their work in a folder that all share.
+    """One plan on the lab's Redis, its checkpoints, and what the hosts log of their work in a folder that all share.
 
     Use it as a context: what it leaves behind in the lab goes.
     """

@@ -70,7 +70,7 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.ci
-def test_a_search_on_several_hosts_comes_to_what_it_comes_to_in_one_process(plan: Plan) -> None:
+def test_a_search_on_several_hosts_gives_the_study_of_one_process(plan: Plan) -> None:
     plan.hold(3, *WORKERS)
     plan.drive("head", seed=7)
     until(lambda: plan.holding(*WORKERS), "every host trains")
@@ -84,7 +84,7 @@ def test_a_search_on_several_hosts_comes_to_what_it_comes_to_in_one_process(plan
     "how",
     [pytest.param("for a while", marks=pytest.mark.ci), pytest.param("until it gives up", marks=pytest.mark.slow)],
 )
-def test_a_worker_that_is_cut_off_is_replaced_and_used_again_when_it_is_back(lab: Lab, plan: Plan, how: str) -> None:
+def test_a_disconnected_worker_is_replaced_and_used_again_once_it_is_back(lab: Lab, plan: Plan, how: str) -> None:
     plan.hold(3, "w2")
     plan.hold(RUNG + 4, "w1", "w3")  # in the second rung
     plan.drive("head", seed=7)
@@ -110,7 +110,7 @@ def test_a_worker_that_is_cut_off_is_replaced_and_used_again_when_it_is_back(lab
 
 
 @pytest.mark.slow
-def test_a_search_waits_for_a_store_that_is_cut_off(lab: Lab, plan: Plan) -> None:
+def test_a_search_waits_for_a_disconnected_store(lab: Lab, plan: Plan) -> None:
     plan.hold(3, *WORKERS)
     driver = plan.drive("head", seed=7)
     until(lambda: plan.holding(*WORKERS), "every host trains")
@@ -118,7 +118,7 @@ def test_a_search_waits_for_a_store_that_is_cut_off(lab: Lab, plan: Plan) -> Non
     written, trained = plan.records(), sum(plan.trained().values())
     plan.release(*WORKERS)
     until(lambda: sum(plan.trained().values()) >= trained + len(WORKERS), "workers train on")
-    time.sleep(SOCKET_TIMEOUT + 1.0)  # nobody waits longer for an answer: connections are made anew
+    time.sleep(SOCKET_TIMEOUT + 1.0)  # nobody waits longer for an answer: connections are made again
     assert plan.records() == written
     assert driver.popen.poll() is None
     lab["store"].heal()
@@ -129,7 +129,7 @@ def test_a_search_waits_for_a_store_that_is_cut_off(lab: Lab, plan: Plan) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["from all", "from all until it is forgotten", "from the store"])
-def test_a_driver_that_is_cut_off_is_taken_over_from_and_joins_again(lab: Lab, plan: Plan, how: str) -> None:
+def test_another_driver_takes_over_from_a_disconnected_one_which_joins_again(lab: Lab, plan: Plan, how: str) -> None:
     plan.shut("head")
     plan.drive("head", seed=7)
     until(lambda: plan.at_gate("head"), "it has joined")  # and tried an idle worker: it would wait for a busy one
@@ -159,7 +159,7 @@ def test_a_driver_that_is_cut_off_is_taken_over_from_and_joins_again(lab: Lab, p
 
 
 @pytest.mark.slow
-def test_a_search_goes_on_when_the_host_of_its_driver_and_its_scheduler_is_back(lab: Lab, plan: Plan) -> None:
+def test_a_search_resumes_once_the_host_of_its_driver_and_scheduler_is_back(lab: Lab, plan: Plan) -> None:
     plan.hold(3, *WORKERS)
     plan.drive("head", seed=7)
     until(lambda: plan.holding(*WORKERS), "every host trains")

@@ -1,4 +1,4 @@
-"""Figures have one home: who decides does not know of them, and who shows them does not compute them."""
+"""Figures are computed in one package: planning does not import it, and reports, pages and commands compute none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTS = {
     "cli.copy": "logs that were copied",
     "cli.export": "rows that were written",
     "cli.run": "trials of Optuna's study",
-    "cli.status": "whether there are more trials than were asked for",
+    "cli.status": "whether there are more trials than requested",
     "cli.tree": "branches on the screen",
 }
 """Files that add something up, and what: no figure of a search."""
@@ -26,7 +26,7 @@ SUMS = {"sum", "fsum", "mean", "accumulate", "summed", "merge_rate"}
 
 
 @pytest.mark.parametrize("room", ["plan", "scheduler", "schedule", "store", "checkpoints"])
-def test_who_decides_knows_of_no_figures(room: str) -> None:
+def test_planning_and_storage_import_no_accounting(room: str) -> None:
     assert not [
         (name, found)
         for name in FILES
@@ -36,7 +36,7 @@ def test_who_decides_knows_of_no_figures(room: str) -> None:
     ]
 
 
-def test_who_shows_figures_computes_none() -> None:
+def test_reports_pages_and_commands_compute_no_figures() -> None:
     shows = [name for name in FILES if name.startswith(("report.", "cluster.dashboard.", "cli."))]
     adds = {
         name

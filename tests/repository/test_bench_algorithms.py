@@ -30,7 +30,7 @@ def test_synchronous_searches_end_with_the_same_study_with_and_without_sharing(
     for row in rows:
         if row["synchronous"]:
             assert row["same_best"] and row["same_study"], row["algorithm"]
-        assert row["steps_unique"] <= row["steps_trained"] < row["steps_trained_alone"] == row["steps_asked"]
+        assert row["steps_unique"] <= row["steps_trained"] < row["steps_trained_unshared"] == row["steps_asked"]
 
 
 def test_merge_rates_worked_out_by_hand_hold_exactly(bench: ModuleType) -> None:

@@ -19,11 +19,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return bench_engine
 
 
-def test_figures_of_other_scripts_are_taken_wherever_they_tell_them(
+def test_figures_are_found_at_any_depth_of_the_reports_of_other_scripts(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"1 MB": {"save_stall_ratio": 0.2}, "50 MB": [{"save_stall_ratio": 0.4}, {"save_stall_ratio": 0.1}]}
-    script = f"import sys; open(sys.argv[2], 'w').write({json.dumps(told)!r})"
+    report = {"1 MB": {"save_stall_ratio": 0.2}, "50 MB": [{"save_stall_ratio": 0.4}, {"save_stall_ratio": 0.1}]}
+    script = f"import sys; open(sys.argv[2], 'w').write({json.dumps(report)!r})"
     (tmp_path / "bench_states.py").write_text(script)
     assert dict(bench.of_others(tmp_path)) == {"save_stall_ratio": 0.2}
     assert capsys.readouterr().out.splitlines() == [

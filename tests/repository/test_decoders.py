@@ -39,5 +39,5 @@ def test_decoders_are_made_on_import(name: str) -> None:
         "class C:\n    def f(self): return msgspec.msgpack.Decoder(Kind)",
     ],
 )
-def test_those_that_are_not_are_found(source: str) -> None:
+def test_decoders_made_at_run_time_are_found(source: str) -> None:
     assert len(made_late(source)) == 1

@@ -67,7 +67,7 @@ def test_files_of_github_have_its_schemas(schema: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("module", [hpstage, hpstage.algos, hpstage.errors, hpstage.schedule, hpstage.torch])
-def test_dir_lists_the_public_names_alone(module: ModuleType) -> None:
+def test_dir_lists_only_public_names(module: ModuleType) -> None:
     assert dir(module) == sorted({*module.__all__, *(["__version__"] if module is hpstage else [])})
     assert all(hasattr(module, name) for name in module.__all__)
 

@@ -85,7 +85,7 @@ def test_a_recorded_plan_is_small_and_names_no_host(name: str) -> None:
     hosts = {fact.host for fact in read_facts(journal) if isinstance(fact, DriverJoined)}
     journal.close()
     assert hosts == {"workstation"}
-    assert [path.name for path in file.parent.iterdir()] == ["plan.sqlite"], "readers leave nothing beside it"
+    assert [path.name for path in file.parent.iterdir()] == ["plan.sqlite"], "readers leave no other file"
 
 
 def test_every_picture_of_the_readme_is_one_that_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:

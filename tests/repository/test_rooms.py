@@ -79,12 +79,12 @@ def test_every_file_is_in_a_room() -> None:
     assert len({name.partition(".")[0] for name in FILES} - {"hpstage"}) <= 26
 
 
-def test_arrows_run_downwards() -> None:
+def test_packages_import_only_lower_ones() -> None:
     upwards = {(name, found) for name in FILES for found in arrows()[name] if room(found) > room(name)}
     assert upwards == set(UPWARDS)
 
 
-def test_no_two_files_lead_to_each_other() -> None:
+def test_imports_have_no_circle() -> None:
     """Imports within functions and for types alone count, too: what they hide is a circle all the same."""
     done: set[str] = set()
     way: list[str] = []
@@ -105,7 +105,7 @@ def test_no_two_files_lead_to_each_other() -> None:
 
 
 @pytest.mark.parametrize("folder", ["hpstage/plan", "hpstage/scheduler", "hpstage/schedule"])
-def test_what_decides_opens_no_file_and_asks_no_clock(folder: str) -> None:
+def test_planning_packages_open_no_file_and_read_no_clock(folder: str) -> None:
     for path in sorted((ROOT / folder).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -91,14 +91,14 @@ def test_the_wheel_holds_every_source_file_once_under_one_package(wheel):
         "hpstage/algos/successive_halving.py",
     } <= packed
     assert any(name.name == "LICENSE" for name in names)
-    # Nothing that git has beside the sources is forgotten.
-    beside = {
+    # No file of the source tree is forgotten.
+    present = {
         str((Path(folder) / file).relative_to(source))
         for folder, _, files in os.walk(source / "hpstage", followlinks=True)
         for file in files
         if "__pycache__" not in folder
     }
-    assert beside - {name for name in beside if name.endswith((".pyc", ".egg-info"))} <= packed
+    assert present - {name for name in present if name.endswith((".pyc", ".egg-info"))} <= packed
 
 
 @pytest.mark.ci

@@ -247,7 +247,7 @@ def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_pat
     assert before[0] - after[0] == len(orphans) and before[1] > after[1] > 0
     assert keys_in(folder, plan.workload) == kept == set(plan_in(tmp_path).kept)
     assert not plan_in(tmp_path).drivers
-    # The search was not over: what it needs has stayed, and the same call goes on with it.
+    # The search was not over: the checkpoints it needs have stayed, and the same call resumes from them.
     assert row(done.output, "still needed")[0] > 0
     assert outcome(search(tmp_path, checkpoints=folder)) == undisturbed
 
@@ -266,7 +266,7 @@ def test_without_a_budget_what_a_record_names_stays_and_with_zero_only_what_is_n
     plan = plan_in(tmp_path)
     validate(plan)
     assert set(plan.kept) == best(result)
-    longer = search(tmp_path, "y")  # trained anew where a checkpoint is wanted, known where it is not
+    longer = search(tmp_path, "y")  # trained again where a checkpoint is wanted, known where it is not
     assert outcome(longer) == outcome(result)
 
 
@@ -358,7 +358,7 @@ def test_gc_refuses_what_is_no_plan(tmp_path: Path) -> None:
     assert "checkpoints=" in str(gc("redis://127.0.0.1:1?prefix=x").exception)
 
 
-def test_the_command_tells_an_error_in_one_line_with_status_1(tmp_path: Path) -> None:
+def test_the_command_prints_an_error_in_one_line_and_exits_with_1(tmp_path: Path) -> None:
     script = "import sys; from hpstage.cli.app import main; sys.argv[0] = 'hpstage'; main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "gc", tmp_path / "none"], capture_output=True, text=True, timeout=300

@@ -396,7 +396,7 @@ def test_a_spoilt_checkpoint_counts_with_what_it_takes(store: FolderCheckpoints)
     assert store.usage().checkpoints == 2
 
 
-def test_check_tells_that_nothing_can_be_written(
+def test_check_raises_where_nothing_can_be_written(
     open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
 ) -> None:
     open_folder.chmod(0o555)
@@ -407,7 +407,7 @@ def test_check_tells_that_nothing_can_be_written(
 
 
 @pytest.mark.slow
-def test_listing_the_sizes_of_a_hundred_thousand_checkpoints_costs_little_beside_walking_their_folders(
+def test_sizes_of_a_hundred_thousand_checkpoints_take_little_longer_than_walking_their_folders(
     store: FolderCheckpoints,
 ) -> None:
     for number in range(100_000):

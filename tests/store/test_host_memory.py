@@ -1,4 +1,4 @@
-"""What memory is there, as Linux tells it: on hosts, in containers of both kinds, in groups within groups."""
+"""The memory of a host, as Linux reports it: on hosts, in containers of both kinds, in groups within groups."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     assert (memory(tmp_path).total, memory(tmp_path).available()) == (2 * GB, GB)
 
 
-def test_where_nothing_is_told_there_is_room(tmp_path: Path) -> None:
+def test_without_any_limit_reported_there_is_room(tmp_path: Path) -> None:
     found = memory(tmp_path)
     assert (found.total, found.available()) == (None, None)
     assert found.has_room(1 << 50) and found.live_bytes() == 2 * GB
@@ -92,7 +92,7 @@ def test_room_is_shared_by_the_workers_and_some_stays_free(tmp_path: Path) -> No
     assert memory(tmp_path, 4).has_room(GB // 2) and not memory(tmp_path, 4).has_room(GB // 2 + 1)
 
 
-def test_this_host_tells_of_itself() -> None:
+def test_the_memory_of_this_host_is_read() -> None:
     found = HostMemory()
     available = found.available()
     assert found.total is None or (available is not None and 0 < available <= found.total)

@@ -20,7 +20,7 @@ from tests.redis_server import RedisServer
 
 _prefixes = (f"leases {number}" for number in itertools.count())
 
-# Takes a lease, says so, and commits with it when it is told to.
+# Takes a lease, prints its token, and commits with it each line that it reads.
 OWNER = """
 import sys
 from hpstage.errors import LeaseLost

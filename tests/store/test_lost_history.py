@@ -1,4 +1,4 @@
-"""A search whose store was put back to an earlier state, and filled again by another, goes on from what is there."""
+"""A search whose store was put back to an earlier state, and filled again by another, continues from what it holds."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_local_file_systems_are_not_taken_for_shared_ones(kind: str) -> None:
     assert not Mount("/", kind).is_network
 
 
-@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="tells of mounts as Linux does")
+@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="needs Linux's list of mounts")
 def test_this_hosts_own_mounts_are_read(tmp_path: Path) -> None:
     mount = mount_of(os.path.realpath(tmp_path), Path("/proc/self/mountinfo").read_text())
     assert mount is not None and os.path.ismount(mount.point)

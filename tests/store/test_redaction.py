@@ -1,4 +1,4 @@
-"""Passwords, tokens and signatures in URLs are never shown, however they are written and whoever tells of them."""
+"""Passwords, tokens and signatures in URLs are never shown, however they are written and whatever shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpstage.store import RedisJournal
 from hpstage.store.opening import open_journal
 from hpstage.store.redaction import redacted, shown, shown_cause
 
-# Capitals stand in secrets alone, so that any piece of one can be told from what may be shown.
+# Only secrets have capitals, so that any piece of one is recognised.
 SECRET = st.text("ABCXYZ/@?#:%&=+ .\\'\"[]", min_size=1, max_size=12).filter(lambda text: re.search("[A-Z]", text))
 SCHEMES = ["redis", "rediss", "postgresql", "mysql+pymysql", "sftp", "s3", "https", "simplecache::sftp"]
 NAMES = ["password", "passwd", "token", "secret", "key", "access_key", "sig", "credential", "aws_secret_access_key"]
@@ -96,7 +96,7 @@ def test_what_is_no_secret_is_shown() -> None:
     assert redacted("a user without a password", "redis://user:sesame@host") == "a user without a password"
 
 
-def test_an_error_is_shown_as_the_cause_of_another_unless_it_tells_a_secret() -> None:
+def test_an_error_is_shown_as_the_cause_of_another_unless_it_contains_a_secret() -> None:
     url = "redis://:pa55w0rd@host"
     closed = ValueError("closed")
     assert shown_cause(closed, url) is closed
@@ -104,7 +104,7 @@ def test_an_error_is_shown_as_the_cause_of_another_unless_it_tells_a_secret() ->
     assert shown_cause(closed, url) is None
 
 
-def told(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
@@ -137,7 +137,7 @@ def test_no_error_and_no_log_line_of_a_store_a_study_or_checkpoints_shows_a_secr
         for call in calls:
             with pytest.raises(HpstageError) as refused:
                 call()
-            assert not re.search(r"S3|CRET|PA55", told(refused.value)), told(refused.value)
+            assert not re.search(r"S3|CRET|PA55", traceback_of(refused.value)), traceback_of(refused.value)
     assert not re.search(r"S3|CRET|PA55", caplog.text)
 
 

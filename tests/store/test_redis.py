@@ -60,7 +60,7 @@ print("parent:", journal.append([b"y"]))
 
 
 def check_writers(records: list[bytes], positions: list[list[int]]) -> None:
-    """Every batch is there, whole, once, where its writer was told."""
+    """Every batch is there, whole, once, at the position that its writer received."""
     assert len(records) == sum(1 + batch % 4 for starts in positions for batch in range(len(starts)))
     for writer, starts in enumerate(positions):
         assert starts == sorted(starts)
@@ -205,7 +205,7 @@ def test_a_server_out_of_memory_is_named_with_the_remedy_and_nothing_is_half_don
         with pytest.raises(StoreError, match="out of memory; raise its maxmemory"):
             append_on_and_on()
         assert len(journal) == acknowledged > 0
-        client.config_set("maxmemory", 1)  # a small thing might still fit
+        client.config_set("maxmemory", 1)  # a small value might still fit
         with pytest.raises(StoreError, match="out of memory"):
             journal.acquire("other", "me", 100)
         assert journal.release("node", token)
@@ -241,7 +241,7 @@ def test_a_replica_can_be_read_and_says_that_it_is_read_only(start_redis: StartR
 
 @pytest.mark.parametrize("key", ["log", "about", "handles", "leases", "snapshot"])
 @pytest.mark.parametrize("kind", ["text", "hash", "stream"])
-def test_what_something_else_keeps_under_the_prefix_is_refused_and_left_alone(
+def test_foreign_keys_under_the_prefix_are_refused_and_left_unchanged(
     shared_redis: RedisServer, key: str, kind: str
 ) -> None:
     name = f"{{foreign {key} {kind}}}:{key}"
@@ -260,7 +260,7 @@ def test_what_something_else_keeps_under_the_prefix_is_refused_and_left_alone(
         assert client.keys(f"{{foreign {key} {kind}}}*") == [name.encode()]
 
 
-def test_a_key_that_is_overwritten_meanwhile_is_named_with_the_remedy(shared_redis: RedisServer) -> None:
+def test_a_key_overwritten_while_in_use_is_named_with_the_remedy(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="overwritten")) as journal, shared_redis.client() as client:
         journal.append([b"a"])
         client.set("{overwritten}:log", "x")
@@ -384,16 +384,16 @@ def test_a_server_that_lost_acknowledged_records_is_noticed_also_when_another_ha
         redis_server.kill()
         redis_server.put_back(copy)
         redis_server.start()
-        anew = Cursor().after([b"a"])
+        current = Cursor().after([b"a"])
         for record in (b"b", b"x", b"y")[:refilled]:
-            assert other.append([record], expect=anew) == anew.position
-            anew = anew.after([record])
+            assert other.append([record], expect=current) == current.position
+            current = current.after([record])
         for call in (lambda: journal.append([b"d"], expect=read), lambda: journal.read_on(read)):
             with pytest.raises(HistoryChanged, match="has lost records: the 3 that this process has read are not"):
                 call()
-        # Whoever reads from the start goes on with what is there.
-        assert journal.read_on(Cursor())[1] == anew
-        assert journal.append([b"d"], expect=anew) == anew.position
+        # A reader that starts at the beginning continues from the current records.
+        assert journal.read_on(Cursor())[1] == current
+        assert journal.append([b"d"], expect=current) == current.position
 
 
 @pytest.mark.parametrize(
@@ -406,13 +406,13 @@ def test_a_log_of_which_somebody_has_removed_entries_is_noticed(
     with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
         journal.append(records)
         client.execute_command(remove[0], "{hpstage}:log", *remove[1:])
-        with closing(RedisJournal(redis_server.url)) as anew:
+        with closing(RedisJournal(redis_server.url)) as current:
             for call in (
                 lambda: journal.append([b"e"], expect=Cursor().after(records)),
                 lambda: journal.append([b"e"]),
                 lambda: journal.read_on(Cursor().after(records)),
                 lambda: len(journal),
-                lambda: anew.read(),
+                lambda: current.read(),
             ):
                 with pytest.raises(StoreError, match="XTRIM"):
                     call()
@@ -462,7 +462,7 @@ def test_records_that_were_deleted_are_missed(shared_redis: RedisServer) -> None
             journal.read()
 
 
-def test_a_log_that_was_deleted_is_not_begun_anew(shared_redis: RedisServer) -> None:
+def test_a_deleted_log_is_not_started_again(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="deleted")) as journal, shared_redis.client() as client:
         assert journal.read() == []
         journal.append([b"a"])

@@ -39,7 +39,7 @@ def test_a_writer_that_dies_leaves_the_snapshot_and_its_place_to_the_next(tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["journal.db", "journal.db-snapshot"]
 
 
-def test_a_full_disk_leaves_the_snapshot_as_it_was_and_nothing_beside_it(
+def test_a_full_disk_leaves_the_snapshot_unchanged_and_no_other_file(
     tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:

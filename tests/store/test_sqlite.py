@@ -73,7 +73,7 @@ def test_kill_9_of_a_writer_loses_nothing_acknowledged_and_leaves_no_torn_batch(
             assert journal.append([b"after"]) == len(records)
 
 
-def _open_when_told(path: Path, start: float) -> int:
+def _open_at(path: Path, start: float) -> int:
     while time.monotonic() < start:
         pass
     with closing(SQLiteJournal(path)) as journal:
@@ -87,7 +87,7 @@ def test_processes_that_open_a_new_journal_at_once_share_one_log(tmp_path: Path)
         pool.map(abs, range(4), 1)
         for attempt in range(5):
             jobs = [(tmp_path / f"{attempt}.db", time.monotonic() + 0.05)] * 4
-            assert sorted(pool.starmap(_open_when_told, jobs, 1)) == [0, 1, 2, 3]
+            assert sorted(pool.starmap(_open_at, jobs, 1)) == [0, 1, 2, 3]
         pool.close()
         pool.join()
 
@@ -138,7 +138,7 @@ def test_a_read_only_journal_is_named_with_the_remedy(
     open_folder.chmod(0o755)
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are notes, not a journal\n" * 100)
     content = path.read_bytes()
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) ->
     assert path.read_bytes() == content
 
 
-def test_the_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE studies (id INTEGER)")
@@ -240,7 +240,7 @@ def test_a_handle_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) -> 
     assert done.stdout.splitlines() == ["child: StoreError", "parent: 0"], done.stderr
 
 
-def test_a_record_costs_less_in_a_batch_than_alone(tmp_path: Path) -> None:
+def test_a_record_costs_less_in_a_batch_than_by_itself(tmp_path: Path) -> None:
     record = b'{"type":"StateReached","node":1,"step":100}'
 
     def seconds(batches: list[list[bytes]]) -> float:

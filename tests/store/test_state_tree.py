@@ -112,7 +112,7 @@ def test_the_digest_is_the_same_in_every_process_and_release() -> None:
         ({"a": torch.zeros(2), "b": torch.ones(2)}, {"a": torch.ones(2), "b": torch.zeros(2)}),
     ],
 )
-def test_states_that_differ_have_other_digests(one: object, other: object) -> None:
+def test_different_states_have_different_digests(one: object, other: object) -> None:
     assert digest(one) != digest(other)
 
 

@@ -129,7 +129,7 @@ def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None
     plan = final_plan(tmp_path)
     validate(plan)
     assert not plan.drivers and not plan.chains
-    # A want that comes when a running chain has passed its branch point costs the steps from the last kept state.
+    # A request that comes after a running chain has passed its branch point costs the steps since the last checkpoint.
     assert merged(plan).steps_unique <= plan.totals.steps_trained <= 1.1 * merged(plan).steps_unique
     assert merged(plan).steps_asked == 2 * 8 * STEPS
     (tmp_path / "alone").mkdir()
@@ -138,7 +138,7 @@ def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None
 
 
 @pytest.mark.ci
-def test_a_small_budget_of_one_costs_both_training_and_no_result(tmp_path: Path) -> None:
+def test_a_small_budget_of_one_search_costs_training_and_changes_no_result(tmp_path: Path) -> None:
     first = start(tmp_path, "first", 1, checkpoint_budget=1000)  # some six checkpoints
     second = start(tmp_path, "second", 2)
     assert succeeds(first) and succeeds(second)
@@ -258,7 +258,7 @@ def test_drivers_that_keep_checkpoints_in_different_places_are_refused(tmp_path:
         search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")
     hold.unlink()
     assert succeeds(process)
-    search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")  # alone, it trains what it cannot reach anew
+    search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")  # without the other's checkpoints it trains again
 
 
 def test_a_journal_in_memory_serves_one_search_after_the_other() -> None:

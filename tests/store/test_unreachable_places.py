@@ -115,7 +115,7 @@ assert len([path for path in opened if not isinstance(path, int)]) == 1, opened
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_only_a_full_disk_or_quota_asks_for_room(number: int) -> None:
+def test_only_a_full_disk_or_quota_makes_checkpoints_be_removed(number: int) -> None:
     assert kind_of(OSError(number, "x")) is CheckpointFull
 
 
@@ -131,7 +131,7 @@ def test_only_a_full_disk_or_quota_asks_for_room(number: int) -> None:
         OSError("Quota exceeded for quota metric 'Read requests' per minute"),
     ],
 )
-def test_everything_else_may_pass(error: OSError) -> None:
+def test_other_errors_may_be_transient(error: OSError) -> None:
     assert kind_of(error, str(error)) is CheckpointUnreachable
 
 
@@ -218,7 +218,7 @@ def test_the_contract_holds_on_a_place_without_hard_links() -> None:
     assert "passed" in done.stdout
 
 
-def test_a_place_that_cannot_rename_folders_is_told_at_the_beginning(
+def test_a_file_system_that_cannot_rename_folders_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -240,7 +240,9 @@ print(FolderCheckpoints(sys.argv[1], "w", sweep=False).sweep())
 
 
 @pytest.mark.parametrize("hours", [-49, 0, 49])
-def test_dead_writers_are_told_by_the_clock_of_the_place_not_by_that_of_this_host(tmp_path: Path, hours: int) -> None:
+def test_dead_writers_are_recognised_by_the_clock_of_the_file_system_not_of_this_host(
+    tmp_path: Path, hours: int
+) -> None:
     def temporary(age_hours: float, host: str = "elsewhere", pid: int = 1) -> str:
         folder = tmp_path / ".tmp" / f"{host}-{pid}-{uuid.uuid4().hex}"
         folder.mkdir(parents=True)

@@ -34,7 +34,7 @@ def before_the_manifest(patch: pytest.MonkeyPatch, action: Callable[[], object])
     wrap(patch, "pipe_file", around)
 
 
-def test_whenever_a_writer_dies_there_is_a_whole_checkpoint_or_none_and_its_rests_are_swept(place: str) -> None:
+def test_a_writer_that_dies_leaves_a_whole_checkpoint_or_none_and_leftovers_are_swept(place: str) -> None:
     outcomes = set()
     for requests in range(1, 12):
         store = UrlCheckpoints(f"{place}/{requests}", "workload")
@@ -63,7 +63,7 @@ def test_whenever_a_writer_dies_there_is_a_whole_checkpoint_or_none_and_its_rest
     assert {(False, 0), (False, 1), (False, 2), (True, 3)} == outcomes
 
 
-def test_the_rests_beside_a_checkpoint_are_swept_and_the_checkpoint_is_spared(store: UrlCheckpoints) -> None:
+def test_leftovers_next_to_a_checkpoint_are_swept_and_the_checkpoint_stays(store: UrlCheckpoints) -> None:
     manifest = saved(store)["manifest"]
     content = memory.cat_file(manifest)
     memory.rm_file(manifest)
@@ -77,7 +77,7 @@ def test_the_rests_beside_a_checkpoint_are_swept_and_the_checkpoint_is_spared(st
     assert len(names(store)) == 3
 
 
-def test_beside_a_spoilt_manifest_nothing_is_swept(store: UrlCheckpoints) -> None:
+def test_nothing_is_swept_next_to_a_damaged_manifest(store: UrlCheckpoints) -> None:
     manifest = saved(store)["manifest"]
     memory.rm_file(manifest)
     memory.pipe_file(saved(store)["manifest"], b"damaged")

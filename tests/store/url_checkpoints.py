@@ -47,7 +47,7 @@ def paths(store: UrlCheckpoints, key: StateKey = KEY) -> dict[str, str]:
 
 
 def wrap(patch: pytest.MonkeyPatch, method: str, around: Callable[..., Any]) -> None:
-    """Let ``around(call, path, **options)`` stand for a method of the driver; ``call()`` does what was asked."""
+    """Let ``around(call, path, **options)`` stand for a method of the driver; ``call()`` calls the method itself."""
     original = getattr(type(memory), method)
 
     def wrapped(self: Any, path: Any, *arguments: Any, **options: Any) -> Any:

@@ -286,7 +286,7 @@ class Case:
         return SAMPLERS[self.sampler](self.kind)
 
     def study(self, storage: BaseStorage | None = None) -> optuna.Study:
-        """Return a new study, or that of the storage, with a sampler and a pruner made anew."""
+        """Return a new study, or that of the storage, with a new sampler and pruner."""
         self.trainable.interruption = self.interruption  # not that of a case before, which it may not have reached
         pruner = PRUNERS[self.pruner]() if self.pruner else NopPruner()
         options: Values = {"study_name": "one", "storage": storage, "sampler": self.make_sampler(), "pruner": pruner}
@@ -344,7 +344,7 @@ class Case:
             trial.set_constraint("size", found["size"] - 2.0)
 
     def in_hpstage(self, storage: BaseStorage | None = None, store: Path | None = None) -> optuna.Study:
-        """Run the search, or resume it: the same call with the same arguments, made anew."""
+        """Run the search, or resume it: the same call with the same arguments."""
         study = self.study(storage)
 
         def space(trial: Trial) -> Values:

@@ -96,8 +96,8 @@ def check(result: hpstage.Result) -> None:
         if proposed.trial not in result.plan.trials:
             continue
         by_step = result.trial(trial.number).metrics
-        told = max((step for step in trial.intermediate_values), default=None)
-        measured = {} if told is None else by_step[told]
+        last = max((step for step in trial.intermediate_values), default=None)
+        measured = {} if last is None else by_step[last]
         # A name that nobody has measured yet may as well be the user's.
         for name in {"error", "x", *measured}:
             shown = trial.user_attrs.get(name)
@@ -130,7 +130,7 @@ def sampler(seed: int = 0) -> optuna.samplers.BaseSampler:
 @pytest.mark.parametrize("kind", ["memory", "journal", "database"])
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.ci_one_in(2)
-def test_a_queued_trial_brings_nothing_along_of_what_is_measured(tmp_path: Path, kind: str, rate: float) -> None:
+def test_a_queued_trial_inherits_no_measured_attributes(tmp_path: Path, kind: str, rate: float) -> None:
     study = optuna.create_study(storage=storage_of(kind, tmp_path), sampler=sampler())
     study.enqueue_trial({"rate": rate}, user_attrs={**STALE, "mine": 5})
     study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=STALE, system_attrs={"fixed_params": {}}))
@@ -149,7 +149,7 @@ def test_a_queued_trial_brings_nothing_along_of_what_is_measured(tmp_path: Path,
 @pytest.mark.parametrize(
     "algorithm", [FullTraining(), SuccessiveHalving(2, 2), PopulationBasedTraining(3, 0.5)], ids=repr
 )
-def test_every_way_in(
+def test_attributes_are_right_after_queueing_retrying_stopping_and_extending(
     tmp_path_factory: pytest.TempPathFactory, algorithm: Algorithm, seed: int, after: int, data: st.DataObject
 ) -> None:
     """Queued, retried and copied trials, an interruption, a resumption and an extension, in one study."""
@@ -269,7 +269,7 @@ def test_an_extended_trial_has_the_constraints_and_artifacts_that_the_space_has_
         assert files[0] == files[1] and len(files[0]) == 1
 
 
-def test_a_trial_whose_space_raises_brings_nothing_along_of_what_is_measured() -> None:
+def test_a_trial_whose_space_raises_inherits_no_measured_attributes() -> None:
     def raising(trial: optuna.Trial) -> dict[str, object]:
         if trial.number == 1:
             raise ZeroDivisionError

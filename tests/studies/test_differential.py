@@ -137,7 +137,7 @@ def test_a_decision_to_prune_holds_whenever_the_process_dies(pruner: str, at: in
 @pytest.mark.parametrize("kind", ["grid", "conditional", "constraints", "objectives"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.one_in(13)
-def test_with_more_trials_open_the_sampler_proposes_as_by_ask_and_tell(kind: str, sampler: str) -> None:
+def test_with_several_open_trials_the_sampler_proposes_as_in_optunas_ask_and_tell(kind: str, sampler: str) -> None:
     study = expected(Case(kind, sampler, window=3))
     assert record(Case(kind, sampler, window=3).in_hpstage()) == record(study)
 

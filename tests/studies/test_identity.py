@@ -29,7 +29,7 @@ def journal(folder: Path) -> BaseStorage:
 def ask(
     make: Callable[[Path], BaseStorage], folder: Path, both_looked: Barrier, one_has_it: Barrier, late: bool, found: Any
 ) -> None:
-    """Ask for the identity; both look first, and find none, and one of them has its answer before the other goes on."""
+    """Read the identity; both look first and find none, and one has its answer before the other continues."""
     study = optuna.load_study(study_name="x", storage=make(folder))
     look = study._storage.get_study_system_attrs
     looks = 0
@@ -53,7 +53,7 @@ def ask(
 
 
 @pytest.mark.parametrize("make", [database, journal])
-def test_two_processes_that_ask_first_at_the_same_time_are_told_the_same(
+def test_two_processes_that_look_at_the_same_time_read_the_same_identity(
     make: Callable[[Path], BaseStorage], tmp_path: Path
 ) -> None:
     optuna.create_study(study_name="x", storage=make(tmp_path))
@@ -66,10 +66,10 @@ def test_two_processes_that_ask_first_at_the_same_time_are_told_the_same(
     ]
     for process in processes:
         process.start()
-    told = [*found.get(timeout=120), *found.get(timeout=120)]
+    identities = [*found.get(timeout=120), *found.get(timeout=120)]
     for process in processes:
         process.join()
-    assert len(set(told)) == 1
-    assert Ledger(optuna.load_study(study_name="x", storage=make(tmp_path))).identity() == told[0]
+    assert len(set(identities)) == 1
+    assert Ledger(optuna.load_study(study_name="x", storage=make(tmp_path))).identity() == identities[0]
     optuna.create_study(study_name="y", storage=make(tmp_path))
-    assert Ledger(optuna.load_study(study_name="y", storage=make(tmp_path))).identity() != told[0]
+    assert Ledger(optuna.load_study(study_name="y", storage=make(tmp_path))).identity() != identities[0]

@@ -55,7 +55,7 @@ def search(study: optuna.Study, trainable: object = None, **options: Any) -> hps
     return hpstage.optimize(study, trainable or Tape(), **settings)
 
 
-def value_alone(trial: optuna.trial.FrozenTrial, step: int) -> float:
+def value_without_sharing(trial: optuna.trial.FrozenTrial, step: int) -> float:
     return alone(space(optuna.trial.FixedTrial(trial.params)), step).score
 
 
@@ -73,11 +73,11 @@ def plots() -> Any:
 
 
 def as_in_optuna(study: optuna.Study) -> optuna.Study:
-    """The same trials with the values that each has alone, in a study that hpstage never saw."""
+    """The same trials with the values that each has without sharing, in a study that hpstage never saw."""
     plain = create()
     plain.set_metric_names(["score"])
     for trial in study.trials:
-        values = {step: value_alone(trial, step) for step in trial.intermediate_values}
+        values = {step: value_without_sharing(trial, step) for step in trial.intermediate_values}
         own = {"state": trial.state, "params": trial.params, "distributions": trial.distributions}
         plain.add_trial(optuna.trial.create_trial(**own, value=values[max(values)], intermediate_values=values))
     return plain
@@ -94,7 +94,9 @@ def as_in_optuna(study: optuna.Study) -> optuna.Study:
     ],
     ids=["full", "full-every-3", "halving", "asha", "pruner"],
 )
-def test_pictures_are_those_of_trials_trained_alone(plots: Any, algorithm: Algorithm, options: dict[str, Any]) -> None:
+def test_pictures_equal_those_of_trials_trained_without_sharing(
+    plots: Any, algorithm: Algorithm, options: dict[str, Any]
+) -> None:
     study = create(pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
     search(study, algorithm=algorithm, **options)
     plain = as_in_optuna(study)
@@ -251,7 +253,7 @@ def test_a_stale_trial_of_optunas_own_loop_is_failed_and_trained_again(tmp_path:
     assert study.trials[stale.number].state == TrialState.FAIL
     again = study.trials[1]
     assert again.params == stale.params and again.state == TrialState.COMPLETE
-    assert again.value == value_alone(again, STEPS) and 3 not in again.intermediate_values
+    assert again.value == value_without_sharing(again, STEPS) and 3 not in again.intermediate_values
     assert [trial.state for trial in study.trials].count(TrialState.COMPLETE) == 3
 
 

@@ -79,7 +79,7 @@ def test_what_ctrl_c_has_left_can_be_looked_at_and_resumed() -> None:
 def test_a_further_call_with_a_sampler_of_the_same_seed_says_that_it_repeats_trials(
     seed: int, repeats: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A script that was run to its end and is run again makes its sampler anew."""
+    """A script that was run to its end and is run again makes a new sampler."""
 
     def wide(trial: optuna.Trial) -> dict[str, Any]:
         return {"a": trial.suggest_float("a", 0, 1)}
@@ -224,7 +224,7 @@ def test_a_space_that_prunes_under_several_objectives() -> None:
     assert study.best_trials
 
 
-def test_a_study_of_pruned_trials_alone_says_so_and_has_no_best_trial(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_study_with_only_pruned_trials_has_no_best_trial_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def picky(trial: optuna.Trial) -> dict[str, Any]:
         space(trial)
         raise optuna.TrialPruned

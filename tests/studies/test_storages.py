@@ -139,7 +139,7 @@ def undisturbed(**options: Any) -> list[tuple[object, ...]]:
 
 
 def once_missed(caplog: pytest.LogCaptureFixture, act: Callable[[], None]) -> threading.Thread:
-    """Act when it was said once more that the storage is waited for."""
+    """Act once the log repeats that the storage is waited for."""
     before = caplog.text.count("waiting for it")
 
     def wait() -> None:
@@ -214,7 +214,7 @@ def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_ca
     assert outcome(study) == undisturbed(algorithm=algorithm)
 
 
-def test_a_study_that_is_deleted_meanwhile_is_named_and_nothing_is_trained_again(storage: BaseStorage) -> None:
+def test_a_study_deleted_during_its_search_is_named_and_nothing_is_trained_again(storage: BaseStorage) -> None:
     def delete(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if storage.get_all_studies():
             optuna.delete_study(study_name="x", storage=storage)
@@ -310,7 +310,7 @@ def test_errors_of_the_users_space_are_not_taken_for_the_storages(storage: BaseS
 
     with pytest.raises(OSError, match="a file of the user's"):
         run(create(storage), space=broken)
-    assert calls == [*range(8), 0], "tried out, and asked"
+    assert calls == [*range(8), 0], "the trial run, and the proposal"
 
 
 class Flaky(JournalStorage):
@@ -371,7 +371,7 @@ def test_a_call_that_fails_anywhere_takes_effect_once(
         storage.at, storage.calls, storage.after = at, 0, after
         algorithm = PopulationBasedTraining(4, quantile=0.5) if kind == "pbt" else SuccessiveHalving(4, 2)
         run(study, algorithm=algorithm, n_trials=4)
-        calls, storage.at = storage.calls, 0  # what is asked from here on is the test's own
+        calls, storage.at = storage.calls, 0  # calls from here on are the test's own
         return outcome(study), calls
 
     expected, calls = play(tmp_path / "undisturbed", 0)

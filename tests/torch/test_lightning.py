@@ -44,7 +44,7 @@ pytestmark = [
 FORKS = (3, EPOCH)
 
 
-def trained_alone(case: Case) -> Any:
+def metrics_without_sharing(case: Case) -> Any:
     alone, _ = fitted(
         case.module, case.hp, data=case.data(), callbacks=case.callbacks(), **{"max_epochs": 2, **case.trainer}
     )
@@ -87,7 +87,7 @@ class TestContract(TrainableContract):
 @pytest.mark.ci_one_in(2)
 def test_training_equals_that_of_the_trainer_alone_and_forks_at_any_step(name: str) -> None:
     case = CASES[name]
-    alone = trained_alone(case)
+    alone = metrics_without_sharing(case)
     assert len(alone.weights) >= 6 and alone.metrics
     hp = {**case.hp, "seed": 3}
     trainer: Any = fresh(case.trainable(), lambda step: hp)
@@ -134,7 +134,7 @@ def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
 
 
 def test_an_epoch_is_a_step() -> None:
-    alone = trained_alone(CASES["step per epoch"])
+    alone = metrics_without_sharing(CASES["step per epoch"])
     trainable = LightningTrainable(Scheduled, ShapesDataModule(), trainer=CPU, step_unit="epoch")
     trainer: Any = fresh(trainable, lambda step: HP)
     trainer.train(0, HP)

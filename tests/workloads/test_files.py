@@ -31,7 +31,7 @@ def test_images_and_labels_are_those_of_the_records(files: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (Path.unlink, "there is no file"),
         (lambda path: path.write_bytes(b""), "cut off after 0 bytes"),
@@ -40,9 +40,9 @@ def test_images_and_labels_are_those_of_the_records(files: Path) -> None:
         (lambda path: path.write_bytes(b"\xff" * 2 * cifar.RECORD), "labels above 9"),
     ],
 )
-def test_a_damaged_file_of_cifar_is_named(files: Path, damage: Callable[[Path], object], told: str) -> None:
+def test_a_damaged_file_of_cifar_is_named(files: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(files / "data_batch_3.bin")
-    with pytest.raises(UsageError, match=rf"data_batch_3\.bin.*{told}|{told}.*data_batch_3\.bin") as raised:
+    with pytest.raises(UsageError, match=rf"data_batch_3\.bin.*{message}|{message}.*data_batch_3\.bin") as raised:
         cifar.read(str(files), cifar.TRAINING)
     assert "cifar-10-binary.tar.gz" in str(raised.value) and "CIFAR10" in str(raised.value)
 

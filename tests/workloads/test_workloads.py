@@ -24,7 +24,7 @@ from tests.workloads.cases import CASES, STEPS, Case, schedules_of, write_files
 
 pytestmark = [
     pytest.mark.sampled(4),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # PEFT asks for it
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # PEFT reads it
 ]
 
 pin()  # as on a worker: the number of threads changes bits
@@ -118,7 +118,7 @@ def test_what_siblings_would_share_is_refused_by_name(name: str, files: Path, ch
 
 
 @pytest.mark.one_in(2)
-def test_a_search_shares_training_and_its_trials_are_those_trained_alone(
+def test_a_search_shares_training_and_its_trials_equal_unshared_ones(
     case: Case, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study(direction=case.direction, sampler=optuna.samplers.RandomSampler(seed=0))
