@@ -51,7 +51,7 @@ def search(folder: Path, executor: Executor | Client) -> hpstage.Result:
         executor=executor,
         verify="off",  # which would train two steps twice
         store=folder / "plan",
-        checkpoint_every=1000,  # only where trials part, and at rungs
+        checkpoint_every=1000,  # only at branch points and rungs
     )
 
 

@@ -18,7 +18,7 @@ from hpstage.training.trainables import Keyed
 
 
 class Curious(Counter):
-    """Tells in its metrics what its process finds, as 1 or 0."""
+    """Reports as metrics, 1 or 0, what its process finds."""
 
     def evaluate(self) -> dict[str, float]:
         found = {

@@ -52,7 +52,7 @@ class Processes:
         )  # fmt: skip
 
     def supervised_worker(self) -> subprocess.Popen[bytes]:
-        """A worker as `hpstage worker` starts it, which keeps what it trains when it is told to end."""
+        """A worker as `hpstage worker` starts it, which saves its state when it is terminated."""
         module = "hpstage.cluster.supervised_worker"
         return self.start(
             sys.executable, "-m", module, str(os.getpid()), self.address, "--no-nanny", "--nthreads", "1",
@@ -63,7 +63,7 @@ class Processes:
         return self.start(*within, sys.executable, "-m", "dask", *words)
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """A process at the head of a session of its own: its children end with it."""
+        """A process that leads a session of its own: its children end with it."""
         with open(self.folder / f"log-{len(self.started)}", "wb") as log:
             process = subprocess.Popen(
                 command,

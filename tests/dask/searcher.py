@@ -1,4 +1,4 @@
-"""A search, to be killed, which goes on where it was when it is called again.
+"""A search, to be killed, which resumes when it is called again.
 
 Writes found.json when it is through: every trial's state, value and intermediate values, and what was trained.
 """
@@ -22,7 +22,7 @@ from tests.dask.steady import Noted
 
 STEPS = 16
 TRIALS = 12
-INTERVAL = 4  # states are kept at least as often
+INTERVAL = 4  # the most steps between checkpoints
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:

@@ -45,7 +45,7 @@ class Steady(Tape):
 
 
 class Noted(Tape):
-    """A Tape whose steps take a while, and that tells which workers train, and how many steps each of their processes.
+    """A Tape whose steps take a while, and that records which workers train, and the steps of each of their processes.
 
     Args:
         seconds: of a step.
@@ -69,7 +69,7 @@ class Noted(Tape):
 
 
 class Hanging(Tape):
-    """A Tape that leaves a byte in a file for each step that begins; one goes on for ever if it is told to.
+    """A Tape that leaves a byte in a file for each step that begins; one never ends if ``hang`` exists.
 
     Steps take as many seconds as the variable ``PAUSE`` says: no attribute, since those count in a workload's identity.
 

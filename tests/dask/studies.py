@@ -26,7 +26,7 @@ from tests.dask.steady import RUNG, Steady
 
 STEPS = 16
 TRIALS = 12
-INTERVAL = 4  # states are kept at least as often
+INTERVAL = 4  # the most steps between checkpoints
 
 Trials = list[tuple[dict[str, Any], str, float | None, dict[int, float]]]
 
@@ -80,7 +80,7 @@ def trials(study: optuna.Study) -> Trials:
 
 
 def undisturbed(seed: int = 7, n_trials: int = TRIALS) -> tuple[Trials, int]:
-    """The study in one process that nothing happens to, and its distinct steps."""
+    """The study of an undisturbed search in one process, and its unique steps."""
     result = search(Steady(None), hpstage.InlineExecutor(), MemoryJournal(), seed=seed, n_trials=n_trials)
     return trials(result.study), merged(result.plan).steps_unique
 

@@ -35,7 +35,7 @@ class Inexact(Counter):
         self.total += os.getpid()
 
 
-class Alike(Counter):
+class Deterministic(Counter):
     """Reports nothing that is another process's own."""
 
     def evaluate(self) -> dict[str, float]:
@@ -43,7 +43,7 @@ class Alike(Counter):
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:
-    """One trial is long, and held at the gate; the worker of the other one is idle meanwhile."""
+    """One trial is long, and held at the gate; the worker of the other one is idle then."""
     return {"x": 1.0 + trial.number, "steps": 20 if trial.number == 0 else 4}
 
 
@@ -112,12 +112,12 @@ def test_a_difference_ends_the_search_and_names_both_ways(tmp_path: Path) -> Non
 
 @pytest.mark.ci
 @pytest.mark.parametrize("audit", ["off", "winner"])
-def test_nothing_is_audited_on_idle_workers_unless_it_is_asked_for(audit: Any, tmp_path: Path) -> None:
+def test_idle_workers_audit_only_when_requested(audit: Any, tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     gate.open()
     hpstage.optimize(
         optuna.create_study(direction="maximize"),
-        Alike(gate),
+        Deterministic(gate),
         space,
         metric="total",
         steps=20,
@@ -144,7 +144,7 @@ def test_an_audit_makes_way_for_any_task_on_its_worker(client: Client, tmp_path:
         running = tmp_path / "running"
         running.touch()
         other = client.submit(run_while, running, workers=[worker], allow_other_workers=False, pure=False)
-        [end] = audits_ended(until(executor, lambda heard: bool(audits_ended(heard))))
+        [end] = audits_ended(until(executor, lambda reports: bool(audits_ended(reports))))
         assert (end.audit, end.outcome) == ("a", "stopped")
         running.unlink()
         other.result()

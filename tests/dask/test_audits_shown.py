@@ -1,4 +1,4 @@
-"""What audits have compared is told alike by result, savings, report, status and page. On simulated workers."""
+"""Result, savings, report, status and page show the same figures of audits. On simulated workers."""
 
 from __future__ import annotations
 
@@ -47,19 +47,17 @@ def result(journal: MemoryJournal) -> hpstage.Result:
     return search(journal, "study")
 
 
-def test_one_line_is_the_same_wherever_it_is_told(
-    result: hpstage.Result, journal: MemoryJournal, tmp_path: Path
-) -> None:
+def test_every_output_shows_the_same_audit_line(result: hpstage.Result, journal: MemoryJournal, tmp_path: Path) -> None:
     figures, plan = result.audit.figures, result.plan
     assert figures.steps > 0
-    told = audited(figures.share(plan), 0, figures.seconds)
-    assert result.audit.line.startswith(f"{told}: ")
-    assert dict(result.savings.rows())["audited"] == told
+    line = audited(figures.share(plan), 0, figures.seconds)
+    assert result.audit.line.startswith(f"{line}: ")
+    assert dict(result.savings.rows())["audited"] == line
     account = new_account(journal)
     account.catch_up(journal)
     assert account.audits == figures
     status = status_of(account, journal)
-    assert told in as_text(status)
+    assert line in as_text(status)
     assert (status.plan.steps_audited, status.plan.audits) == (figures.steps, len(figures.found))
     assert result.audit.line in write_report(tmp_path, result).read_text()
     board = Board()
@@ -76,7 +74,7 @@ def test_a_further_call_adds_to_what_was_audited(result: hpstage.Result, journal
     assert after.steps > before.steps
 
 
-def test_where_nothing_was_audited_nothing_is_told(journal: MemoryJournal) -> None:
+def test_without_audits_no_output_mentions_them(journal: MemoryJournal) -> None:
     result = search(journal, "study", None)
     account = new_account(journal)
     account.catch_up(journal)

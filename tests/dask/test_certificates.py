@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def test_the_key_is_its_owners_and_stays(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_key_and_a_second_call_keeps_it(tmp_path: Path) -> None:
     folder = tmp_path / "it's mine"
     found = variables(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_only_who_has_them_reaches_the_cluster(start: Start, tmp_path: Path) -> None:
+def test_only_clients_with_certificates_reach_the_cluster(start: Start, tmp_path: Path) -> None:
     ours, _ = variables(tmp_path / "ours"), variables(tmp_path / "others")
     port = free_port()
     address = f"tls://127.0.0.1:{port}"
@@ -86,7 +86,7 @@ def client_of(address: str, folder: Path, seconds: float) -> Client:
     return Client(address, security=security, timeout=seconds, set_as_default=False)
 
 
-def test_a_scheduler_without_them_says_once_that_it_is_open(start: Start) -> None:
+def test_a_scheduler_without_certificates_warns_once_that_it_is_open(start: Start) -> None:
     words = "scheduler", "--port", str(free_port()), "--dashboard-address", "127.0.0.1:0"
     scheduler = start(*words, "--host", "0.0.0.0")
     scheduler.says("Scheduler at")

@@ -141,7 +141,7 @@ def supervise(code: str, *signals: tuple[str, signal.Signals]) -> tuple[int, lis
     return asyncio.run(run()), lines
 
 
-def test_what_ends_at_once_is_started_ever_less_often() -> None:
+def test_a_process_that_ends_at_once_is_restarted_ever_less_often() -> None:
     status, lines = supervise("import sys; sys.exit(3)", ("0.4 s", signal.SIGTERM))
     assert status == 0
     assert [line for line in lines if line != "ready"] == [
@@ -150,11 +150,11 @@ def test_what_ends_at_once_is_started_ever_less_often() -> None:
     ]
 
 
-def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
+def test_a_second_signal_kills_a_process_that_does_not_end(tmp_path: Path) -> None:
     code = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGINT))\n"
-        "os.kill(os.getppid(), signal.SIGTERM)\n"  # it can be told to stop now, and will not
+        "os.kill(os.getppid(), signal.SIGTERM)\n"  # it can be terminated now, and will not end
         "while True: time.sleep(60)\n"
     )
     status, lines = supervise(code)
@@ -206,7 +206,7 @@ def test_devices_are_shown_in_groups_to_workers_that_use_several() -> None:
         grouped(["0", "1"], 4)
 
 
-def test_as_many_devices_are_used_as_were_asked_for() -> None:
+def test_no_more_devices_are_used_than_requested() -> None:
     assert first_devices(["0", "1"], None) == ["0", "1"]
     assert first_devices(["0", "1"], 1) == ["0"]
     with pytest.raises(ClusterError, match="3 GPUs were requested, but torch finds 2"):
@@ -234,13 +234,13 @@ def test_variables_that_are_set_are_left_as_they_are() -> None:
         (["worker", "tcp://host:1", "--gpus", "0", "--workers-per-gpu", "2"], "no GPU is used here"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(words: list[str], problem: str) -> None:
+def test_bad_arguments_are_refused_before_anything_starts(words: list[str], problem: str) -> None:
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, UsageError | ClusterError)
     assert problem in str(done.exception)
 
 
-def test_the_version_is_that_of_dask() -> None:
+def test_worker_version_prints_the_version_of_dask() -> None:
     done = CliRunner().invoke(app, ["worker", "--version"])
     assert done.exit_code == 0
     assert distributed.__version__ in done.output
@@ -258,7 +258,7 @@ def test_help_shows_how_to_call_a_command(command: str) -> None:
     assert f"hpstage {command} --scheduler-file /shared/scheduler.json\n" in done.output
 
 
-def as_dask_tells(error: Exception) -> None:
+def as_dask_raises(error: Exception) -> None:
     try:
         raise error
     except Exception as raised:
@@ -266,9 +266,9 @@ def as_dask_tells(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_refused_certificate_is_named_however_dask_comes_to_hear_of_it(closed: bool) -> None:
+def test_a_refused_certificate_is_named_whatever_error_dask_raises(closed: bool) -> None:
     refusal = ssl.SSLError(1, "tlsv1 alert unknown ca")
     refusal.reason = "TLSV1_ALERT_UNKNOWN_CA"
     with pytest.raises(OSError, match="unknown ca") as caught:
-        as_dask_tells(StreamClosedError(refusal) if closed else refusal)
+        as_dask_raises(StreamClosedError(refusal) if closed else refusal)
     assert _innermost(caught.value) == f"TLS fails, and the scheduler's log has the reason: {refusal}"

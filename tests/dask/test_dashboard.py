@@ -60,7 +60,7 @@ def shown(board: Board, study: str = "study") -> tuple[PlanView, StudyView]:
 
 
 def covered(board: Board) -> int:
-    """Distinct steps that were trained."""
+    """Unique steps that were trained."""
     [view] = board.plans.values()
     return sum(view.trained_to(node.id) - node.start for node in view.plan.nodes)
 
@@ -121,7 +121,7 @@ class Mirror:
         )
 
 
-def anew(view: PlanView, study: StudyView) -> Mirror:
+def fresh_mirror(view: PlanView, study: StudyView) -> Mirror:
     mirror, feed = Mirror(), Feed(view, study)
     while mirror.take(feed):
         pass
@@ -159,7 +159,7 @@ def test_what_it_saves_is_about_what_the_result_says() -> None:
     assert view.alone_seconds(study.name) == pytest.approx(result.savings.worker_seconds_alone, rel=0.5)
 
 
-def test_a_page_that_is_sent_what_changes_has_the_tree_of_every_moment() -> None:
+def test_a_page_that_receives_changes_shows_the_current_tree_at_every_moment() -> None:
     _, journal = searched()
     board, mirror = Board(), Mirror()
     feed: Feed | None = None
@@ -173,7 +173,7 @@ def test_a_page_that_is_sent_what_changes_has_the_tree_of_every_moment() -> None
         feed = feed or Feed(view, study)
         while mirror.take(feed, 0.0):
             pass
-        assert mirror.content() == anew(view, study).content()
+        assert mirror.content() == fresh_mirror(view, study).content()
         states = {state for *_, state in pieces_of(view, study)}
         assert ("running" in states) == any(list(chain.ahead()) for chain in view.plan.chains.values())
         seen |= states
@@ -182,7 +182,7 @@ def test_a_page_that_is_sent_what_changes_has_the_tree_of_every_moment() -> None
     assert all(row.front == row.reach for row in mirror.rows.branches.values())
 
 
-def test_a_page_is_sent_nothing_where_nothing_has_changed_and_little_where_little_has() -> None:
+def test_a_page_receives_only_what_has_changed() -> None:
     _, journal = searched(n_trials=40)
     records = journal.read()
     *_, begin, end = (i for i, record in enumerate(records) if b"StateReached" in record)  # there are many branches
@@ -197,7 +197,7 @@ def test_a_page_is_sent_nothing_where_nothing_has_changed_and_little_where_littl
     assert sent is not None and 0 < len(sent.branches) < len(study.branches) / 2
 
 
-def test_a_slow_page_is_sent_a_large_tree_a_little_at_a_time_parents_first() -> None:
+def test_a_slow_page_receives_a_large_tree_in_slices_parents_first() -> None:
     _, journal = searched(n_trials=60)
     view, study = shown(board_of(journal))
     mirror, feed = Mirror(), Feed(view, study)
@@ -205,10 +205,10 @@ def test_a_slow_page_is_sent_a_large_tree_a_little_at_a_time_parents_first() -> 
     while mirror.take(feed, 0.0):
         slices += 1
     assert slices > 5
-    assert mirror.content() == anew(view, study).content()
+    assert mirror.content() == fresh_mirror(view, study).content()
 
 
-def test_changes_are_told_to_each_reader_once() -> None:
+def test_each_reader_gets_each_change_once() -> None:
     changes: Changes[str] = Changes()
     for key in "abcab":
         changes.mark(key)
@@ -219,7 +219,7 @@ def test_changes_are_told_to_each_reader_once() -> None:
     assert changes.since(at) == ["c"] and changes.since(0) == ["a", "b", "c"]
 
 
-def test_what_another_study_trained_is_told_apart() -> None:
+def test_stages_trained_for_another_study_are_shown_as_reused() -> None:
     journal = MemoryJournal()
     search(Tape(), hpstage.InlineExecutor(), journal, name="first", seed=3)
     before = covered(board_of(journal))
@@ -230,14 +230,14 @@ def test_what_another_study_trained_is_told_apart() -> None:
     assert {state for *_, state in pieces_of(view, first)} == {"done"}
     pieces = pieces_of(view, second)
     assert {state for *_, state in pieces} == {"done", "reused"}
-    assert "trained for another study" in {row.state for row in anew(view, second).rows.branches.values()}
+    assert "trained for another study" in {row.state for row in fresh_mirror(view, second).rows.branches.values()}
     own = sum(stop - start for _, start, stop, state in pieces if state == "done")
     assert own == covered(board) - before <= second.totals.steps_trained
     assert own < second.totals.steps_unique
     assert [found.study.name for found in board.studies()] == ["second", "first"]
 
 
-def test_what_a_failure_puts_out_of_reach_is_failed() -> None:
+def test_stages_behind_a_failure_are_shown_as_failed() -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
         return {"a": s.piecewise({0: 1, 4: trial.suggest_categorical("a", [2, 7]), 8: trial.suggest_int("b", 1, 2)})}
 
@@ -249,7 +249,7 @@ def test_what_a_failure_puts_out_of_reach_is_failed() -> None:
     )
     board = board_of(journal)
     view, found = shown(board)
-    pieces, page = pieces_of(view, found), anew(view, found)
+    pieces, page = pieces_of(view, found), fresh_mirror(view, found)
     bad = {row.node for row in page.rows.branches.values() if row.label == "a 1 → 7"}
     lost = bad | {
         branch.node.id for branch in found.branches.values() if branch.node.parent and branch.node.parent.id in bad
@@ -267,7 +267,7 @@ def test_what_a_failure_puts_out_of_reach_is_failed() -> None:
     assert found.best(1)[0].value == study.best_value
 
 
-def test_the_sentence_claims_nothing_before_there_is_something_to_claim() -> None:
+def test_the_headline_never_shows_negative_figures() -> None:
     _, journal = searched()
     records = journal.read()
     said = []
@@ -279,7 +279,9 @@ def test_the_sentence_claims_nothing_before_there_is_something_to_claim() -> Non
     assert said[0] == ["0 of 12 trials finished", "12 queued"] and "12 of 12 trials finished" in said[-1]
 
 
-def test_the_time_left_is_told_while_the_search_runs_and_the_estimate_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_shown_while_the_search_runs_and_the_estimate_is_recent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _, journal = searched()
     records = journal.read()
     half = next(i for i in range(len(records) // 2, len(records)) if b"StateReached" in records[i])
@@ -295,7 +297,9 @@ def test_the_time_left_is_told_while_the_search_runs_and_the_estimate_is_new(mon
     assert said(now) == []
     board.take_in("plan", half, [], left=("study", 21.2))
     assert said(now) == ["about 21 s left"]
-    assert said(now + 10) == ["about 11 s left"] and said(now + 22) == ["about 0 s left"]  # nothing new was heard
+    assert said(now + 10) == ["about 11 s left"] and said(now + 22) == [
+        "about 0 s left"
+    ]  # no new estimate was received
     assert said(now + OLD + 1) == []
     for odd in (("study", -1.0), ("study", float("nan")), ("study", float("inf")), ("study", "<b>"), ("other", 5.0),
                 (["study"], 5.0), ("study",), "study", 7, {"study": 5.0}, ("study", 1e300)):  # fmt: skip
@@ -330,7 +334,7 @@ def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
     assert headline_html(board.studies()[0]) == headline_html(board_of(journal).studies()[0])
 
 
-def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew() -> None:
+def test_a_page_whose_journal_lost_records_is_built_again() -> None:
     _, journal = searched()
     records = journal.read()
     board = Board()
@@ -366,7 +370,7 @@ def test_a_long_history_is_thinned_evenly_and_keeps_its_ends() -> None:
     assert len(set(steps[:-1])) == 1
 
 
-def test_a_worker_is_shown_at_what_it_trains(tmp_path: Path) -> None:
+def test_a_worker_is_shown_with_the_steps_it_trains(tmp_path: Path) -> None:
     _, journal = searched()
     records = journal.read()
     for position in [i for i, record in enumerate(records, 1) if b"ChainStarted" in record]:
@@ -379,7 +383,7 @@ def test_a_worker_is_shown_at_what_it_trains(tmp_path: Path) -> None:
         assert (work.study, work.step, work.stop, work.done) == (
             "study", first.start, chain.spans[-1].stop, 0.0,
         )  # fmt: skip
-        # As far as to the next boundary of nodes, however long nothing was heard.
+        # As far as to the next boundary of nodes, however long no report was received.
         assert work_of(board, pool, 1e12)[chain.worker].step in (first.start, first.stop - 1)
         assert work_of(board, "elsewhere", 0.0) == {}
 

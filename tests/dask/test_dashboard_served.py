@@ -54,7 +54,7 @@ def look(dask_scheduler: Any) -> list[tuple[str, int, str]]:
 
 
 def forget(dask_scheduler: Any) -> None:
-    """As if the scheduler had been started anew."""
+    """As if the scheduler had been restarted."""
     dask_scheduler.handlers[HANDLER].__self__.plans.clear()
 
 
@@ -85,15 +85,15 @@ def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path)
 
 
 @pytest.mark.ci
-def test_who_looks_at_a_running_search_is_told_the_time_left_as_in_the_terminal(
+def test_the_page_of_a_running_search_shows_the_time_left_of_the_terminal(
     cluster: LocalCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[float, float | None]] = []  # when a search will end, as its driver says
+    estimates: list[tuple[float, float | None]] = []  # when a search will end, by its driver
 
     class Noted(TimeLeft):
         def at(self, *state: Any) -> float | None:
             left = super().at(*state)
-            told.append((time.monotonic(), left))
+            estimates.append((time.monotonic(), left))
             return left
 
     monkeypatch.setattr("hpstage.search.progress.progress.TimeLeft", Noted)
@@ -101,23 +101,23 @@ def test_who_looks_at_a_running_search_is_told_the_time_left_as_in_the_terminal(
     until(lambda: not client.run_on_scheduler(is_watched), "pages of other tests are closed")
     running = Running(Steady(tmp_path, 0.4), client, tmp_path, name="looked at")  # other tests' have the usual name
     until(lambda: len(running.reached()) > 2, "states are reached")
-    assert not told  # nobody looks
+    assert not estimates  # nobody looks
     assert get(base(cluster) + "/hpstage?study=looked%20at")[0] == 200
 
     def sentence() -> str:
         [text] = [text for name, _, text in client.run_on_scheduler(look) if name == "looked at"]
         return text
 
-    until(lambda: running.over or re.search(r"about \d+ s left", sentence()), "the time left is told")
+    until(lambda: running.over or re.search(r"about \d+ s left", sentence()), "the time left is shown")
     found, seen = re.search(r"about (\d+) s left", sentence()), time.monotonic()
     assert found is not None and not running.over
-    ends = [at + left for at, left in told if left is not None]
+    ends = [at + left for at, left in estimates if left is not None]
     assert min(ends) - 2 < seen + float(found[1]) < max(ends) + 2
     running.result()
     assert "ended" in sentence() and " left" not in sentence()
 
 
-def test_who_watches_the_progress_is_told_where_the_page_is(
+def test_the_progress_bar_prints_the_url_of_the_page(
     cluster: LocalCluster, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     search(Steady(tmp_path), client, MemoryJournal(), tmp_path / "states", show_progress_bar=True)
@@ -128,7 +128,7 @@ def test_who_watches_the_progress_is_told_where_the_page_is(
 
 
 @pytest.mark.ci
-def test_a_page_that_has_forgotten_all_is_told_all_again(client: Client, tmp_path: Path) -> None:
+def test_a_scheduler_that_lost_a_plan_receives_it_again(client: Client, tmp_path: Path) -> None:
     running = Running(Steady(tmp_path, 0.05), client, tmp_path)
     until(lambda: len(running.reached()) > 2, "states are reached")
     until(lambda: any(name == "study" for name, _, _ in client.run_on_scheduler(look)), "the search is shown")
@@ -146,7 +146,9 @@ def gpus(dask_scheduler: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_use_and_memory_of_gpus_are_told_as_dask_monitors_them(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilization_and_memory_of_gpus_are_those_of_dasks_monitor(
+    present: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Where there is no GPU, its driver's answers stand for one: all else is Dask's own monitor and heartbeat.
     monkeypatch.setattr(nvml, "device_get_count", lambda: int(present))
     monkeypatch.setattr(nvml, "one_time", lambda: {"memory-total": 85_899_345_920, "name": "NVIDIA H100"})
@@ -157,8 +159,8 @@ def test_use_and_memory_of_gpus_are_told_as_dask_monitors_them(present: bool, mo
     ):
         assert install(client)
         client.wait_for_workers(2, timeout=60)
-        told = "GPU 87 %, 12.5 GB of 85.9 GB" if present else ""
-        until(lambda: client.run_on_scheduler(gpus) == [told, told], "workers tell of their GPUs")
+        expected = "GPU 87 %, 12.5 GB of 85.9 GB" if present else ""
+        until(lambda: client.run_on_scheduler(gpus) == [expected, expected], "workers report their GPUs")
 
 
 def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:
@@ -211,7 +213,7 @@ def test_the_command_serves_the_page_under_a_prefix_and_loads_what_is_configured
     ("dashboard", "without"), [(False, ["prometheus_client"]), (True, ["bokeh", "prometheus_client"])]
 )
 @pytest.mark.ci
-def test_a_scheduler_that_can_show_nothing_is_left_as_it_is(dashboard: bool, without: list[str]) -> None:
+def test_nothing_is_installed_on_a_scheduler_that_cannot_show_pages(dashboard: bool, without: list[str]) -> None:
     script = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({without}))\n"
@@ -228,7 +230,7 @@ def test_a_scheduler_that_can_show_nothing_is_left_as_it_is(dashboard: bool, wit
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_was_started_anew_shows_the_search_from_its_beginning(tmp_path: Path) -> None:
+def test_a_restarted_scheduler_shows_the_search_from_its_beginning(tmp_path: Path) -> None:
     logs, files = tmp_path / "logs", tmp_path / "files"
     logs.mkdir(), files.mkdir()
     port = free_port()

@@ -57,7 +57,7 @@ def test_a_stage_under_which_workers_die_fails_after_the_third() -> None:
 
 
 @pytest.mark.parametrize("reason", ["closed", "unreachable"])
-def test_a_stage_is_not_to_blame_for_workers_that_leave_in_an_orderly_way_or_with_their_scheduler(
+def test_a_stage_is_not_blamed_for_workers_that_leave_cleanly_or_with_their_scheduler(
     reason: Departure,
 ) -> None:
     assert not lose_worker(reason, 10)

@@ -12,7 +12,9 @@ from hpstage.cluster.adaptive import DemandFeed
 
 
 @pytest.mark.parametrize(("takes", "looks"), [(0.0001, 100), (0.5, 4)], ids=["cheap", "expensive"])
-def test_a_look_that_takes_long_is_taken_less_often(takes: float, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_demand_estimate_is_made_less_often(
+    takes: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In 100 seconds: once in a second, or at most 2 % of them."""
     now, reported = [0.0], []
     monkeypatch.setattr(adaptive, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -68,7 +68,7 @@ def command_lines() -> list[list[str]]:
     return found
 
 
-def test_every_command_of_ours_is_one_that_we_understand() -> None:
+def test_every_hpstage_command_in_the_files_parses() -> None:
     lines = command_lines()
     assert [words[1] for words in lines].count("worker") >= 4  # two of Compose, Kubernetes, Slurm
     assert [words[1] for words in lines].count("scheduler") == 3
@@ -77,7 +77,7 @@ def test_every_command_of_ours_is_one_that_we_understand() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["--nworker=2x", "--schedulerfile", "--dashboard-adress=:1"])
-def test_a_command_with_a_word_that_nobody_understands_is_found(wrong: str) -> None:
+def test_a_command_with_an_unknown_argument_is_detected(wrong: str) -> None:
     with pytest.raises(UsageError):
         parse(["hpstage", "worker", "tcp://scheduler:8786", wrong])
 
@@ -104,7 +104,7 @@ def compose() -> dict[str, Any]:
     return data
 
 
-def test_the_compose_file_is_one() -> None:
+def test_the_compose_file_is_valid() -> None:
     data = compose()
     specification = json.loads(published("check-jsonschema", "compose-spec.json").read_text())
     check(data, specification)
@@ -126,12 +126,12 @@ def test_the_compose_file_is_one() -> None:
         assert not [word for word in addresses if word.startswith("tcp://")]
     assert "--requirepass" in services["redis"]["command"]
     assert re.search(r":\d+\.\d+\.\d+-", services["redis"]["image"])
-    beside = services["worker"]["build"]["context"].removeprefix("${HPSTAGE_SOURCE:-").removesuffix("}")
-    context = DEPLOY / beside
+    relative = services["worker"]["build"]["context"].removeprefix("${HPSTAGE_SOURCE:-").removesuffix("}")
+    context = DEPLOY / relative
     assert (context / services["worker"]["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
 
 
-def test_docker_takes_the_compose_file() -> None:
+def test_docker_accepts_the_compose_file() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("needs docker compose")
@@ -140,7 +140,7 @@ def test_docker_takes_the_compose_file() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_image_is_made_of_what_the_package_needs() -> None:
+def test_the_image_contains_what_the_package_needs() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     instructions = [line.split() for line in text.replace("\\\n", " ").splitlines() if line and line[0] != "#"]
     known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
@@ -258,7 +258,7 @@ def test_the_manifests_are_objects_of_their_kinds(cluster_schema: dict[str, Any]
     assert 'nvidia.com/gpu: "1"' in text
 
 
-def test_what_the_operator_does_not_know_would_be_found(cluster_schema: dict[str, Any]) -> None:
+def test_a_field_unknown_to_the_operator_is_detected(cluster_schema: dict[str, Any]) -> None:
     spec = objects()["DaskCluster", "search"]["spec"]
     spec["worker"]["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(jsonschema.ValidationError, match="volumeMount"):
@@ -374,9 +374,7 @@ def is_free(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_job_of_slurm_searches_cleans_up_and_goes_on_when_it_is_submitted_again(
-    redis_program: str, tmp_path: Path
-) -> None:
+def test_a_slurm_job_searches_cleans_up_and_resumes_when_submitted_again(redis_program: str, tmp_path: Path) -> None:
     if shutil.which("flock") is None:
         pytest.skip("needs flock")
     programs, temporary = tmp_path / "bin", tmp_path / "tmp"

@@ -159,7 +159,7 @@ def _one_thread() -> None:
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 @pytest.mark.parametrize("halving", [False, True])
-def test_in_this_process_every_trial_is_as_it_is_alone(seed, halving, tmp_path):
+def test_in_this_process_every_trial_equals_itself_without_sharing(seed, halving, tmp_path):
     trials = random_trials(seed)
     every = random.Random(seed).choice([None, 1, 3])
     result = run(trials, hpstage.InlineExecutor(), tmp_path, halving=halving, trainable=Net(), checkpoint_every=every)
@@ -170,7 +170,7 @@ def test_in_this_process_every_trial_is_as_it_is_alone(seed, halving, tmp_path):
 @pytest.mark.slow  # with seeds of its own; the last test here is such a one
 @pytest.mark.parametrize("seed", range(100, 120))
 @pytest.mark.parametrize("halving", [False, True])
-def test_on_dask_every_trial_is_as_it_is_alone(client: Client, seed, halving, tmp_path):
+def test_on_dask_every_trial_equals_itself_without_sharing(client: Client, seed, halving, tmp_path):
     client.wait_for_workers(2, timeout=120)
     trials = random_trials(seed)
     result = run(trials, DaskExecutor(client), tmp_path, halving=halving, trainable=Net(), checkpoint_every=3)
@@ -186,7 +186,7 @@ def test_without_sharing_the_values_are_the_same(tmp_path):
     check(apart, [alone(Net(), schedules) for schedules in trials])
 
 
-def test_on_dask_and_under_halving_every_trial_is_as_it_is_alone_and_as_on_one_worker(
+def test_under_halving_on_dask_trials_equal_those_without_sharing_and_on_one_worker(
     client_of_nannies: Client, tmp_path
 ):
     client, trials = client_of_nannies, random_trials(9)

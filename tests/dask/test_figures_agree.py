@@ -1,4 +1,4 @@
-"""A figure has one value, wherever it is told: page, metrics, report, terminal, ``status --json`` and the result."""
+"""A figure has one value, wherever it is outputs: page, metrics, report, terminal, ``status --json`` and the result."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     }
 
 
-class Told:
-    """All that is told of a finished study that alone is on its plan."""
+class Outputs:
+    """All outputs about a finished study, the only one on its plan."""
 
     def __init__(self, folder: Path) -> None:
         patch, views = pytest.MonkeyPatch(), Views()
@@ -89,9 +89,9 @@ class Told:
         shown = CliRunner().invoke(app, ["status", str(store)])
         assert shown.exit_code == 0, shown.output
         self.status = shown.output
-        told = CliRunner().invoke(app, ["status", str(store), "--json"])
-        assert told.exit_code == 0, told.output
-        self.json = json.loads(told.output)
+        as_json = CliRunner().invoke(app, ["status", str(store), "--json"])
+        assert as_json.exit_code == 0, as_json.output
+        self.json = json.loads(as_json.output)
         self.page = write_report(folder / "report", store).read_text()
         self.figures = json.loads((folder / "report" / "savings.json").read_text())
         self.book = open_book(store)
@@ -103,7 +103,7 @@ class Told:
         self.shown = Shown("plan", view, view.studies[STUDY])
 
     def row(self, name: str) -> tuple[str, str]:
-        """A row of the report's table: its figure and what is said beside it."""
+        """A row of the report's table: its figure and the note next to it."""
         found = re.search(rf'<th scope="row">{re.escape(name)}</th><td[^>]*>(.*?)</td><td>(.*?)</td>', self.page)
         assert found is not None, name
         return html.unescape(found[1]), html.unescape(found[2])
@@ -117,44 +117,46 @@ def _records(store: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return Told(tmp_path_factory.mktemp("told"))
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    return Outputs(tmp_path_factory.mktemp("outputs"))
 
 
-def test_steps_are_counted_alike(told: Told) -> None:
-    savings, totals = told.savings, told.shown.study.totals
+def test_all_outputs_show_the_same_step_counts(outputs: Outputs) -> None:
+    savings, totals = outputs.savings, outputs.shown.study.totals
     assert savings.steps_asked > savings.steps_unique > 0
-    (study,), plan = told.json["studies"], told.json["plan"]
+    (study,), plan = outputs.json["studies"], outputs.json["plan"]
     for name in ("steps_asked", "steps_unique"):
         value = getattr(savings, name)
-        assert value == getattr(totals, name) == study[name] == plan[name] == told.figures[name]
-    assert savings.steps_trained == totals.steps_trained == plan["steps_trained"] == told.figures["steps_trained"]
-    assert told.row("Steps requested")[0] == f"{savings.steps_asked:,}"
-    assert told.row("Unique steps among them")[0] == f"{savings.steps_unique:,}"
-    assert told.row("Steps trained")[0] == f"{savings.steps_trained:,}"
-    assert f"{savings.steps_asked:,} requested, {savings.steps_unique:,} unique" in " ".join(told.status.split())
+        assert value == getattr(totals, name) == study[name] == plan[name] == outputs.figures[name]
+    assert savings.steps_trained == totals.steps_trained == plan["steps_trained"] == outputs.figures["steps_trained"]
+    assert outputs.row("Steps requested")[0] == f"{savings.steps_asked:,}"
+    assert outputs.row("Unique steps among them")[0] == f"{savings.steps_unique:,}"
+    assert outputs.row("Steps trained")[0] == f"{savings.steps_trained:,}"
+    assert f"{savings.steps_asked:,} requested, {savings.steps_unique:,} unique" in " ".join(outputs.status.split())
 
 
-def test_the_merge_rate_is_one_figure_and_the_one_by_cost_another_in_other_words(told: Told) -> None:
-    savings = told.savings
+def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_one(outputs: Outputs) -> None:
+    savings = outputs.savings
     known = savings.merge_rate
     assert known > 1.2 and rate(known) != rate(savings.cost_weighted_merge_rate)
-    assert known == told.shown.study.totals.merge_rate == told.json["studies"][0]["merge_rate"]
-    assert known == told.json["plan"]["merge_rate"] == told.figures["merge_rate"] == moments(told.book)[-1].rate
-    figure, beside = told.row("Merge rate")
+    assert known == outputs.shown.study.totals.merge_rate == outputs.json["studies"][0]["merge_rate"]
+    assert (
+        known == outputs.json["plan"]["merge_rate"] == outputs.figures["merge_rate"] == moments(outputs.book)[-1].rate
+    )
+    figure, note = outputs.row("Merge rate")
     assert figure == rate(known)
-    assert f"by measured seconds in place of steps {rate(savings.cost_weighted_merge_rate)}" in beside
-    assert f"merge rate {rate(known)};" in told.terminal
-    assert f"{rate(known)} (by cost {rate(savings.cost_weighted_merge_rate)})" in told.summary
-    assert re.search(rf"merge rate +{re.escape(rate(known))}$", told.status, re.M)
+    assert f"by measured seconds in place of steps {rate(savings.cost_weighted_merge_rate)}" in note
+    assert f"merge rate {rate(known)};" in outputs.terminal
+    assert f"{rate(known)} (by cost {rate(savings.cost_weighted_merge_rate)})" in outputs.summary
+    assert re.search(rf"merge rate +{re.escape(rate(known))}$", outputs.status, re.M)
     phrase = less_training(savings.steps_asked, savings.steps_unique)
     assert phrase.startswith(f"{rate(known)}× less training: ")
-    assert phrase in html.unescape(told.page) and phrase in told.notebook and phrase in headline(told.shown)
+    assert phrase in html.unescape(outputs.page) and phrase in outputs.notebook and phrase in headline(outputs.shown)
 
 
-def test_seconds_used_alone_and_saved_agree_and_add_up(told: Told) -> None:
-    savings, shown = told.savings, told.shown
-    (study,), plan = told.json["studies"], told.json["plan"]
+def test_busy_unshared_and_saved_seconds_agree_and_add_up(outputs: Outputs) -> None:
+    savings, shown = outputs.savings, outputs.shown
+    (study,), plan = outputs.json["studies"], outputs.json["plan"]
     used, alone, saved = savings.worker_seconds, savings.worker_seconds_alone, savings.saved_seconds
     assert saved > 0
     for value, name, on_page in (
@@ -164,42 +166,44 @@ def test_seconds_used_alone_and_saved_agree_and_add_up(told: Told) -> None:
     ):
         assert study[name] == pytest.approx(value, abs=1e-3) == plan[name] == pytest.approx(on_page, abs=1e-3)
     for name, value in (("worker_seconds", used), ("worker_seconds_alone", alone), ("saved_seconds", saved)):
-        assert told.figures[name] == pytest.approx(value, abs=1e-3)
-    assert told.row("Busy worker time")[0] == duration(used)
-    assert told.row("Worker time without sharing")[0] == duration(alone)
-    assert told.row("Saved")[0] == duration(saved)
-    assert f"worker-hours {hours(used)} used, {hours(saved)} saved" in told.terminal
-    assert worker_hours(used) in told.summary and worker_hours(saved) in told.summary
-    assert worker_hours(used) in told.status and f"{worker_hours(saved)} of {worker_hours(alone)}" in told.status
+        assert outputs.figures[name] == pytest.approx(value, abs=1e-3)
+    assert outputs.row("Busy worker time")[0] == duration(used)
+    assert outputs.row("Worker time without sharing")[0] == duration(alone)
+    assert outputs.row("Saved")[0] == duration(saved)
+    assert f"worker-hours {hours(used)} used, {hours(saved)} saved" in outputs.terminal
+    assert worker_hours(used) in outputs.summary and worker_hours(saved) in outputs.summary
+    assert worker_hours(used) in outputs.status and f"{worker_hours(saved)} of {worker_hours(alone)}" in outputs.status
 
 
-def test_seconds_paid_agree(told: Told) -> None:
-    savings = told.savings
+def test_allocated_seconds_agree(outputs: Outputs) -> None:
+    savings = outputs.savings
     paid = savings.paid_seconds
     assert paid > savings.worker_seconds
-    assert paid == told.json["plan"]["seconds_paid"] == told.json["studies"][0]["seconds_paid"]
-    assert paid == told.figures["paid_seconds"] == told.book.savings.paid_seconds
-    assert paid == told.shown.view.presence.seconds(STUDY)
+    assert paid == outputs.json["plan"]["seconds_paid"] == outputs.json["studies"][0]["seconds_paid"]
+    assert paid == outputs.figures["paid_seconds"] == outputs.book.savings.paid_seconds
+    assert paid == outputs.shown.view.presence.seconds(STUDY)
     phrase = allocated_hours(paid, savings.worker_seconds)
-    assert phrase in told.summary and phrase in told.status
-    assert told.row("Allocated worker time") == (duration(paid), phrase)
+    assert phrase in outputs.summary and phrase in outputs.status
+    assert outputs.row("Allocated worker time") == (duration(paid), phrase)
 
 
-def test_trials_and_the_best_value_agree(told: Told) -> None:
-    study = told.shown.study
-    best = told.result.study.best_trial
-    (row,) = told.json["studies"]
+def test_trials_and_the_best_value_agree(outputs: Outputs) -> None:
+    study = outputs.shown.study
+    best = outputs.result.study.best_trial
+    (row,) = outputs.json["studies"]
     assert study.best(1)[0].value == row["best"][0]["value"] == best.value
     assert (
-        f"{best.value:.6g}" in told.terminal and f"{best.value:.6g}" in told.page and f"{best.value:.6g}" in told.status
+        f"{best.value:.6g}" in outputs.terminal
+        and f"{best.value:.6g}" in outputs.page
+        and f"{best.value:.6g}" in outputs.status
     )
     ends = {"COMPLETE": 0, "PRUNED": 0} | row["trials"]
     assert {end: study.trials_by_end[end] for end in ends} == ends
-    assert f"{ends['COMPLETE']} complete, {ends['PRUNED']} pruned" in told.terminal
-    assert told.row("Trials")[0] == str(told.savings.trials) == str(sum(ends.values()))
+    assert f"{ends['COMPLETE']} complete, {ends['PRUNED']} pruned" in outputs.terminal
+    assert outputs.row("Trials")[0] == str(outputs.savings.trials) == str(sum(ends.values()))
 
 
-def test_where_a_plan_has_several_studies_its_own_merge_rate_is_told_apart(tmp_path: Path) -> None:
+def test_a_plan_with_several_studies_shows_its_own_merge_rate_separately(tmp_path: Path) -> None:
     journal = MemoryJournal()
     for name in ("one", "two"):
         hpstage.optimize(

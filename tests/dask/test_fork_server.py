@@ -51,13 +51,13 @@ class Looking(Counter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if os.getpid() != self.made_in:
-            told = {
+            report = {
                 "random": random.random(),
                 "numpy": float(np.random.random()),
                 "forked": is_forked(),
                 "new": os.environ.get("HPSTAGE_TEST_NEW"),
             }
-            (Path(os.sep) / self.place / str(os.getpid())).write_text(json.dumps(told))
+            (Path(os.sep) / self.place / str(os.getpid())).write_text(json.dumps(report))
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,10 @@ def found(cluster: LocalCluster, folder: Path) -> list[dict[str, Any]]:
 def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    told = [*found(cluster, tmp_path / "a"), *found(cluster, tmp_path / "b")]
-    assert [one["forked"] for one in told] == [True] * 4
+    reports = [*found(cluster, tmp_path / "a"), *found(cluster, tmp_path / "b")]
+    assert [one["forked"] for one in reports] == [True] * 4
     for name in ("random", "numpy"):
-        assert len({one[name] for one in told}) == 4, name
+        assert len({one[name] for one in reports}) == 4, name
 
 
 @pytest.mark.ci
@@ -111,7 +111,7 @@ def test_a_search_path_that_has_changed_needs_a_process_that_is_spawned(
 
 
 @pytest.mark.ci
-def test_forks_and_spawned_processes_describe_themselves_alike(
+def test_forked_and_spawned_processes_report_the_same_environment(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def described() -> Environment:
@@ -125,21 +125,21 @@ def test_forks_and_spawned_processes_describe_themselves_alike(
 
 
 @pytest.mark.parametrize(
-    ("imported", "told"),
+    ("imported", "message"),
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started 1 threads"),
         ("import ctypes; ctypes.CDLL('{folder}/libcuda.so.1')", "loaded the driver of CUDA"),
     ],
 )
-def test_a_server_does_not_fork_what_a_fork_could_not_use(
-    imported: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_with_threads_or_cuda_refuses_to_fork(
+    imported: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(_json.__file__, tmp_path / "libcuda.so.1")  # any library, under that name
     (tmp_path / "imported_ahead.py").write_text(imported.format(folder=tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(fork_server, "_imported", list)  # torch takes its time
     server = fork_server.ForkServer(["imported_ahead"])
-    with pytest.raises(fork_server.NotForked, match=told):
+    with pytest.raises(fork_server.NotForked, match=message):
         asyncio.run(server.fork([0, 1, 2], "worker", variables={}, path=[]))
     server.close()
 
@@ -163,7 +163,7 @@ def test_an_adapter_is_imported_ahead_unless_that_would_start_threads(
 
 
 @pytest.mark.parametrize(
-    ("preload", "told"),
+    ("preload", "message"),
     [
         (["json"], "preload names 'json'; it must be a list of any of hpstage.torch, numpy"),
         ((name for name in ["mine"]), "preload names 'mine'"),
@@ -174,14 +174,14 @@ def test_an_adapter_is_imported_ahead_unless_that_would_start_threads(
     ],
 )
 def test_what_cannot_be_imported_ahead_is_refused_by_name(
-    preload: Any, told: str, monkeypatch: pytest.MonkeyPatch
+    preload: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         hpstage.local_cluster(1, gpus=0, preload=preload)
 
 
-def test_preload_is_for_no_server_that_was_started_before() -> None:
+def test_preload_together_with_a_running_fork_server_is_refused() -> None:
     server = fork_server.fork_server()
     assert server is not None
     with closing(server), pytest.raises(UsageError, match="leave it out with fork_server="):
@@ -275,7 +275,7 @@ class Lingering(Looking):
 
 
 @pytest.mark.ci
-def test_a_process_that_closing_ends_while_it_is_set_up_is_no_news(
+def test_a_process_that_closing_ends_during_setup_is_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)

@@ -211,15 +211,15 @@ class Losing(Killing):
     def act(self, worker: WorkerId) -> None:
         if self._how == "silent":
             self._client.run(stop_training, workers=[worker])
-        # Beside it, as somebody else would: the others get more to train meanwhile.
+        # In a thread, as another client would: the others get more to train at that time.
         self.retiring = threading.Thread(target=self._client.retire_workers, args=([worker],))
         self.retiring.start()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["at once", "silent"])
-def test_who_follows_a_leader_that_leaves_is_not_blamed(how, monkeypatch, alone, tmp_path, caplog):
-    """Also where that goes without a word, so that its follower is ended: what it was to train next goes on."""
+def test_followers_of_a_leaving_leader_are_not_blamed(how, monkeypatch, alone, tmp_path, caplog):
+    """Also where it leaves without a report, so that its follower is ended: the follower's next chain still runs."""
     monkeypatch.setenv("PAUSE", "0.05")
     with local_cluster(3, gpus=0) as cluster, Client(cluster, set_as_default=False) as client:
         executor = Losing(client, how)

@@ -1,4 +1,4 @@
-"""The Grafana dashboard of ``cluster/deploy``: it can be imported, and asks for all that is exported, and no more."""
+"""The Grafana dashboard of ``cluster/deploy``: it can be imported, and queries all exported metrics and no others."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def queries(dashboard: dict[str, Any]) -> list[str]:
     return found + [variable["definition"] for variable in dashboard["templating"]["list"]]
 
 
-def test_what_it_asks_for_is_exported_and_what_is_exported_is_asked_for(
-    dashboard: dict[str, Any], samples: Samples
-) -> None:
+def test_the_dashboard_queries_exactly_the_exported_metrics(dashboard: dict[str, Any], samples: Samples) -> None:
     exported: dict[str, set[str]] = {}
     for name, labels in samples:
         exported.setdefault(name, set()).update(dict(labels))

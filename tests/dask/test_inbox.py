@@ -36,9 +36,9 @@ def inbox() -> Inbox:
     return inbox
 
 
-@pytest.mark.parametrize("heard", [(), (0,), (0, 1), (0, 1, 2), (1, 2), (0, 2), (0, 0, 1, 1, 2, 2), (2, 1, 0)])
-def test_each_report_is_handed_on_once_in_order_whatever_the_feed_does(inbox: Inbox, heard: tuple[int, ...]) -> None:
-    for number in heard:
+@pytest.mark.parametrize("received", [(), (0,), (0, 1), (0, 1, 2), (1, 2), (0, 2), (0, 0, 1, 1, 2, 2), (2, 1, 0)])
+def test_each_report_is_delivered_once_in_order_whatever_the_feed_does(inbox: Inbox, received: tuple[int, ...]) -> None:
+    for number in received:
         inbox.receive(CHAIN, number, [ENCODED[number]])
     inbox.receive(CHAIN, 0, ENCODED)
     inbox.forget(CHAIN)
@@ -46,7 +46,7 @@ def test_each_report_is_handed_on_once_in_order_whatever_the_feed_does(inbox: In
     assert inbox.wait(0) == REPORTS
 
 
-def test_nothing_is_heard_of_a_chain_whose_worker_has_left(inbox: Inbox) -> None:
+def test_reports_of_a_chain_whose_worker_has_left_are_dropped(inbox: Inbox) -> None:
     inbox.receive(CHAIN, 0, ENCODED[:1])
     assert inbox.leave(WORKER, "died") == [CHAIN]
     assert inbox.leave(WORKER, "died") == []
@@ -111,7 +111,7 @@ def test_a_worker_without_a_chain_does_not_die_of_one_that_is_started_before_tha
     assert inbox.wait(0)[-1] == WorkerLeft(WORKER, 7.0, "closed", "killed")
 
 
-def test_the_removal_of_an_earlier_incarnation_is_none_of_the_present_one(inbox: Inbox) -> None:
+def test_removing_an_earlier_incarnation_does_not_remove_the_present_one(inbox: Inbox) -> None:
     assert inbox.join(WORKER, "2") == [CHAIN]  # nobody has said yet that the first one is gone
     assert inbox.leave(WORKER, "died", incarnation="1") == []
     assert inbox.workers == (WORKER,)
@@ -153,7 +153,7 @@ def costs_of(workers: int) -> list[int]:
     return [instructions_of(action) for action in (join, start, leave)]
 
 
-def test_what_a_worker_costs_does_not_grow_with_their_number() -> None:
+def test_the_cost_of_a_worker_does_not_grow_with_their_number() -> None:
     assert all(twice < 2.2 * once for once, twice in zip(costs_of(200), costs_of(400), strict=True))
 
 
@@ -212,7 +212,7 @@ class Interleaved:
                 self.sent[self.current] = self.alive
 
     def report(self) -> None:
-        """All chains that were ever sent tell their ends, also those whose process is dead: reports may be late."""
+        """All chains that were ever sent report their ends, also those whose process is dead: reports may be late."""
         for chain in self.sent:
             self.inbox.receive(chain, 0, [encode(ChainEnded(chain, WORKER, "done", at=7.0))])
 
@@ -235,7 +235,7 @@ def test_no_interleaving_of_deaths_and_orders_confuses_incarnations() -> None:
     assert trained > 0
 
 
-def test_what_was_heard_before_a_failure_is_read_first(inbox: Inbox) -> None:
+def test_reports_received_before_a_failure_are_read_first(inbox: Inbox) -> None:
     inbox.receive(CHAIN, 0, ENCODED[:1])
     inbox.fail(ClusterError("gone"))
     assert inbox.wait(0) == REPORTS[:1]

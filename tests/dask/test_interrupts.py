@@ -21,20 +21,20 @@ from tests.dask.processes import ROOT, Processes, end, is_running, until
 from tests.dask.steady import Hanging
 
 PAUSE = {Hanging.PAUSE: "0.02"}
-RUNG = 12  # of the search: a state is kept at least as often
+RUNG = 12  # of the search: at most so many steps between checkpoints
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What the search finds when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    found = went_on(folder)
+    found = resumed(folder)
     assert found["trained"] == found["unique"] == steps(folder)
     return found
 
 
-def went_on(folder: Path) -> dict[str, object]:
-    """What the search finds when it goes on in this process, undisturbed."""
+def resumed(folder: Path) -> dict[str, object]:
+    """What the search finds when it resumes in this process, undisturbed."""
     return interrupted.found(interrupted.search(folder, InlineExecutor()))
 
 
@@ -108,7 +108,7 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
         pytest.param("client", 5, marks=pytest.mark.slow),
     ],
 )
-def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_once(
+def test_a_search_interrupted_at_any_moments_trains_each_unique_step_once(
     where: str, times: int, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     with a_place(where, tmp_path) as place:
@@ -120,7 +120,7 @@ def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_
             assert said(output) == ["Stopping: saving what runs; Ctrl-C again stops at once"]
             assert output.count("Traceback") == 1
             assert "KeyboardInterrupt: interrupted; all progress is kept" in output.splitlines()[-1]
-    found = went_on(tmp_path)
+    found = resumed(tmp_path)
     assert found == undisturbed
     assert found["wasted"] == 0
     assert steps(tmp_path) == found["trained"] == found["unique"]
@@ -133,7 +133,7 @@ def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
     status, output = interrupted_after(tmp_path, where, 7, signal.SIGTERM)
     assert status == -signal.SIGTERM
     assert output.splitlines() == ["Stopping: saving what runs; Ctrl-C again stops at once"]
-    assert went_on(tmp_path) == undisturbed
+    assert resumed(tmp_path) == undisturbed
     assert steps(tmp_path) == undisturbed["unique"]
 
 
@@ -158,13 +158,13 @@ def test_a_second_signal_ends_a_step_that_does_not_end(
     assert output.count("Traceback") == 1
     until(lambda: not any(map(is_running, workers)), "the end of all processes", seconds=10.0)  # the last end after it
     (tmp_path / "hang").unlink()
-    found = went_on(tmp_path)
+    found = resumed(tmp_path)
     assert found == undisturbed, "nothing that was acknowledged was trained again"
     assert steps(tmp_path) <= found["unique"] + 2 * RUNG
 
 
 @pytest.mark.ci
-def test_ctrl_c_while_local_workers_start_is_for_the_search_alone(tmp_path: Path) -> None:
+def test_ctrl_c_while_local_workers_start_interrupts_only_the_search(tmp_path: Path) -> None:
     with searching(tmp_path, "local") as process:
         until(lambda: servers_of(process.pid), "the server of training processes")
         os.killpg(process.pid, signal.SIGINT)
@@ -192,7 +192,7 @@ def children(pid: int) -> list[int]:
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has ended by now
         if int(fields[1]) == pid:
             found.append(int(stat.parent.name))
     return found
@@ -205,23 +205,23 @@ def nobody() -> None:
     """There is nothing to wake."""
 
 
-def test_the_first_signal_asks_and_the_second_raises() -> None:
+def test_the_first_signal_requests_a_stop_and_the_second_raises() -> None:
     deeds = []
 
     def search() -> None:
         with Interruption() as interruption:
             interruption.started(lambda: deeds.append("woken"))
             signal.raise_signal(signal.SIGINT)
-            deeds.append(f"asked: {interruption.requested}")
+            deeds.append(f"requested: {interruption.requested}")
             signal.raise_signal(signal.SIGINT)
             deeds.append("never comes here")
 
     with pytest.raises(KeyboardInterrupt):
         search()
-    assert deeds == ["woken", "asked: True"]
+    assert deeds == ["woken", "requested: True"]
 
 
-def test_who_was_asked_to_stop_and_comes_to_an_end_is_interrupted_there() -> None:
+def test_a_search_that_ends_after_a_stop_request_raises_keyboard_interrupt() -> None:
     def search() -> None:
         with Interruption() as interruption:
             interruption.started(nobody)
@@ -261,7 +261,7 @@ def test_ctrl_c_while_a_completed_search_is_closed_does_not_lose_its_result(tmp_
     assert found["trained"] == found["unique"] == steps(tmp_path)
 
 
-def test_what_is_coming_up_is_torn_apart_by_the_third_signal_only() -> None:
+def test_only_the_third_signal_interrupts_setup() -> None:
     deeds = []
 
     def search() -> None:
@@ -275,7 +275,7 @@ def test_what_is_coming_up_is_torn_apart_by_the_third_signal_only() -> None:
     assert deeds == [0, 1]
 
 
-def test_a_search_that_was_asked_to_stop_before_it_started_does_not_start() -> None:
+def test_a_search_stopped_before_its_start_does_not_start() -> None:
     def search() -> None:
         with Interruption() as interruption:
             signal.raise_signal(signal.SIGINT)
@@ -287,7 +287,7 @@ def test_a_search_that_was_asked_to_stop_before_it_started_does_not_start() -> N
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_closing_is_torn_apart_by_two_more_signals_and_not_by_one(signals: int) -> None:
+def test_two_more_signals_interrupt_closing_and_one_does_not(signals: int) -> None:
     deeds = []
 
     def search() -> None:

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.ci  # each training process imports Lightning anew
+@pytest.mark.ci  # each training process imports Lightning itself
 def test_workers_train_a_module_to_the_same_bits(client: Client, tmp_path: Path) -> None:
     there = search(tmp_path / "there", executor=DaskExecutor(client))
     here = search(tmp_path / "here", executor=hpstage.InlineExecutor())

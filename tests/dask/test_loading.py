@@ -122,7 +122,7 @@ def alone(trainable: object, result: hpstage.Result, number: int) -> float:
 
 
 @pytest.mark.slow  # in this process: tests/torch/test_loading_processes.py
-def test_functions_whose_batches_processes_make_give_what_trials_give_alone(client: Client, tmp_path: Path) -> None:
+def test_functions_with_loader_processes_give_the_values_without_sharing(client: Client, tmp_path: Path) -> None:
     result = search(script(2), client, tmp_path)
     assert result.savings.steps_trained < result.savings.steps_asked
     for trial in result.study.trials:
@@ -130,7 +130,7 @@ def test_functions_whose_batches_processes_make_give_what_trials_give_alone(clie
 
 
 @pytest.mark.ci
-def test_classes_do_so_even_if_a_process_dies(client: Client, tmp_path: Path) -> None:
+def test_classes_with_loader_processes_give_them_even_if_a_process_dies(client: Client, tmp_path: Path) -> None:
     died = str(tmp_path / "died")
     result = search(Net(2, died), client, tmp_path / "plan")
     assert os.path.exists(died)

@@ -78,7 +78,7 @@ def search(trainable: object, executor: object, store: MemoryJournal | None = No
 
 
 @pytest.mark.parametrize("make", [plain, derived, with_data], ids=lambda make: make.__name__)
-def test_they_train_on_a_cluster_as_here(client: Client, make: Callable[[float], Any]) -> None:
+def test_local_classes_train_on_a_cluster_as_in_this_process(client: Client, make: Callable[[float], Any]) -> None:
     found = [
         sorted(trial.value for trial in search(make(2.0), executor).study.trials)
         for executor in (hpstage.InlineExecutor(), client)
@@ -86,7 +86,7 @@ def test_they_train_on_a_cluster_as_here(client: Client, make: Callable[[float],
     assert found[0] == found[1]
 
 
-def test_classes_of_one_name_and_what_they_close_over_are_told_apart(client: Client) -> None:
+def test_local_classes_of_one_name_differ_by_code_and_closure(client: Client) -> None:
     journal = MemoryJournal()
     search(plain(2.0), client, journal)
     for other in (plain(3.0), derived(2.0)):

@@ -34,7 +34,7 @@ def test_workers_are_not_profiled(client: Client) -> None:
     assert set(client.run(profiled).values()) == {False}
 
 
-def test_workers_in_this_process_leave_it_alone() -> None:
+def test_workers_in_this_process_run_periodic_callbacks_rarely() -> None:
     def intervals(dask_worker: Any = None) -> dict[str, float]:
         return {name: callback.callback_time for name, callback in dask_worker.periodic_callbacks.items()}
 
@@ -42,7 +42,7 @@ def test_workers_in_this_process_leave_it_alone() -> None:
         await dask_worker.heartbeat()
 
     with local_cluster(1, gpus=0) as cluster, Client(cluster) as client:
-        client.run(heartbeat)  # whose answer tells the interval that the scheduler would like
+        client.run(heartbeat)  # whose answer has the interval that the scheduler proposes
         (found,) = client.run(intervals).values()
         tick = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.periodic_callbacks["tick"].callback_time)
     assert (found["heartbeat"], found["tick"], found["monitor"]) == (5000, 5000, 5000)
@@ -50,7 +50,7 @@ def test_workers_in_this_process_leave_it_alone() -> None:
 
 
 class Seeing(Counter):
-    """Tells which device its process sees, and how many share it."""
+    """Reports which device its process sees, and how many share it."""
 
     def evaluate(self) -> dict[str, float]:
         return {
@@ -117,7 +117,7 @@ Path("imported-by").open("a").write(f"{{os.getpid()}} {{os.getppid()}}\\n")
 
 from hpstage.testing.toys import Tape
 
-class Told(Tape):
+class Reporting(Tape):
     def evaluate(self):
         return {{"score": float(os.getpid())}}
 
@@ -127,7 +127,7 @@ if __name__ == "__main__":
     from hpstage.cluster import DaskExecutor
 
     result = hpstage.optimize(
-        optuna.create_study(), Told(), lambda trial: {{"a": trial.suggest_int("a", 1, 2)}},
+        optuna.create_study(), Reporting(), lambda trial: {{"a": trial.suggest_int("a", 1, 2)}},
         metric="score", steps=2, n_trials=2, executor=DaskExecutor(n_workers=1, gpus=0),
     )
     print(os.getpid(), int(result.best_value))
@@ -171,7 +171,7 @@ def ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_script_without_a_main_guard_is_told_so_before_a_worker_starts(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
     done = ran(tmp_path, f"{SEARCH}\nsearch()\n")
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
@@ -184,7 +184,7 @@ def test_a_script_without_a_main_guard_is_told_so_before_a_worker_starts(tmp_pat
     assert not (tmp_path / ".hpstage").exists()
 
 
-def test_a_guard_that_guards_nothing_is_found_out_by_the_first_training_process(tmp_path: Path) -> None:
+def test_the_first_training_process_detects_an_ineffective_main_guard(tmp_path: Path) -> None:
     done = ran(tmp_path, f"{SEARCH}\nif Tape is not None:\n    search()\n")
     assert done.returncode == 1
     assert "UsageError: the trainable cannot be set up on worker" in done.stderr
@@ -204,7 +204,7 @@ def test_a_guard_that_guards_nothing_is_found_out_by_the_first_training_process(
         ),
     ],
 )
-def test_a_guard_of_any_kind_is_one(start: str, tmp_path: Path) -> None:
+def test_any_kind_of_main_guard_is_accepted(start: str, tmp_path: Path) -> None:
     done = ran(tmp_path, f"{SEARCH}\n{start}")
     assert done.stdout == "found\n", done.stderr
 
@@ -251,13 +251,13 @@ if __name__ == "__main__":
 """
 
 
-def test_a_heartbeat_that_closing_cuts_off_is_no_news(tmp_path: Path) -> None:
+def test_a_heartbeat_cut_off_by_closing_is_not_logged(tmp_path: Path) -> None:
     done = ran(tmp_path, BEATING)
     assert done.returncode == 0, done.stderr
     assert "heartbeat" not in done.stdout + done.stderr
 
 
-def test_the_event_loop_of_a_local_cluster_draws_no_numbers_of_the_process_that_it_is_in(client: Client) -> None:
+def test_the_event_loop_of_a_local_cluster_draws_no_random_numbers_of_its_process(client: Client) -> None:
     before = random.getstate()
     client.run(lambda: list(range(100)))  # messages of lists so long that Dask samples them
     assert sizeof(list(range(100))) > 0
@@ -330,7 +330,7 @@ search()
     assert done.stdout == "found\n", done.stderr
 
 
-def test_a_heartbeat_that_closing_cuts_off_after_the_last_search_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_heartbeat_cut_off_after_the_last_search_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with local_cluster(1, gpus=0):
         logging.getLogger("distributed.worker").error("Failed to communicate with scheduler during heartbeat.")
         logging.getLogger("distributed.worker").error("something else")

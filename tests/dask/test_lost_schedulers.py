@@ -1,4 +1,4 @@
-"""A scheduler that is killed and started anew, in the middle of a study."""
+"""A scheduler that is killed and restarted in the middle of a study."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def site(shared_site: Site) -> Site:
 
 
 @pytest.mark.ci
-def test_a_study_goes_on_when_its_scheduler_is_back(
+def test_a_study_resumes_when_its_scheduler_is_back(
     site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = undisturbed()
@@ -82,7 +82,7 @@ def test_a_study_goes_on_when_its_scheduler_is_back(
         site.restart()
         result = study.result()
         said = list(caplog.records)
-        # The given client, too, tries to reconnect; closed meanwhile, it would leave a socket behind.
+        # The given client, too, tries to reconnect; closed at that time, it would leave a socket behind.
         until(lambda: client.status == "running", "the given client is back")
     assert trials(result.study) == expected
     assert study.reached()[: len(before)] == before
@@ -95,7 +95,7 @@ def test_a_study_goes_on_when_its_scheduler_is_back(
 
 
 @pytest.mark.ci
-def test_a_client_that_has_just_lost_its_scheduler_will_do(site: Site, tmp_path: Path) -> None:
+def test_a_client_that_has_just_lost_its_scheduler_is_accepted(site: Site, tmp_path: Path) -> None:
     with Client(site.address, set_as_default=False) as client:
         end(site.scheduler)
         until(lambda: client.status == "connecting", "the client has noticed")
@@ -121,7 +121,7 @@ def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(site: Site,
 
 
 @pytest.mark.slow  # Dask tries for half a minute
-def test_a_scheduler_that_is_lost_while_a_search_begins_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_lost_during_setup_is_an_error_with_a_remedy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     install = DaskExecutor._install
 
     def then_end_it(*arguments: Any) -> None:

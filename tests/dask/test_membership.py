@@ -67,7 +67,7 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     assert outcome(reports, "d").outcome == "done"
 
 
-def test_trying_out_does_not_wait_for_a_worker_that_died_of_it(open_executor: Open) -> None:
+def test_a_trial_run_does_not_wait_for_a_worker_that_it_killed(open_executor: Open) -> None:
     assert open_executor(Deadly()).try_out({"x": 1.0}) is None
 
 
@@ -76,9 +76,7 @@ def test_the_workers_of_a_machine_measure_at_once(open_executor: Open, tmp_path:
 
 
 @pytest.mark.ci
-def test_trying_out_does_not_wait_for_a_worker_on_which_another_search_trains(
-    open_executor: Open, tmp_path: Path
-) -> None:
+def test_a_trial_run_does_not_wait_for_a_worker_of_another_search(open_executor: Open, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.shut(1)
     other = open_executor(Counter(gate))
@@ -109,7 +107,7 @@ def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
     assert reports[-1].reason == "closed"
 
 
-def test_workers_that_are_restarted_leave_in_an_orderly_way_and_join_anew(open_executor: Open, client: Client) -> None:
+def test_restarted_workers_leave_cleanly_and_join_again(open_executor: Open, client: Client) -> None:
     executor = open_executor()
     [worker, _] = workers(executor)
     client.restart_workers([worker])
@@ -118,7 +116,7 @@ def test_workers_that_are_restarted_leave_in_an_orderly_way_and_join_anew(open_e
 
 
 @pytest.mark.ci
-def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: Path) -> None:
+def test_a_terminated_worker_leaves_cleanly(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.scheduler()
         process = processes.worker(nanny=True)
@@ -135,7 +133,7 @@ def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: P
 
 
 @pytest.mark.ci
-def test_a_worker_that_is_told_that_it_will_end_keeps_what_it_trains_and_leaves(tmp_path: Path) -> None:
+def test_a_worker_under_notice_saves_its_state_and_leaves(tmp_path: Path) -> None:
     """As a spot instance is, or a pod that is evicted, whose worker was started by `hpstage worker`."""
     with Processes(tmp_path) as processes:
         processes.scheduler()
@@ -154,7 +152,7 @@ def test_a_worker_that_is_told_that_it_will_end_keeps_what_it_trains_and_leaves(
     *kept, end, left = reports
     assert isinstance(end, ChainEnded) and isinstance(left, WorkerLeft)
     assert (end.wasted_steps, left.reason) == (0, "closed")
-    # None, if it was told so before the step after the first state.
+    # None, if the notice came before the step after the first state.
     assert [r.reached.step for r in kept if isinstance(r, BoundaryReached) and r.reached.kept] in ([], [end.step])
     assert len(kept) == (end.step > 1)
 
@@ -263,14 +261,14 @@ def test_gpus_that_no_worker_has_are_missed_before_anything_is_trained(client: C
 
 
 def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> None:
-    alike = {"machine": "x86_64", "threads": "1"}
-    one = Description("tcp://a", "a", 1, environment=Environment({**alike, "torch": "2.13.0"}))
-    two = Description("tcp://b", "b", 1, environment=Environment({**alike, "torch": "2.12.1"}))
+    same = {"machine": "x86_64", "threads": "1"}
+    one = Description("tcp://a", "a", 1, environment=Environment({**same, "torch": "2.13.0"}))
+    two = Description("tcp://b", "b", 1, environment=Environment({**same, "torch": "2.12.1"}))
     with pytest.raises(ClusterError, match=r"differ in torch \('2.13.0' on tcp://a; '2.12.1' on tcp://b\)"):
         environment_of([one, two], None)
-    assert environment_of([one], None) == Environment({**alike, "torch": "2.13.0"})
-    assert refusal(one, Environment({**alike, "torch": "2.13.0"})) is None
-    assert "torch" in str(refusal(two, Environment({**alike, "torch": "2.13.0"})))
+    assert environment_of([one], None) == Environment({**same, "torch": "2.13.0"})
+    assert refusal(one, Environment({**same, "torch": "2.13.0"})) is None
+    assert "torch" in str(refusal(two, Environment({**same, "torch": "2.13.0"})))
 
 
 def test_workers_that_share_a_process_are_refused() -> None:
@@ -278,6 +276,6 @@ def test_workers_that_share_a_process_are_refused() -> None:
         environment_of([Description("a", "host", 7), Description("b", "host", 7)], None)
 
 
-def test_a_size_beside_a_client_is_refused(client: Client) -> None:
+def test_n_workers_together_with_a_client_is_refused(client: Client) -> None:
     with pytest.raises(UsageError, match="n_workers"):
         DaskExecutor(client, n_workers=3)

@@ -1,5 +1,4 @@
-"""Prometheus metrics on Dask's ``/metrics``: numbers of the plan, from a real scheduler that real searches tell of
-themselves."""
+"""Prometheus metrics on Dask's ``/metrics``: numbers of the plan, from a real scheduler and real searches."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def plan_label(samples: Samples, study: str) -> str:
 def check(samples: Samples, found: Status, study: str) -> None:
     """What is exported of a plan with this one study is what ``hpstage status --json`` says."""
     plan = plan_label(samples, study)
-    told = {
+    expected = {
         "hpstage_plan_records_total": found.plan.records,
         "hpstage_plan_steps_asked_total": found.plan.steps_asked,
         "hpstage_plan_steps_distinct_total": found.plan.steps_unique,
@@ -102,10 +101,10 @@ def check(samples: Samples, found: Status, study: str) -> None:
         "hpstage_plan_checkpoint_bytes": found.plan.checkpoint_bytes,
         "hpstage_plan_drivers": 0,
     }
-    assert {name: one(samples, name, plan=plan) for name in told} == told
+    assert {name: one(samples, name, plan=plan) for name in expected} == expected
     [own] = found.studies
     labels = {"plan": plan, "study": study}
-    told = {
+    expected = {
         "hpstage_steps_asked_total": own.steps_asked,
         "hpstage_steps_distinct_total": own.steps_unique,
         "hpstage_steps_trained_total": found.plan.steps_trained,
@@ -114,7 +113,7 @@ def check(samples: Samples, found: Status, study: str) -> None:
         "hpstage_training_workers": 0,
         "hpstage_study_drivers": 0,
     }
-    assert {name: one(samples, name, **labels) for name in told} == told
+    assert {name: one(samples, name, **labels) for name in expected} == expected
     assert by(samples, "hpstage_trials", "state", **labels) == {
         state.lower(): count for state, count in own.trials.items()
     }
@@ -129,12 +128,12 @@ def check(samples: Samples, found: Status, study: str) -> None:
         assert {"train", "evaluate", "save"} <= spent.keys()
 
 
-def test_the_numbers_of_a_search_are_those_of_its_status(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
+def test_metrics_equal_the_figures_of_status(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
     journal = MemoryJournal()
-    result = search(Steady(tmp_path, 0.002), client, journal, tmp_path / "states", name="told")
+    result = search(Steady(tmp_path, 0.002), client, journal, tmp_path / "states", name="exported")
     samples = scrape(cluster)
-    check(samples, status(journal), "told")
-    states = by(samples, "hpstage_stages", "state", study="told")
+    check(samples, status(journal), "exported")
+    states = by(samples, "hpstage_stages", "state", study="exported")
     assert states == {"done": len(branches_of(result.plan.trials))}
     workers = by(samples, "hpstage_scheduler_workers", "state", scheduler=cluster.scheduler_address)
     assert workers == {"idle": 2}
@@ -295,7 +294,7 @@ def test_studies_that_have_ended_long_ago_go_and_those_that_are_driven_stay(
             del cluster.scheduler.handlers[HANDLER].__self__.plans[plan]
 
 
-def test_a_plan_that_is_sent_anew_is_not_exported_half_way(cluster: LocalCluster, client: Client) -> None:
+def test_a_plan_that_is_sent_again_is_not_exported_half_way(cluster: LocalCluster, client: Client) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)
     records = journal.read()

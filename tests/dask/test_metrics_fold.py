@@ -218,7 +218,7 @@ def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
             DriverJoined(DriverId("other"), "p", "a host", 2, 0.0),
             DriverLeft(DriverId("other"), 0.0, "ended"),
             DriverJoined(DriverId("again"), "p", "a host", 1, 0.0),
-            DriverJoined(DriverId("anew"), "p", "a host", 2, 0.0),
+            DriverJoined(DriverId("restarted"), "p", "a host", 2, 0.0),
         ]
     )
     board = Board()
@@ -234,7 +234,7 @@ def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
         ({"trial": "another/7"}, "record {} of the journal contradicts"),
     ],
 )
-def test_a_damaged_plan_is_not_asked_for_again(change: dict[str, object], problem: str) -> None:
+def test_a_damaged_plan_is_not_requested_again(change: dict[str, object], problem: str) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=2)
     facts = [json.loads(record) for record in journal.read()]
@@ -272,12 +272,12 @@ def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unread
     lost = sum(b"StateLost" in record for record in journal.read())
     assert lost > 0 and view.states_lost == {"evicted": lost}
     [state, *_] = view.plan.kept.values()
-    told = msgspec.json.encode(StateLost(state.node.id, state.step, "unreadable", "its file is not there"))
-    board.offer("plan", len(journal), [told, told])
+    record = msgspec.json.encode(StateLost(state.node.id, state.step, "unreadable", "its file is not there"))
+    board.offer("plan", len(journal), [record, record])
     assert view.states_lost == {"evicted": lost, "unreadable": 1}
 
 
-def test_what_another_study_reached_while_its_driver_was_away_counts_for_a_study_that_goes_on(tmp_path: Path) -> None:
+def test_steps_of_another_study_count_for_a_study_that_resumes(tmp_path: Path) -> None:
     journal = MemoryJournal()
     storage = optuna.storages.InMemoryStorage()
 
@@ -312,7 +312,7 @@ def test_what_another_study_reached_while_its_driver_was_away_counts_for_a_study
     assert resumed.savings.lower_bound_seconds is None  # it resumed an earlier call, whoever has paid for its steps
 
 
-def test_a_study_that_is_heard_of_after_its_trial_was_asked_is_drawn_from_its_root() -> None:
+def test_a_study_that_starts_after_its_trials_request_is_drawn_from_its_root() -> None:
     trial = TrialAdded(TrialId("late/0"), {"a": s.piecewise({0: 1, 5: 2})}, 10)
     plain = TrialAdded(TrialId("late/1"), {"a": s.constant(1)}, 10)
     view = PlanView()

@@ -139,7 +139,7 @@ def said(err: str) -> list[str]:
 
 
 @pytest.mark.ci
-def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, inline: hpstage.Result) -> None:
+def test_the_same_command_resumes_an_interrupted_search(folder: Path, inline: hpstage.Result) -> None:
     words = [*WORDS, "--direction", "minimize", "--n-workers", "1", "--report", "report"]
     with start(folder, *words) as process:
         until(lambda: (folder / "steps").exists() and (folder / "steps").stat().st_size > 12, "steps")
@@ -229,9 +229,9 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
         (["search_it.py:Line", "below/json.py:space"], r"json\.py has the name of the module 'json', which is in use"),
     ],
 )
-def test_bad_words_are_named_with_the_remedy(folder: Path, words: list[str], complaint: str) -> None:
-    told = [] if "--direction" in words or complaint.startswith("no study") else ["--direction", "minimize"]
-    command = ["run", *words, "--metric", "loss", "--steps", "10", "--n-trials", "2", *told]
+def test_bad_arguments_are_named_with_the_remedy(folder: Path, words: list[str], complaint: str) -> None:
+    direction = [] if "--direction" in words or complaint.startswith("no study") else ["--direction", "minimize"]
+    command = ["run", *words, "--metric", "loss", "--steps", "10", "--n-trials", "2", *direction]
     with pytest.raises(HpstageError, match=complaint):
         CliRunner().invoke(app, command, catch_exceptions=False)
     assert not (folder / "steps").exists()
@@ -245,7 +245,7 @@ def test_a_study_in_a_pipe_is_not_waited_for(folder: Path) -> None:
         CliRunner().invoke(app, [*command, "--storage", "study.log"], catch_exceptions=False)
 
 
-def test_a_best_trial_of_other_code_is_told_apart() -> None:
+def test_a_best_trial_of_other_code_is_marked() -> None:
     class Best(Tape):
         def evaluate(self) -> dict[str, float]:
             return {"score": 2.0}
@@ -258,7 +258,7 @@ def test_a_best_trial_of_other_code_is_told_apart() -> None:
         return {"a": trial.suggest_int("a", 1, 2)}
 
     study = optuna.create_study(direction="maximize")
-    told = []
+    lines = []
     for trainable in (Best(), Worse()):
         result = hpstage.optimize(
             study,
@@ -270,8 +270,8 @@ def test_a_best_trial_of_other_code_is_told_apart() -> None:
             executor=hpstage.InlineExecutor(),
             store=MemoryJournal(),
         )
-        told.append(as_text(result, ["score"]).splitlines()[0])
-    first, second = told
+        lines.append(as_text(result, ["score"]).splitlines()[0])
+    first, second = lines
     assert first == f"Best trial 0: score 2 with {study.trials[0].params}"
     assert second == f"{first}, of another store or other code"
 
@@ -294,12 +294,14 @@ def test_an_error_in_the_script_is_shown_as_the_users_own(folder: Path) -> None:
 
 
 @pytest.mark.redis
-def test_a_study_on_redis_is_opened_without_a_word(shared_redis: RedisServer, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_study_on_redis_is_opened_without_warnings(
+    shared_redis: RedisServer, recwarn: pytest.WarningsRecorder
+) -> None:
     open_study("s", shared_redis.url, directions=["minimize"], sampler=optuna.samplers.RandomSampler(seed=0))
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_a_study_that_is_there_keeps_its_direction(tmp_path: Path) -> None:
+def test_an_existing_study_keeps_its_direction(tmp_path: Path) -> None:
     storage, sampler = str(tmp_path / "new" / "optuna.log"), optuna.samplers.RandomSampler(seed=0)
     made = open_study("s", storage, directions=["maximize", "minimize"], sampler=sampler)
     assert open_study("s", storage, directions=[], sampler=sampler).directions == made.directions
@@ -308,7 +310,7 @@ def test_a_study_that_is_there_keeps_its_direction(tmp_path: Path) -> None:
         open_study("s", storage, directions=["minimize"], sampler=sampler)
 
 
-def test_names_are_shown_and_not_obeyed(inline: hpstage.Result) -> None:
+def test_control_characters_in_names_are_escaped(inline: hpstage.Result) -> None:
     inline.study.enqueue_trial({"lr": 0.1})
     shown = as_text(inline, ["\x1b[31mevil"])
     assert "\x1b" not in shown

@@ -27,7 +27,7 @@ from tests.dask.steady import Staged
 
 STEPS = 1000
 API = "distributed.http.scheduler.api"
-"""The page that the operator asks; its own clusters' schedulers have it."""
+"""The page that the operator reads; its own clusters' schedulers have it."""
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def test_what_several_searches_can_use_adds_up_until_they_end() -> None:
             feeds = DemandFeed(), DemandFeed()
             for feed, client in zip(feeds, (one, two), strict=True):
                 feed.connect(client)
-            until(lambda: target() == 2, "each asks for its first worker")
+            until(lambda: target() == 2, "each requests its first worker")
             for feed in feeds:
                 feed.follow(lambda now, start_seconds: 3)
                 feed.look(0.0)
@@ -141,7 +141,7 @@ def test_what_several_searches_can_use_adds_up_until_they_end() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("pages", [[API], []], ids=["over HTTP", "over Dask's own protocol"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the operator imports
-def test_the_autoscaler_of_the_kubernetes_operator_is_told_the_demand_and_retires_idle_workers(
+def test_the_kubernetes_operators_autoscaler_reads_the_demand_and_retires_idle_workers(
     tmp_path: Path, alone: dict[int, float | None], pages: list[str]
 ) -> None:
     """Its own functions, which find the scheduler by the name of a service. Kubernetes' part is played by scale()."""
@@ -149,7 +149,7 @@ def test_the_autoscaler_of_the_kubernetes_operator_is_told_the_demand_and_retire
     with a_cluster(1, *pages) as cluster:
 
         async def address(service: str, namespace: str, port_name: str = "", **_: object) -> str:
-            assert port_name == "http-dashboard" or not pages, "it asks in another way where it gets no answer"
+            assert port_name == "http-dashboard" or not pages, "it uses Dask's protocol where it gets no answer"
             page = f"http://127.0.0.1:{cluster.scheduler.http_server.port}"
             return page if port_name == "http-dashboard" else str(cluster.scheduler_address)
 

@@ -101,14 +101,14 @@ def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(nannies: Local
     facts = written(tmp_path / "both")
     assert len({fact.driver for fact in facts if isinstance(fact, DriverJoined)}) == 2
     assert len({fact.pool for fact in facts if isinstance(fact, DriverJoined)}) == 1
-    assert chains_beside_others(facts) > 0, "they did not run at the same time"
+    assert chains_of_two_drivers(facts) > 0, "they did not run at the same time"
     trained = sum(steps_by_process(tmp_path / "both").values())
     assert trained <= steps_counted(facts) + SLACK
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, 2])
-def test_two_drivers_of_one_plan_go_on_sharing_when_the_scheduler_is_back(tmp_path: Path, kills: int) -> None:
+def test_two_drivers_of_one_plan_share_again_when_the_scheduler_is_back(tmp_path: Path, kills: int) -> None:
     expected = {name: undisturbed(seed)[0] for name, seed in (("one", 7), ("two", 8))}
     both = tmp_path / "both"
     with Processes(tmp_path) as cluster:
@@ -130,7 +130,7 @@ def test_two_drivers_of_one_plan_go_on_sharing_when_the_scheduler_is_back(tmp_pa
         assert found(both, name) == values
     facts = written(both)
     assert len({fact.pool for fact in facts if isinstance(fact, DriverJoined)}) == 1 + kills
-    chains_beside_others(facts)
+    chains_of_two_drivers(facts)
     trained = sum(steps_by_process(both).values())
     assert trained <= steps_counted(facts) + SLACK + kills * 2 * INTERVAL
 
@@ -140,14 +140,14 @@ def written(folder: Path) -> list[Fact]:
         return list(read_facts(journal))
 
 
-def chains_beside_others(facts: list[Fact]) -> int:
+def chains_of_two_drivers(facts: list[Fact]) -> int:
     """Chains started while both drivers were there; fails where one was started on a worker that was not idle.
 
     The journal's order is that of what happened.
     """
     runs: dict[WorkerId, ChainId] = {}
     present: set[DriverId] = set()
-    beside = 0
+    concurrent = 0
     for fact in facts:
         match fact:
             case DriverJoined():
@@ -155,12 +155,12 @@ def chains_beside_others(facts: list[Fact]) -> int:
             case DriverLeft():
                 present.remove(fact.driver)
             case ChainStarted():
-                assert fact.worker not in runs, f"{fact.chain} was started beside {runs[fact.worker]}"
+                assert fact.worker not in runs, f"{fact.chain} was started next to {runs[fact.worker]}"
                 runs[fact.worker] = fact.chain
-                beside += len(present) == 2
+                concurrent += len(present) == 2
             case ChainClosed():
                 runs = {worker: chain for worker, chain in runs.items() if chain != fact.chain}
-    return beside
+    return concurrent
 
 
 def steps_counted(facts: list[Fact]) -> int:

@@ -60,7 +60,7 @@ def test_a_frozen_worker_is_replaced_and_a_thawed_one_does_no_harm_and_ends(
             [process] = [process for process in processes if process.pid == victim]
             until(lambda: process.poll() is not None, "the process that was dropped ends")
     steps = steps_by_process(tmp_path)
-    assert steps[victim] <= trained + 2  # its step under way, and one more until it has heard
+    assert steps[victim] <= trained + 2  # the step it was training, and one more until it receives the stop
 
 
 @contextmanager

@@ -90,8 +90,8 @@ def found_or_refused(cluster: LocalCluster, folder: Path) -> float | str:
     try:
         return found(cluster, folder)
     except UsageError as refused:
-        told = "helper" in str(refused) and "restart" in str(refused).lower()
-        return "refused, naming the helper and the remedy" if told else str(refused)
+        named = "helper" in str(refused) and "restart" in str(refused).lower()
+        return "refused, naming the helper and the remedy" if named else str(refused)
 
 
 @pytest.mark.parametrize(

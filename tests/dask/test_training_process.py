@@ -32,7 +32,7 @@ Open = Callable[..., DaskExecutor]
 
 
 def pid_of(executor: DaskExecutor, worker: Any, name: str) -> int:
-    """The process that trains on a worker, as a chain of one step tells."""
+    """The process that trains on a worker, as a chain of one step reports it."""
     executor.start(worker, chain(name, 1))
     [report] = reached(ended(executor, name), name)
     assert report.metrics is not None
@@ -43,7 +43,7 @@ def gone(pid: int) -> None:
     until_true(lambda: not is_running(pid), f"the end of process {pid}")
 
 
-def test_it_keeps_freed_memory_has_one_thread_for_each_library_the_workers_variables_and_the_drivers_arguments(
+def test_a_training_process_has_its_memory_settings_one_thread_and_variables_and_arguments(
     client: Client, client_of_nannies: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mark() -> None:
@@ -99,7 +99,7 @@ def test_the_workers_own_process_does_not_import_the_users_code(
 
 
 def test_a_new_run_trains_what_the_files_say_now(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that go on for days have imported nothing that could grow old."""
+    """Workers that run for days have imported nothing that could grow old."""
     module = tmp_path / "gains.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     totals = []
@@ -124,9 +124,7 @@ def test_a_new_run_trains_what_the_files_say_now(place: Place, tmp_path: Path, m
     assert totals == [3.0, 300.0]
 
 
-def test_one_that_is_killed_takes_its_chain_along_and_another_joins_on_the_same_worker(
-    run: Run, client: Client
-) -> None:
+def test_a_killed_process_loses_its_chain_and_is_replaced_on_its_worker(run: Run, client: Client) -> None:
     before = client.run(os.getpid)
     executor, worker = run.executor, run.workers[0]
     run.gate.shut(1)
@@ -142,10 +140,10 @@ def test_one_that_is_killed_takes_its_chain_along_and_another_joins_on_the_same_
     run.gate.open()
     second = pid_of(executor, worker, "second")
     assert second != first
-    assert client.run(os.getpid) == before, "the worker itself went on"
+    assert client.run(os.getpid) == before, "the worker itself survived"
 
 
-def test_one_that_is_killed_while_it_has_nothing_to_do_is_replaced(run: Run) -> None:
+def test_a_process_that_is_killed_while_idle_is_replaced(run: Run) -> None:
     executor, worker = run.executor, run.workers[0]
     first = pid_of(executor, worker, "first")
     os.kill(first, signal.SIGKILL)
@@ -153,17 +151,17 @@ def test_one_that_is_killed_while_it_has_nothing_to_do_is_replaced(run: Run) -> 
     assert pid_of(executor, worker, "second") != first
 
 
-def test_how_the_users_code_has_ended_it_is_told(open_executor: Open) -> None:
+def test_the_message_says_how_the_users_code_ended_the_process(open_executor: Open) -> None:
     executor = open_executor(Leaving())
     ends = {3: "left with exit status 3", -11: "was killed by SIGSEGV"}
     for worker, x in zip(workers(executor), ends, strict=True):
         executor.start(worker, chain(f"c{x}", 5, x=x))
     reports = until(executor, lambda seen: sum(isinstance(report, WorkerLeft) for report in seen) == len(ends), 60)
-    told = [report.message for report in reports if isinstance(report, WorkerLeft)]
-    assert all(any(how in message for message in told) for how in ends.values()), told
+    messages = [report.message for report in reports if isinstance(report, WorkerLeft)]
+    assert all(any(how in message for message in messages) for how in ends.values()), messages
 
 
-def test_one_that_ends_while_it_is_set_up_is_an_error_with_its_end(client: Client) -> None:
+def test_a_process_that_ends_during_setup_is_an_error_that_says_how(client: Client) -> None:
     with pytest.raises(UsageError, match=r"the training process left with exit status 7 while it was set up"):
         DaskExecutor(client).open(Exiting(), None)
 
@@ -180,7 +178,7 @@ def test_a_worker_whose_processes_are_killed_while_they_are_set_up_is_not_used(
         DaskExecutor(client_of_nannies).open(Killed(), None)
 
 
-def test_one_that_somebody_kills_while_it_is_set_up_is_started_again(client_of_nannies: Client, tmp_path: Path) -> None:
+def test_a_process_killed_during_setup_is_started_again(client_of_nannies: Client, tmp_path: Path) -> None:
     client = client_of_nannies
     executor = DaskExecutor(client)
     executor.open(Once(tmp_path / "killed"), None)
@@ -188,7 +186,7 @@ def test_one_that_somebody_kills_while_it_is_set_up_is_started_again(client_of_n
     executor.close()
 
 
-def test_signals_that_end_or_interrupt_others_leave_it_at_work(run: Run) -> None:
+def test_a_training_process_ignores_sigint_and_sigterm(run: Run) -> None:
     executor, worker = run.executor, run.workers[0]
     run.gate.shut(1)
     pid = pid_of(executor, worker, "first")
@@ -202,7 +200,7 @@ def test_signals_that_end_or_interrupt_others_leave_it_at_work(run: Run) -> None
     assert pid_of(executor, worker, "last") == pid
 
 
-def test_none_is_left_of_a_run_that_is_closed(open_executor: Open, tmp_path: Path) -> None:
+def test_closing_a_run_ends_its_processes(open_executor: Open, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.shut(1)
     executor = open_executor(Counter(gate))
@@ -219,7 +217,7 @@ def test_none_is_left_of_a_run_that_is_closed(open_executor: Open, tmp_path: Pat
 @pytest.mark.parametrize(
     "numbers", [[signal.SIGKILL, signal.SIGTERM], pytest.param([signal.SIGSEGV], marks=pytest.mark.slow)]
 )
-def test_none_outlives_its_worker(tmp_path: Path, numbers: list[signal.Signals]) -> None:
+def test_no_training_process_outlives_its_worker(tmp_path: Path, numbers: list[signal.Signals]) -> None:
     gate = Gate(tmp_path)
     gate.shut(1)
     with Processes(tmp_path) as cluster:
@@ -270,7 +268,7 @@ def test_two_runs_on_one_worker_train_by_turns(place: Place, tmp_path: Path) -> 
     assert len(pids) == 2
 
 
-def test_the_story_of_a_poisoned_stage_says_how_its_processes_ended() -> None:
+def test_the_failure_of_a_poisoned_stage_says_how_its_processes_ended() -> None:
     [failed] = failures_after(
         WorkerLeft(WorkerId("w"), number + 0.5, "died", f"its training process left with exit status {number}")
         for number in range(3)

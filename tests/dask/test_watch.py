@@ -53,20 +53,20 @@ class Process:
         ([*[ANSWERS] * (BEATS - 1), REPORTS] * 3, []),
     ],
 )
-def test_what_is_said_of_a_process(beats: list[dict[str, bool]], said: list[str]) -> None:
-    told: list[str] = []
-    watched = Watch(Process(), 60.0, lambda: True, told.append)
+def test_a_process_that_is_silent_or_idle_is_logged(beats: list[dict[str, bool]], said: list[str]) -> None:
+    messages: list[str] = []
+    watched = Watch(Process(), 60.0, lambda: True, messages.append)
     for beat in beats:
         watched.beat(**beat)
-    assert [text.partition(": it may wait")[0] for text in told] == said
+    assert [text.partition(": it may wait")[0] for text in messages] == said
 
 
-def test_a_process_that_has_nothing_to_train_may_wait() -> None:
-    told: list[str] = []
-    watched = Watch(Process(), 60.0, lambda: False, told.append)
+def test_a_process_without_a_chain_is_not_logged() -> None:
+    messages: list[str] = []
+    watched = Watch(Process(), 60.0, lambda: False, messages.append)
     for _ in range(3 * BEATS):
         watched.beat(**ANSWERS)
-    assert told == []
+    assert messages == []
 
 
 class Stopping(Tape):
@@ -128,7 +128,7 @@ def fork(server: ForkServer) -> Pair:
     return fork
 
 
-def test_a_server_that_is_stopped_is_not_waited_for_and_asked_again_once_it_answers(
+def test_a_stopped_fork_server_is_skipped_and_used_again_once_it_answers(
     server: ForkServer, fork: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, channel = fork()
@@ -140,7 +140,7 @@ def test_a_server_that_is_stopped_is_not_waited_for_and_asked_again_once_it_answ
     first.kill()
     channel.close()
     os.kill(server._process.pid, signal.SIGCONT)
-    until(lambda: first.poll() == -signal.SIGKILL, "its end is told")
+    until(lambda: first.poll() == -signal.SIGKILL, "its end is messages")
     monkeypatch.setattr(fork_server, "_ANSWERS", 60.0)
     again, channel = fork()
     assert again.poll() is None

@@ -305,7 +305,7 @@ def test_no_line_is_wider_than_the_terminal_nor_obeys_a_name(view, encoding):
         assert encoding == "utf-8" or all(text.isascii() for text in lines)
 
 
-def test_names_are_shown_and_not_obeyed():
+def test_control_characters_in_names_are_escaped():
     text = line(HOSTILE)
     assert text.isprintable()
     assert text.startswith(
