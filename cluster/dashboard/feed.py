@@ -22,6 +22,7 @@ from hpstage.report.tree.rows import (
     failure_row,
     finite,
     kept_state,
+    sampled,
     trial_row,
     values_of,
 )
@@ -98,18 +99,19 @@ class Feed:
     def _branch(self, branch: StudyBranch, parent: int) -> BranchRow:
         node, study = branch.node, self._study
         metric = study.started.metric[0]
-        values = [
-            state.metrics[metric]
-            for step, state in node.states.items()
+        points = [
+            (step, state.metrics[metric])
+            for step, state in sorted(node.states.items())
             if step <= branch.reach
             and state.metrics is not None
             and can_be_drawn(state.metrics.get(metric, float("nan")))
         ]
-        best = max if study.maximize else min
+        best = (max if study.maximize else min)((value for _, value in points), default=None)
         front = min(branch.reach, self._view.trained_to(node.id))
         return BranchRow(
-            node.id, parent, node.start, branch.reach, front, branch.trials, best(values) if values else None,
+            node.id, parent, node.start, branch.reach, front, branch.trials, best,
             _state(branch, ended=study.ended), changes(node), kept_state(node.states), values_of(node, branch.reach),
+            sampled(points),
         )  # fmt: skip
 
     def _add_trials(self, rows: Rows, until: float) -> None:

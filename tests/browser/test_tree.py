@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,10 +144,46 @@ def test_a_click_on_what_failed_shows_its_traceback(book: Book, show: Callable[.
 def test_commands_of_the_drawer_name_the_store_and_the_trial(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("trial 12")
-    commands = tree.drawer.locator("code").all_inner_texts()
+    commands = [text for text in tree.drawer.locator("code").all_inner_texts() if text.startswith("hpstage ")]
     assert book.store and all(f" {book.store}" in command for command in commands)
     assert any(command.startswith("hpstage export ") and "/12'" in command for command in commands)
     assert any("--extend" in command and "--steps 24" in command for command in commands)
+
+
+def test_the_drawer_has_the_code_of_a_branch_at_the_step_that_was_clicked(
+    book: Book, show: Callable[..., Tree]
+) -> None:
+    tree = show(book)
+    tree.find("trial 12")
+    tree.drawer.wait_for()
+    tree.page.keyboard.press("Escape")
+    places = {i: tree.ask(f"[tree.place({i}).x, tree.about({i}).front]") for i in tree.ask("tree.shown()")}
+    tree.click(next(i for i, place in places.items() if place == [8, 12]), 0.5)
+    tree.drawer.get_by_role("heading", name="Branch from here: step 10").wait_for()
+    command, branch, load = tree.drawer.locator("code").all_inner_texts()[:3]
+    _, _, store, *options = shlex.split(command)
+    assert store == book.store and options[::2] == ["--trial", "--at", "--set"] and options[3] == "10"
+    opened = hpstage.open(store).trial(options[1])
+    assert opened.planned.node_at(10).start == 8
+    assert branch.startswith(f"hpstage.open({json.dumps(store)}).trial(") and ".branch(10, " in branch
+    assert ast.parse(load) and ast.unparse(ast.parse(branch)).endswith("trainable=TRAINABLE)")
+    assert ast.literal_eval(branch.partition(".trial(")[2].partition(").branch(")[0]) == options[1]
+    button = tree.drawer.get_by_role("button", name="Copy").first
+    button.click()
+    tree.drawer.get_by_role("button", name="Copied").wait_for()
+    keep(tree.page, "report-branch")
+
+
+def test_the_drawer_draws_the_metric_on_the_path_to_a_branch(show: Callable[..., Tree]) -> None:
+    study, journal = optuna.create_study(), MemoryJournal()
+    hpstage.optimize(
+        study, Tape(), lambda trial: {"a": trial.suggest_float("a", 0, 1)}, metric="score", steps=8, n_trials=1,
+        evaluate_every=2, executor=hpstage.InlineExecutor(), store=journal, show_progress_bar=False, verify="off",
+    )  # fmt: skip
+    tree = show(open_book(journal))
+    tree.find("trial 0")
+    tree.drawer.get_by_text("score:").wait_for()
+    assert tree.drawer.locator("svg polyline").first.get_attribute("points").count(",") == 4
 
 
 def test_names_of_users_are_data_everywhere(book: Book, show: Callable[..., Tree]) -> None:

@@ -16,6 +16,7 @@ from hpstage.report.tree.rows import (
     failure_row,
     finite,
     kept_state,
+    sampled,
     trial_row,
     values_of,
 )
@@ -43,6 +44,7 @@ def rows_of(book: Book) -> Rows:
             changes(node),
             kept_state(node.states),
             values_of(node, branch.reach),
+            sampled(points),
         )
     for i, (name, trial) in enumerate(book.trials.items()):
         ended, proposed = plan.ended.get(name), plan.searches.proposed.get(name)

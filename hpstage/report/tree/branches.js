@@ -1,6 +1,6 @@
 // The rows that were received: their order, their ranks, and which of them are unfolded. Parents come before children.
 const ROOT = -1, STEP = 50
-const B = {node: [], parent: [], x: [], right: [], front: [], trials: [], own: [], state: [], label: [], kept: [], values: []}
+const B = {node: [], parent: [], x: [], right: [], front: [], trials: [], own: [], state: [], label: [], kept: [], values: [], points: []}
 const T = {name: [], leaf: [], requested: [], state: [], value: [], params: [], seconds: []}
 const F = new Map(), L = new Map(), texts = []
 let header = {study: "", metric: "", maximize: false, end: 1, best: ROOT, store: "", at: []}

@@ -16,6 +16,7 @@ sheet.textContent = `.hpstage-drawer { position: fixed; z-index: 1000; top: 0; r
 .hpstage-drawer section { content-visibility: auto; contain-intrinsic-height: auto 180px }
 .hpstage-drawer dl { display: grid; grid-template-columns: minmax(5em, max-content) minmax(60%, 1fr); gap: 1px 12px; margin: 2px 0 }
 .hpstage-drawer dt { opacity: .7 } .hpstage-drawer dd { margin: 0 }
+.hpstage-drawer .copy { float: right; font: 11px system-ui, sans-serif; margin-left: 8px; cursor: pointer }
 .hpstage-drawer .close { position: absolute; top: 6px; right: 8px; font: 20px/1 sans-serif; padding: 6px 10px; border: 0; background: none;
   color: inherit; cursor: pointer } .hpstage-drawer svg { display: block; width: 100%; height: 46px }
 body.hpstage-drawn { padding-right: 410px }
@@ -44,9 +45,7 @@ const pairs = (entries) => element("dl", null, ...entries.filter(([, value]) => 
 
 // The values of each hyperparameter of a trial over its steps, end to end along its branches.
 function schedules(t) {
-  const path = []
-  for (let i = T.leaf[t]; i != ROOT; i = B.parent[i]) path.unshift(i)
-  const found = new Map()
+  const path = pathTo(T.leaf[t]), found = new Map()
   path.forEach((i, k) => {
     const last = k + 1 < path.length ? B.x[path[k + 1]] : Math.min(B.right[i], T.requested[t])
     for (const [name, value] of Object.entries(B.values[i])) {
@@ -87,16 +86,24 @@ function card(t) {
   return element("section", null, ...parts)
 }
 
-// What the line down to a branch has logged, as curves, and what the branch has printed.
-function logged(i) {
-  const parts = [], path = [], curves = new Map()
+function pathTo(i) {
+  const path = []
   for (let above = i; above != ROOT; above = B.parent[above]) path.unshift(above)
+  return path
+}
+
+const range = (name, points) => element("p", `${name}: ${short(points[0][1])} to ${short(points.at(-1)[1])}`)
+
+// The metric and what else was logged on the path to the end of a branch, as curves, and what the branch has printed.
+function logged(i) {
+  const path = pathTo(i), curves = new Map()
+  const evaluated = path.flatMap((branch, k) => B.points[branch].filter(([step]) => k + 1 == path.length || step <= B.x[path[k + 1]]))
+  const parts = evaluated.length > 1 ? [range(cut(header.metric, 60), evaluated), curve(evaluated)] : []
   for (const branch of path)
     for (const [name, points] of Object.entries(L.get(branch)?.curves ?? {}))
       curves.set(name, [...(curves.get(name) ?? []).filter((p) => p[0] < B.x[branch]), ...points])
-  for (const [name, points] of curves)
-    parts.push(element("p", `${name}: ${short(points[0][1])} to ${short(points.at(-1)[1])}`), curve(points))
-  if (parts.length) parts.unshift(element("h3", "Logged on the way to its end"))
+  if (curves.size) parts.push(element("h3", "Logged on the way to its end"))
+  for (const [name, points] of curves) parts.push(range(name, points), curve(points))
   const output = L.get(i)?.output
   if (output) {
     parts.push(element("h3", "Printed on this branch"), element("pre", output))
@@ -118,6 +125,37 @@ function cards(trials) {
 
 const quoted = (text) => /^[\w./:@%?=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`
 
+// What starts a branch at a step of a trial, and what loads its state there: with the first value that is scheduled, as it
+// is at that step. Nothing on the page starts anything.
+function branching(t, step) {
+  const values = [...schedules(t)].map(([name, points]) => [name, points.filter((p) => p[0] <= step).at(-1)?.[1], new Set(points.map((p) => p[1])).size])
+  const [name, value] = values.find(([name]) => name == "lr") ?? values.find(([, , count]) => count > 1) ?? values[0] ?? ["lr", 0.01]
+  const id = header.study ? `${header.study}/${T.name[t]}` : T.name[t], trial = `hpstage.open(${JSON.stringify(header.store || "STORE")}).trial(${JSON.stringify(id)})`
+  const python = typeof value == "boolean" ? (value ? "True" : "False") : JSON.stringify(value)
+  const keyword = /^[A-Za-z_]\w*$/.test(name) ? `${name}=${python}` : `{${JSON.stringify(name)}: ${python}}`
+  const assigned = quoted(`${name}=${typeof value == "string" ? JSON.stringify(value) : value}`)
+  return [
+    `hpstage branch ${quoted(header.store || "STORE")} --trial ${quoted(id)} --at ${step} --set ${assigned}`,
+    `${trial}.branch(${step}, ${keyword}, trainable=TRAINABLE)`,
+    `${trial}.load(TRAINABLE, ${step}, retrain=True)`,
+  ]
+}
+
+// A line of code, and a button that copies it: into the clipboard where the page may, else by the selection.
+function copyable(text) {
+  const code = element("code", text), button = element("button", "Copy")
+  button.className = "copy"
+  button.onclick = async () => {
+    try { await navigator.clipboard.writeText(text) }
+    catch {
+      getSelection().selectAllChildren(code)
+      document.execCommand("copy")
+    }
+    button.textContent = "Copied"
+  }
+  return element("p", null, button, code)
+}
+
 // The commands of a terminal for a branch, with the store's address, and those that continue from its first trial.
 function commands(t) {
   const store = quoted(header.store || "STORE"), study = header.study ? ` --study ${quoted(header.study)}` : ""
@@ -132,9 +170,9 @@ function commands(t) {
 
 let inDrawer = [ROOT], drawerText = ""
 
-function open(i, only) {
-  inDrawer = [i, only]
-  const parts = contents(i, only)
+function open(i, only, step) {
+  inDrawer = [i, only, step]
+  const parts = contents(i, only, step)
   drawerText = parts.map((part) => part.textContent).join()
   if (drawer.scrollTop) drawer.scrollTop = 0
   drawer.replaceChildren(...parts)
@@ -153,7 +191,7 @@ function renew() {
   drawer.scrollTop = top
 }
 
-function contents(i, only) {
+function contents(i, only, step) {
   const close = element("button", "×")
   close.className = "close"
   close.setAttribute("aria-label", "Close")
@@ -174,8 +212,12 @@ function contents(i, only) {
   for (let k = at[i]; k < stop[i]; k++) through.push(...ending[order[k]])
   through.sort((a, b) => a - b)
   if (only !== undefined) through = [only, ...through.filter((t) => t != only)]
+  if (through.length && B.front[i] > B.x[i]) {
+    const at = Math.max(B.x[i], Math.min(step ?? B.front[i], B.front[i]))
+    parts.push(element("h3", `Branch from here: step ${number(at)}, trial ${T.name[through[0]]}`), ...branching(through[0], at).map(copyable))
+  }
   parts.push(cards(through))
   parts.push(element("h3", "In a terminal"))
-  for (const command of commands(through[0])) parts.push(element("p", null, element("code", command)))
+  parts.push(...commands(through[0]).map(copyable))
   return parts
 }

@@ -65,11 +65,11 @@ function bring(i) {
   if (row[i] < end + 1 || row[i] > start - 1) scroll(row[i] - span / 2 - end)
 }
 
-function select(i, t) {
+function select(i, t, step) {
   selected = i
   if (row[i] < 0) refold()
   bring(i)
-  open(i, t)
+  open(i, t, step)
   ring()
 }
 
@@ -85,7 +85,7 @@ function tap(x, y) {
   const at = near.sort((a, b) => gap(a) - gap(b))[0]
   if (at === undefined) return shut()
   if (isFolded(at) && x > B.right[at]) { unfold(at); return refold() }
-  select(at)
+  select(at, undefined, Math.round(x))
 }
 
 // --- keys and wheel -------------------------------------------------------------------------------------------------

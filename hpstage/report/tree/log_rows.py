@@ -7,10 +7,9 @@ import math
 from hpstage.accounting.book import Book
 from hpstage.errors import CheckpointError
 from hpstage.report.names import plain
-from hpstage.report.tree.rows import LogRow, utf8
+from hpstage.report.tree.rows import LogRow, sampled, utf8
 from hpstage.report.trial_log import broken_off_steps, joined, loaded, node_log_keys
 
-_POINTS = 24  # of a curve, on a branch
 _NAMES = 8  # of curves, on a branch
 _OUTPUT = 4_000  # characters of a branch's output, the last ones
 _READ = 4_000  # logs that are read: those of the branches that have failed, then of those with the most trials
@@ -40,17 +39,10 @@ def logs_of(book: Book) -> dict[int, LogRow]:
             break
         log = joined(loaded(checkpoints, keys))
         curves = {
-            plain(name, 80): _sampled([point for point in values.items() if math.isfinite(point[1])])
+            plain(name, 80): sampled([point for point in values.items() if math.isfinite(point[1])])
             for name, values in list(log.values.items())[:_NAMES]
         }
         row = LogRow({name: points for name, points in curves.items() if points}, utf8(log.output[-_OUTPUT:]))
         found[index] = row
         spent += len(row.output) + 16 * sum(map(len, row.curves.values()))
     return found
-
-
-def _sampled(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return some points of a curve, evenly, with its first and last one."""
-    last = len(points) - 1
-    chosen = sorted({round(i * last / (_POINTS - 1)) for i in range(_POINTS)}) if points else []
-    return [(points[i][0], float(f"{points[i][1]:.5g}")) for i in chosen]

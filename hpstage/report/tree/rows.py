@@ -30,6 +30,7 @@ _SUMMARY = 300
 _TRACEBACK = 20_000  # the last ones
 _NAMES = 60  # hyperparameters of a branch or a trial
 _POINTS = 8  # of a form that varies, on one branch
+_CURVE = 24  # points of a curve, on one branch
 
 Values = dict[str, Any]
 """By hyperparameter: a value, or ``[[step, value], ...]`` if it varies along the branch."""
@@ -37,7 +38,8 @@ Values = dict[str, Any]
 
 class BranchRow(msgspec.Struct, array_like=True):
     """A branch of the tree. ``front``: the step up to which it is trained; ``value``: the best metric on it;
-    ``values``: its hyperparameters that differ from the parent's or vary; ``kept``: its last saved state."""
+    ``values``: its hyperparameters that differ from the parent's or vary; ``kept``: its last saved state; ``points``:
+    the metric by step."""
 
     node: int
     parent: int
@@ -50,6 +52,7 @@ class BranchRow(msgspec.Struct, array_like=True):
     label: str
     kept: str
     values: Values
+    points: list[tuple[int, float]]
 
 
 class TrialRow(msgspec.Struct, array_like=True):
@@ -131,6 +134,13 @@ def _scalar(value: object) -> object:
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else str(value)
     return value if isinstance(value, bool | int) and abs(value) < 2**53 else shortened(clean(value), _VALUE)
+
+
+def sampled(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return some points of a curve, evenly, with its first and last one."""
+    last = len(points) - 1
+    chosen = sorted({round(i * last / (_CURVE - 1)) for i in range(_CURVE)}) if points else []
+    return [(points[i][0], float(f"{points[i][1]:.5g}")) for i in chosen]
 
 
 def kept_state(states: Mapping[int, State]) -> str:
