@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpstage.schedule import Schedule
     from hpstage.search.opened import open
     from hpstage.search.optimize import optimize
-    from hpstage.search.results import LoadedState, Soup, StoredPlan, TrainedTrial, TrialDiff
+    from hpstage.search.results import LoadedState, MicroAnneals, Soup, StoredPlan, TrainedTrial, TrialDiff
     from hpstage.search.results.result import Result
     from hpstage.search.train import train
     from hpstage.training.pickles import pickled
@@ -33,6 +33,7 @@ __all__ = [
     "Executor",
     "InlineExecutor",
     "LoadedState",
+    "MicroAnneals",
     "Preflight",
     "Result",
     "Run",
@@ -68,6 +69,7 @@ _HOMES = {
     "Executor": "hpstage.executor",
     "InlineExecutor": "hpstage.execution.inline",
     "LoadedState": "hpstage.search.results",
+    "MicroAnneals": "hpstage.search.results",
     "Preflight": "hpstage.rehearsal.preflight",
     "Result": "hpstage.search.results.result",
     "Run": "hpstage.training.run",

@@ -26,6 +26,7 @@ from hpstage.torch.evaluation import evaluating
 from hpstage.torch.follow import Follower
 from hpstage.torch.frozen import frozen_tensors, share, tensors_of
 from hpstage.torch.horizon import Horizon
+from hpstage.torch.loading.mixture import seed_in
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
 from hpstage.torch.mentions import names_gradients, read_in_training
@@ -433,9 +434,9 @@ class TorchLoop(Adapter):
         """Let new values take effect."""
         self._hp = dict(hp)
         self._give_values()
-        self._seed = seed_of(hp)
         size = hp["batch_size"] if "batch_size" in hp else getattr(self._user, "batch_size", None)
         batches = self._data()
+        self._seed = seed_in(getattr(batches, "dataset", None), hp)
         if size is None:
             size = batches.batch_size
         if type(size) is not int or size < 1:

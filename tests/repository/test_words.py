@@ -81,6 +81,7 @@ ALLOWED = {
 FILES_ALLOWED = {
     "hpstage/workloads/bert.py": "heads of attention",
     "hpstage/workloads/gpt.py": "heads of attention",
+    "hpstage/workloads/mixed_gpt.py": "heads of attention",
     "hpstage/workloads/tuned_bert.py": "heads of attention",
     "hpstage/workloads/tuned_gpt.py": "heads of attention",
     "tests/workloads/cases.py": "heads of attention",

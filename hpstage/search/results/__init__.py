@@ -2,8 +2,9 @@
 
 from hpstage.search.results.diff import TrialDiff
 from hpstage.search.results.loading import LoadedState
+from hpstage.search.results.microanneal import MicroAnneals
 from hpstage.search.results.soup import Soup
 from hpstage.search.results.stored_plan import StoredPlan, open
 from hpstage.search.results.trial import TrainedTrial
 
-__all__ = ["LoadedState", "Soup", "StoredPlan", "TrainedTrial", "TrialDiff", "open"]
+__all__ = ["LoadedState", "MicroAnneals", "Soup", "StoredPlan", "TrainedTrial", "TrialDiff", "open"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import isnan
 from operator import index
 from pathlib import Path
@@ -25,6 +26,7 @@ from hpstage.search.results.branching import branches, check_names
 from hpstage.search.results.diff import TrialDiff, diff_of, names_in
 from hpstage.search.results.lineage import RUNS, Lineage
 from hpstage.search.results.loading import LoadedState, load
+from hpstage.search.results.microanneal import MicroAnneals, decays
 from hpstage.search.results.weights import weights_of, write_weights
 
 if TYPE_CHECKING:
@@ -178,6 +180,67 @@ class TrainedTrial:
             executor=executor,
             evaluate_every=evaluate_every,
             show_progress_bar=show_progress_bar,
+        )
+
+    def microanneal(
+        self,
+        mixtures: Mapping[str, Mapping[str, float]],
+        *,
+        control: str,
+        at: int,
+        steps: int,
+        seeds: int | Sequence[int] = 3,
+        trainable: object = None,
+        study: str = RUNS,
+        executor: Executor | Client | Cluster | None = None,
+        show_progress_bar: bool = False,
+        **values: Any,
+    ) -> MicroAnneals[TrainedTrial]:
+        """Train short decays from one state of this trial over mixtures of data, and compare them with a control.
+
+        ::
+
+            found = trunk.microanneal(
+                {"as before": {"prose": 0.9, "code": 0.1}, "more code": {"prose": 0.5, "code": 0.5}},
+                control="as before", at=1000, steps=100,
+            )
+            print(found)  # a table of differences to the control
+
+        Each decay is a branch at ``at`` (see :meth:`branch`) under the weights of an :class:`hpstage.torch.Mixture` and
+        under each seed. Up to ``at`` all have the trial's own seed; from there on, theirs decides order and randomness.
+
+        Args:
+            mixtures: by the mixture's name, the weights by the source's name; a source that is not named has 0.
+            control: the mixture that the others are compared with.
+            at: number of steps of the trial that they have in common.
+            steps: number of steps of each decay.
+            seeds: how many, the trial's own first; or which.
+            values: what else changes at ``at``, as for :meth:`branch`; by default, ``lr`` falls from its value there
+                to 0 along a line.
+            trainable, study, executor, show_progress_bar: as for :meth:`branch`.
+
+        Raises:
+            UsageError: the trial lacks ``seed``, ``lr`` or a weight, or the control is none of the mixtures. The other
+                errors are those of :meth:`branch`.
+        """
+        lineage, steps = self._lineage(), whole().of("steps", steps)
+        subject, record = lineage.of(trainable), self.plan.searches[self.study].started
+        changes = decays(self.planned, mixtures, control, at, steps, seeds, values)
+        groups = [branches(self.planned, self.plan, at, one, at + steps, subject) for one in changes.values()]
+        trained: list[TrainedTrial] = lineage.train(
+            subject,
+            [one for group in groups for one in group],
+            metrics=record.metric,
+            directions=record.directions,
+            study=study,
+            store=lineage.store,
+            checkpoints=lineage.checkpoints,
+            executor=executor,
+            show_progress_bar=show_progress_bar,
+        )
+        each = iter(trained)
+        return MicroAnneals(
+            {name: list(islice(each, len(one))) for name, one in zip(changes, groups, strict=True)}, control
         )
 
     def diff(self, other: TrainedTrial) -> TrialDiff:

@@ -11,10 +11,10 @@ from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.data import Batches
 from hpstage.torch.data import batches_of as opened
+from hpstage.torch.loading.mixture import seed_in
 from hpstage.torch.loading.orders import Sequential
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Source, Workers
-from hpstage.training.randomness import seed_of
 from hpstage.training.run import Run, Steps
 from hpstage.training.sample_order import SampleOrder
 
@@ -59,7 +59,8 @@ class Loader:
         """Yield the batches of a step."""
         size = self.size_in(run)
         self.batches.see_size(size)
-        for batch, samples in self.batches.of_step(seed_of(run.hp), run._samples, size, by_epoch=by_epoch):
+        seed = seed_in(getattr(self.batches, "dataset", None), run.hp)
+        for batch, samples in self.batches.of_step(seed, run._samples, size, by_epoch=by_epoch):
             run._samples = samples
             yield batch
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate
 
+from hpstage.torch.loading.mixture import Mixture
 from hpstage.training.randomness import Purpose, rekey
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def holds(dataset: Any) -> bool:
     """Return whether samples are parts of what it holds. Types must match exactly: a subclass may do anything."""
     if type(dataset) is Subset:
         return holds(dataset.dataset)
-    if type(dataset) is ConcatDataset:
+    if type(dataset) in (ConcatDataset, Mixture):
         return all(map(holds, dataset.datasets))
     if type(dataset) is StackDataset:
         parts = dataset.datasets

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from hpstage.errors import UsageError
 from hpstage.torch.loading.cut import Cut
+from hpstage.torch.loading.mixture import Mixture
 from hpstage.torch.loading.orders import order_of
 from hpstage.torch.loading.samples import Collate
 from hpstage.training.sample_order import SampleOrder
@@ -70,8 +71,11 @@ class Source:
 
 def of_dataset(dataset: Any, collate: Collate | None, workers: Workers, *, by_epoch: bool = False) -> Source:
     """Return the source of a map-style data set: shuffled, with full batches, or ``by_epoch`` with a short last one."""
-    order = SampleOrder(len(dataset))
-    return Source(dataset, collate, order, Cut(order.population, "short" if by_epoch else "full"), workers)
+    order, options = SampleOrder(len(dataset)), {}
+    if isinstance(dataset, Mixture):
+        order, options = dataset.order(), {"order": "mixture", "sources": dataset.names}
+    cut = Cut(order.population, "short" if by_epoch else "full")
+    return Source(dataset, collate, order, cut, workers, options=options)
 
 
 def of_loader(loader: DataLoader[Any]) -> Source:
@@ -90,6 +94,10 @@ def of_loader(loader: DataLoader[Any]) -> Source:
             f"the DataLoader has a batch_sampler of its own, a {type(loader.batch_sampler).__name__}, whose batches "
             f"hpstage cannot make a function of seed and position, as they must be for training to be forked at any "
             f"step: give it batch_size, shuffle or sampler, and drop_last"
+        )
+    if isinstance(loader.dataset, Mixture):
+        raise UsageError(
+            "the DataLoader's data set is a Mixture, whose order it would decide: return the Mixture itself"
         )
     order, options = order_of(loader.sampler)
     if options["order"] != "sequential" and not _noted:

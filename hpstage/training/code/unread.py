@@ -10,11 +10,12 @@ import types
 from collections.abc import Iterable, Iterator
 
 from hpstage.errors.text import nearest
+from hpstage.schedule.space import MIXTURE
 from hpstage.training.code.bytecode import inner, instructions_of
 from hpstage.training.code.graph import functions_reached
 from hpstage.training.code.names import texts_among
 
-_READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
+_READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2", MIXTURE}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
 _THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
 _MAKING = {"__init__", "__post_init__"}
