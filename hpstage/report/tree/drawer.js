@@ -214,7 +214,7 @@ function contents(i, only, step) {
   if (only !== undefined) through = [only, ...through.filter((t) => t != only)]
   if (through.length && B.front[i] > B.x[i]) {
     const at = Math.max(B.x[i], Math.min(step ?? B.front[i], B.front[i]))
-    parts.push(element("h3", `Branch from here: step ${number(at)}, trial ${T.name[through[0]]}`), ...branching(through[0], at).map(copyable))
+    parts.push(element("h3", `Branch from here: step ${number(at)}`), ...branching(through[0], at).map(copyable))
   }
   parts.push(cards(through))
   parts.push(element("h3", "In a terminal"))
