@@ -55,7 +55,7 @@ def in_gangs(followers: Followers, case: str, plan: list[tuple[int, int]]) -> st
     return digest(trainable.state_dict())
 
 
-def test_the_port_is_recognised() -> None:
+def test_executors_are_recognised_by_their_methods() -> None:
     assert isinstance(as_trainable(Nodes()), Elastic)
     assert not isinstance(as_trainable(Nodes()), Bundling)
 

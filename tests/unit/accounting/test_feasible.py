@@ -71,6 +71,6 @@ def test_a_trial_that_is_not_feasible_is_best_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_a_front_has_feasible_trials_alone(tmp_path: Path) -> None:
+def test_a_front_has_only_feasible_trials(tmp_path: Path) -> None:
     book = searched(tmp_path, ["value", "cost"])
     assert sorted(book.values[id][0] for id in book.front) == [1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Searches by themselves: under the port's contract, and against the papers' rules written anew."""
+"""Searches by themselves: under the port's contract, and against the papers' rules, implemented a second time."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def test_asha_promotes_as_the_papers_algorithm_does(data):
         lambda index, step: loss(index, rungs.index(step) + 1),
         order=order,
     )
-    asked = [(index, rungs.index(step)) for index, step in played.requested]
-    assert asked[: len(expected)] == expected
-    # What the paper does not have: the best of the highest rung goes on if nothing came to the end.
-    rest = asked[len(expected) :]
+    requests = [(index, rungs.index(step)) for index, step in played.requested]
+    assert requests[: len(expected)] == expected
+    # Not in the paper: the best of the highest rung continues if no trial came to the end.
+    rest = requests[len(expected) :]
     top = max(k for _, k in expected)
     assert rest == ([] if top == 3 else [(rest[0][0], k) for k in range(top + 1, 4)])
 
@@ -277,8 +277,8 @@ def asynchronous_hyperband(
         nonlocal proposed
         for k in range(depth - 1, -1, -1):
             for s in range(depth, -1, -1):
-                told = results.get((s, eta**k), {})
-                for trial in sorted(told, key=lambda t: (told[t], t))[: len(told) // eta]:
+                rung = results.get((s, eta**k), {})
+                for trial in sorted(rung, key=lambda t: (rung[t], t))[: len(rung) // eta]:
                     if (trial, eta**k) not in promoted:
                         promoted.add((trial, eta**k))
                         return trial, eta ** (k + 1)
@@ -338,7 +338,7 @@ def test_asynchronous_hyperband_promotes_at_the_highest_step_of_all_brackets_fir
 def test_asynchronous_hyperband_catches_up_at_the_highest_step_of_all_brackets_first():
     losses = [0.5, 0.6, 0.8, 0.7, 0.3, 0.9, 0.4]
     algorithm = Hyperband(1, 2, "asynchronous", window=1)
-    # All were proposed by a call that was interrupted: nothing is promoted until they have been told.
+    # All were proposed by a call that was interrupted: nothing is promoted until their results are reported.
     played = play(algorithm, setting(7, steps=4), lambda index, step: losses[index], ahead=7)
     assert played.requested[7:] == [(4, 4), (0, 2), (1, 2), (0, 4)]
 
@@ -375,7 +375,7 @@ def test_median_stopping_stops_exactly_what_is_worse_than_the_median_of_running_
             continue
         middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
         stopped = len(others) >= least and min(history) > mean(middle)
-        later = [asked for asked in played.requested if asked[0] == index and asked[1] > step]
+        later = [requests for requests in played.requested if requests[0] == index and requests[1] > step]
         assert stopped == (not later), position
 
 
@@ -384,17 +384,17 @@ def mean(losses: Sequence[float]) -> float:
     return math.inf if math.inf in losses else sum(losses) / len(losses)
 
 
-def test_a_trial_that_is_as_good_as_the_median_goes_on():
+def test_a_trial_as_good_as_the_median_continues():
     played = play(MedianStopping(3, 3, 1), setting(8), lambda index, step: 1.0)
     assert set(played.ends.values()) == {"complete"}
 
 
-def test_nothing_is_stopped_before_there_are_enough_others():
+def test_no_trial_is_stopped_before_enough_others_have_reported():
     played = play(MedianStopping(1, 1, min_trials=5, window=1), setting(7), lambda index, step: float(index))
     assert played.ends == dict.fromkeys(range(5), "complete") | {5: "pruned", 6: "pruned"}
 
 
-def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_was_told():
+def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_reported():
     """Both infinities in one curve have no mean. With the mean of trial 0 below 5, trial 3 would be stopped."""
     curves = [[math.inf, -math.inf, 0.0], [1.0, 1.0, 1.0], [5.0, 5.0, 5.0], [5.0, 5.0, 5.0]]
     algorithm = MedianStopping(min_trials=3, window=1)
@@ -437,7 +437,7 @@ def test_bad_parameters_are_named_with_a_remedy(algorithm, message):
         algorithm.check(setting(8))
 
 
-def test_a_search_of_a_plugin_that_calls_it_told_still_works_with_a_warning() -> None:
+def test_a_plugin_with_the_old_name_of_reported_still_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="Old.told is deprecated; call it reported"):
 
         class Old(Search):

@@ -66,7 +66,7 @@ def run(algorithm: Algorithm, trainable: object = None, sampler: Any = None, **o
 
 
 def assert_values_are_exact(result: hpstage.Result, steps: int = STEPS) -> None:
-    """Every value that the study was told is that of its trial trained alone."""
+    """Every value of the study is that of its trial trained without sharing."""
     for trial in result.study.trials:
         if trial.state == TrialState.FAIL:
             continue
@@ -79,8 +79,8 @@ def assert_values_are_exact(result: hpstage.Result, steps: int = STEPS) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-def test_every_trial_ends_with_the_values_that_it_has_alone_and_no_step_is_trained_twice(algorithm):
-    # Every state is kept: where only some are, a trial that goes on later may fork where none is.
+def test_every_trial_has_the_values_without_sharing_and_no_step_is_trained_twice(algorithm):
+    # Every state is kept: otherwise a trial that continues later may fork from a step without a checkpoint.
     result = run(algorithm, checkpoint_every=1)
     states = [trial.state for trial in result.study.trials]
     forks = sum("hpstage:donor" in trial.user_attrs for trial in result.study.trials)
@@ -150,7 +150,7 @@ BOUNDED = SuccessiveHalving | PopulationBasedTraining
 
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, BOUNDED)], ids=repr)
 @pytest.mark.one_in(2)
-def test_without_n_trials_a_study_goes_on_until_a_callback_stops_it(algorithm):
+def test_without_n_trials_a_study_runs_until_a_callback_stops_it(algorithm):
     def stop_at_twenty(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if sum(t.state.is_finished() for t in study.get_trials(deepcopy=False)) == 20:
             study.stop()
@@ -187,7 +187,7 @@ def _interrupted_searches(monkeypatch):
 
 def interruptions(kind: str, tmp_path, stride: int):
     """Results of calls that were interrupted once, somewhere, and made again."""
-    for place in ("train", "space after", "callback", "tell", "told"):
+    for place in ("train", "space after", "callback", "end before", "end after"):
         for at in range(3, 200, stride):
             folder = tmp_path / f"{place} {at}"
             fuse = Fuse(at)
@@ -254,7 +254,7 @@ def test_the_winner_of_population_based_training_is_trained_again_as_one_ordinar
     assert replayed.savings.steps_trained == STEPS
 
 
-def test_a_fork_that_would_need_other_hyperparameters_fails_and_the_population_goes_on():
+def test_a_fork_that_needs_other_hyperparameters_fails_and_the_population_continues():
     def conditional(trial: optuna.Trial) -> dict[str, object]:
         kind = trial.suggest_categorical("kind", ["plain", "momentum"])
         rate = {"a": trial.suggest_float("a", 0.1, 1.0), "kind": kind}
@@ -318,7 +318,7 @@ def test_a_study_with_several_objectives_holds_all_of_them_for_every_trial():
 
 def test_the_stage_tree_sampler_learns_the_space_from_the_search_and_shares_continuous_beginnings():
     def continuous(trial: optuna.Trial) -> dict[str, object]:
-        late = trial.suggest_float("late", 0.1, 10.0, log=True)  # asked for first, matters last
+        late = trial.suggest_float("late", 0.1, 10.0, log=True)  # suggested first, matters last
         return {"a": s.piecewise({0: trial.suggest_float("early", 0.1, 10.0, log=True), 6: late})}
 
     plain, shared = (

@@ -95,20 +95,20 @@ def run(
     failing: frozenset[tuple[int, int]] = frozenset(),
     before: list[optuna.trial.FrozenTrial] | None = None,
 ) -> OnStudy:
-    """Do what a session does. ``before``: trials of a search that is told again, all proposed at once."""
+    """Do what a session does. ``before``: trials of a search that is replayed, all proposed at once."""
     about = setting(n_trials)
     algorithm.check(about)
     trials = OnStudy(study)
     search = algorithm.start(about, trials)
-    asked: deque[tuple[int, int]] = deque()
+    requests: deque[tuple[int, int]] = deque()
     ends: dict[int, str] = {}
 
     def perform(actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Ask(index, step):
-                    assert index not in ends and all(index != other for other, _ in asked)
-                    asked.append((index, step))
+                    assert index not in ends and all(index != other for other, _ in requests)
+                    requests.append((index, step))
                 case Finish(index, state):
                     reached = max(trials.trials[index]._cached_frozen_trial.intermediate_values)
                     assert (state == "complete") == (reached == STEPS)
@@ -129,16 +129,16 @@ def run(
         while len(trials.trials) < n_trials and search.room() > 0:
             trials.trials.append(study.ask())
             perform(search.added(len(trials.trials) - 1))
-        if not asked:
+        if not requests:
             break
-        index, step = asked.popleft()
+        index, step = requests.popleft()
         if (index, step) in failing:
             end(index, "failed")
             perform(search.failed(index))
             continue
-        told = value(trials.trials[index], step)
-        trials.trials[index].report(told, step)
-        perform(search.reported(index, step, told))
+        result = value(trials.trials[index], step)
+        trials.trials[index].report(result, step)
+        perform(search.reported(index, step, result))
     assert set(ends) == set(range(n_trials))
     return trials
 
@@ -211,7 +211,7 @@ def open_side_by_side(study: optuna.Study, grace: int, interval: int, window: in
     st.frozensets(st.tuples(st.integers(0, TRIALS - 1), st.integers(1, STEPS)), max_size=30),
 )
 @settings(max_examples=15)
-def test_side_by_side_the_pruner_is_asked_in_the_order_of_asking(pruner, grace, interval, window, failing):
+def test_with_concurrent_trials_the_pruner_is_called_in_the_order_of_requests(pruner, grace, interval, window, failing):
     mine, reference = create(PRUNERS[pruner]()), create(PRUNERS[pruner]())
     run(OptunaPruner(interval, grace, window), mine, failing=failing)
     open_side_by_side(reference, grace, interval, window, failing)
@@ -220,12 +220,12 @@ def test_side_by_side_the_pruner_is_asked_in_the_order_of_asking(pruner, grace, 
 
 @pytest.mark.parametrize("window", [1, 4])
 @pytest.mark.parametrize("pruner", ["median", "halving", "hyperband", "patient"])
-def test_a_search_that_is_told_again_from_the_studys_record_asks_the_same(pruner, window):
+def test_a_search_replayed_from_the_studys_record_calls_the_pruner_the_same_way(pruner, window):
     algorithm, study = OptunaPruner(2, 2, window), create(PRUNERS[pruner]())
     first = run(algorithm, study)
     again = create(NopPruner())  # whose opinion would be another
-    told = run(algorithm, again, before=study.get_trials())
-    assert told.questions == first.questions
+    replayed = run(algorithm, again, before=study.get_trials())
+    assert replayed.questions == first.questions
     assert [(t.state, t.intermediate_values) for t in again.trials] == [
         (t.state, t.intermediate_values) for t in study.trials
     ]

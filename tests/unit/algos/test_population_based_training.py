@@ -1,4 +1,4 @@
-"""Population-based training against the paper's rules written anew, and its exploring against Optuna's own sampling."""
+"""Population-based training against the paper's rules implemented again, and exploring against Optuna's sampling."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ DRAWN = [
 
 
 @pytest.mark.parametrize("distribution", DRAWN, ids=repr)
-def test_what_is_drawn_anew_is_distributed_as_what_optunas_random_sampler_draws(distribution):
+def test_resampled_values_have_the_distribution_of_optunas_random_sampler(distribution):
     count = 4000
     reference = [distribution.to_internal_repr(value) for value in sample(distribution, 1, count)]
     value, rng = proposed(distribution, 2), random.Random(3)
@@ -277,7 +277,7 @@ def test_what_is_drawn_anew_is_distributed_as_what_optunas_random_sampler_draws(
     assert gap / count < 1.95 * math.sqrt(2 / count)
 
 
-def test_parameters_are_drawn_anew_and_multiplied_independently_and_as_often_as_said():
+def test_parameters_are_resampled_and_multiplied_independently_and_as_often_as_documented():
     wide = FloatDistribution(-1e6, 1e6)
     params = {"a": (1.0, wide), "b": (2.0, wide)}
     rng, count = random.Random(7), 8000
@@ -285,8 +285,8 @@ def test_parameters_are_drawn_anew_and_multiplied_independently_and_as_often_as_
     for _ in range(count):
         found = explore(params, perturbation_factors=(0.8, 1.2), resample_probability=0.25, rng=rng)
         ratios = (found["a"] / 1.0, found["b"] / 2.0)
-        seen[tuple({0.8: "down", 1.2: "up"}.get(ratio, "anew") for ratio in ratios)] += 1
-    share = {"down": 0.375, "up": 0.375, "anew": 0.25}
+        seen[tuple({0.8: "down", 1.2: "up"}.get(ratio, "resampled") for ratio in ratios)] += 1
+    share = {"down": 0.375, "up": 0.375, "resampled": 0.25}
     for a, chance in share.items():
         for b, other in share.items():
             expected = count * chance * other
@@ -316,10 +316,10 @@ def generations_of_the_paper(
     share = math.ceil(n * quantile)
     k = share if 2 * share <= n else n // 2
     population = list(range(n))
-    asked, ends = [], {}
+    requests, ends = [], {}
     forks = iter(played.forks)
     for number, step in enumerate(rounds):
-        asked += [(agent, step) for agent in population if agent not in ends]
+        requests += [(agent, step) for agent in population if agent not in ends]
         ends |= {agent: "failed" for agent in population if (agent, step) in failing and agent not in ends}
         alive = [agent for agent in population if agent not in ends]
         if not alive:
@@ -346,7 +346,7 @@ def generations_of_the_paper(
             following.append(index)
         population = following
     assert next(forks, None) is None
-    return asked, ends
+    return requests, ends
 
 
 @given(data=st.data())
@@ -361,15 +361,15 @@ def test_each_round_replaces_the_worst_by_forks_of_the_best_as_the_paper_says(da
     rounds = [step for step in range(1, 9) if step % interval == 0] + [9]
     assert algorithm.rounds(9) == rounds
     played = play(algorithm, setting(n, maximize=maximize), value, failing=failing)
-    asked, ends = generations_of_the_paper(played, n, Decimal(quantile), rounds, maximize, value, failing=failing)
-    assert (played.requested, played.ends) == (asked, ends)
+    requests, ends = generations_of_the_paper(played, n, Decimal(quantile), rounds, maximize, value, failing=failing)
+    assert (played.requested, played.ends) == (requests, ends)
 
 
 @pytest.mark.parametrize(
     ("n", "quantile", "replaced"),
     [(2, 0.2, 1), (3, 0.5, 1), (10, 0.2, 2), (11, 0.2, 3), (10, 0.25, 3), (100, 0.07, 7), (4, 0.5, 2)],
 )
-def test_so_many_are_replaced_in_a_round(n, quantile, replaced):
+def test_the_quantile_decides_how_many_are_replaced_in_a_round(n, quantile, replaced):
     played = play(PopulationBasedTraining(3, quantile=quantile), setting(n, steps=6), lambda index, step: index)
     assert len(played.forks) == replaced
     assert {index for index, end in played.ends.items() if end == "pruned"} == set(range(n - replaced, n))
@@ -400,7 +400,7 @@ def test_a_member_that_failed_is_replaced_before_one_that_did_not():
     assert [(index, fork.donor, fork.step) for index, fork in played.forks] == [(5, 0, 3), (6, 0, 6)]
 
 
-def test_more_may_fail_than_a_quantile_has():
+def test_more_members_may_fail_than_a_quantile_has():
     failing = frozenset({(1, 3), (2, 3), (4, 3)})
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=failing)
     assert [(fork.donor, fork.step) for _, fork in played.forks] == [(0, 3), (0, 3), (0, 3), (0, 6)]
@@ -422,7 +422,7 @@ def test_a_study_that_is_stopped_early_trains_the_population_that_is_there(most)
 
 
 def test_a_round_waits_for_the_whole_population_to_be_proposed():
-    """The port does not say that all are proposed before the first is told."""
+    """The port does not say that all are proposed before the first reports."""
     trials = Proposed()
     search = PopulationBasedTraining(3).start(setting(3), trials)
     for index in range(2):
@@ -433,7 +433,7 @@ def test_a_round_waits_for_the_whole_population_to_be_proposed():
     assert search.reported(2, 3, 2.0) == [Ask(0, 6), Ask(1, 6), Finish(2, "pruned"), Fork(0, 3, {})]
 
 
-def test_what_is_drawn_hangs_on_the_seed_the_round_and_the_place_alone():
+def test_forks_depend_only_on_the_seed_the_round_and_the_rank():
     def forks(seed: int, last: float, failing: frozenset[tuple[int, int]] = frozenset()) -> list[Fork]:
         played = play(
             PopulationBasedTraining(4, 0.5, seed=seed),
@@ -508,14 +508,14 @@ def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_or
     search = PopulationBasedTraining(10, 0.5, seed=seed).start(setting(2, steps=steps, maximize=True), trials)
     thetas: dict[int, tuple[float, float]] = {}
     reached: dict[int, int] = {}
-    asked: deque[tuple[int, int]] = deque()
+    requests: deque[tuple[int, int]] = deque()
     complete = []
 
     def perform(actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Ask():
-                    asked.append((action.index, action.step))
+                    requests.append((action.index, action.step))
                 case Finish(index, "complete"):
                     complete.append(index)
                 case Fork(donor, step, params):
@@ -528,8 +528,8 @@ def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_or
         trials.add(h, [], 0)
         thetas[index], reached[index] = Quadratic.START, 0
         perform(search.added(index))
-    while asked:
-        index, step = asked.popleft()
+    while requests:
+        index, step = requests.popleft()
         thetas[index] = trained(thetas[index], trials.trials[index].params, step - reached[index])
         reached[index] = step
         perform(search.reported(index, step, true_score(thetas[index])))

@@ -57,7 +57,7 @@ class Distinct(Trials):
 
 @dataclass
 class Tree:
-    """Random trials with common beginnings; what they are told, and whether they fail, is their states'."""
+    """Random trials with common beginnings; their values, and whether they fail, are those of their states."""
 
     trials: Lines
     salt: int
@@ -103,7 +103,7 @@ def trees(draw: st.DrawFn, most: int = 40, steps: int = STEPS, shares: Sequence[
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @given(data=st.data())
 @settings(max_examples=10)
-def test_of_trials_that_are_all_different_it_is_the_plain_algorithm(algorithm, data):
+def test_with_distinct_trials_it_equals_the_plain_algorithm(algorithm, data):
     n = data.draw(st.integers(1, 40))
     value, failing, order = data.draw(tables(n)), data.draw(failures(n)), data.draw(orders())
     about = setting(n, maximize=data.draw(st.booleans()), adaptive=data.draw(st.booleans()))
@@ -137,7 +137,7 @@ def test_the_plain_algorithm_does_not_see_what_trials_have_in_common(algorithm, 
 @given(tree=trees(most=25), times=st.integers(1, 4), maximize=st.booleans())
 @settings(max_examples=20)
 def test_copies_of_trials_change_nothing(algorithm, tree, times, maximize):
-    """Told in order, in windows that hold all copies: each does what its original does."""
+    """Reported in order, in windows that hold all copies: each does what its original does."""
     single = play(
         algorithm, setting(len(tree), maximize=maximize), tree.value, failing=tree.failing(), trials=tree.trials
     )
@@ -157,12 +157,12 @@ def test_copies_of_trials_change_nothing(algorithm, tree, times, maximize):
 
 
 def halving(members: Sequence[int], tree: Tree, rungs: Sequence[int], eta: int) -> dict[int, int]:
-    """How far each member is asked for, in words of states: a rung is a set of them, and the best go on whole."""
+    """How far each member is trained, by states: a rung is a set of states, and all trials of the best are promoted."""
     failing = tree.failing(rungs[-1])
-    asked: dict[int, int] = {}
+    furthest: dict[int, int] = {}
     field, lost = list(members), 0
     for step in rungs:
-        asked |= dict.fromkeys(field, step)
+        furthest |= dict.fromkeys(field, step)
         first: dict[Hashable, int] = {}
         for index in field:
             first.setdefault(tree.trials.prefix(index, step), index)
@@ -171,7 +171,7 @@ def halving(members: Sequence[int], tree: Tree, rungs: Sequence[int], eta: int) 
         best = sorted(healthy, key=lambda state: (tree.value(first[state], step), first[state]))[:places]
         lost = places - len(best)
         field = [index for index in field if tree.trials.prefix(index, step) in best]
-    return asked
+    return furthest
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2), (1, 2), (2, 4)]))
@@ -196,7 +196,7 @@ def test_each_bracket_of_hyperband_promotes_the_best_states_of_its_trials(tree, 
 
 
 @given(data=st.data())
-def test_of_different_trials_as_many_are_promoted_as_the_published_rule_says_whatever_fails(data):
+def test_of_distinct_trials_as_many_are_promoted_as_published_whatever_fails(data):
     """``n // eta**k`` of n trials to rung k, at least one, and no more than there are: with failures on any rung."""
     n, eta = data.draw(st.integers(1, 100)), data.draw(st.sampled_from([2, 3]))
     algorithm = SuccessiveHalving(1, eta)
@@ -206,9 +206,9 @@ def test_of_different_trials_as_many_are_promoted_as_the_published_rule_says_wha
     played = play(algorithm, setting(n), data.draw(tables(n)), failing=failing, trials=Distinct())
     rungs = algorithm.rungs(STEPS)
     for k, (low, high) in enumerate(pairwise(rungs)):
-        told = sum(step == low for _, step in played.reported)
+        reports = sum(step == low for _, step in played.reported)
         promoted = sum(step == high for _, step in played.requested)
-        assert promoted == min(told, max(1, n // eta ** (k + 1)))
+        assert promoted == min(reports, max(1, n // eta ** (k + 1)))
 
 
 # Nine trials in six states at step 1, of which the first is three trials, and the second two.
@@ -221,7 +221,7 @@ def loss(index: int, step: int) -> float:
 
 
 def test_places_go_to_different_states_and_not_to_copies_of_one():
-    """By hand: of six candidates A and B go on with five trials; these are four at step 3, of which one goes on."""
+    """By hand: A and B of six candidates are promoted with five trials; of their four states at 3 one is promoted."""
     aware = play(HALVING, setting(9), loss, trials=NINE)
     assert [target for target in aware.requested if target[1] == 3] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
     assert [target for target in aware.requested if target[1] == 9] == [(0, 9), (1, 9)]  # they part at step 5
@@ -235,7 +235,7 @@ def test_a_state_that_fails_is_counted_with_the_candidates_and_takes_no_place():
     assert [index for index, step in played.requested if step == 3] == [3, 4, 5]  # B and C: two of six
 
 
-def test_a_state_goes_on_if_only_some_of_its_trials_failed():
+def test_a_state_is_promoted_if_only_some_of_its_trials_failed():
     played = play(HALVING, setting(9), loss, failing=frozenset({(0, 1), (2, 1)}), trials=NINE)
     assert [index for index, step in played.requested if step == 3] == [1, 3, 4]
 
@@ -253,7 +253,7 @@ def promotions(
 ) -> list[Target]:
     """Algorithm 2 of the ASHA paper with states for configurations, in each of several brackets."""
     failing = tree.failing(brackets[0][-1])
-    told: dict[tuple[int, int], list[int]] = {(b, step): [] for b, steps in enumerate(brackets) for step in steps}
+    rungs: dict[tuple[int, int], list[int]] = {(b, step): [] for b, steps in enumerate(brackets) for step in steps}
     promoted: set[Target] = set()
     jobs: list[Target] = []
     running: list[Target] = []
@@ -263,7 +263,7 @@ def promotions(
     def best_states(b: int, step: int) -> list[Hashable]:
         """``top_k(rung, |rung| / eta)``, the rung being a set of states."""
         first: dict[Hashable, int] = {}
-        for index in told[b, step]:
+        for index in rungs[b, step]:
             first.setdefault(tree.trials.prefix(index, step), index)
         ranked = sorted(first, key=lambda state: (tree.value(first[state], step), first[state]))
         return ranked[: len(ranked) // eta]
@@ -274,7 +274,7 @@ def promotions(
                 if step not in steps:
                     continue
                 for state in best_states(b, step):
-                    for index in sorted(told[b, step]):
+                    for index in sorted(rungs[b, step]):
                         if tree.trials.prefix(index, step) == state and (index, step) not in promoted:
                             promoted.add((index, step))
                             return index, steps[steps.index(step) + 1]
@@ -289,7 +289,7 @@ def promotions(
             return jobs
         index, step = running.pop(next(turns, 0) % len(running))
         if (index, step) not in failing:
-            told[bracket_of(index), step].append(index)
+            rungs[bracket_of(index), step].append(index)
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2), (1, 2)]), workers=st.integers(1, 8), order=orders())
@@ -315,14 +315,14 @@ def test_asynchronous_hyperband_promotes_the_trials_of_the_best_states_of_each_b
         assert len(played.requested) == len(expected)
 
 
-def told_by(losses: dict[str, float], lines: Lines) -> Value:
+def value_by(losses: dict[str, float], lines: Lines) -> Value:
     return lambda index, step: losses["".join(map(str, lines.prefix(index, step)))]
 
 
-def test_all_trials_of_a_state_go_on_and_those_that_come_to_it_later_at_once():
+def test_all_trials_of_a_state_are_promoted_and_later_ones_at_once():
     lines = Lines("Aaaa", "Abbb", "Bbbb", "Accc")
     losses = {"A": 0.5, "B": 0.9, "Aa": 0.4, "Ab": 0.3, "Ac": 0.2, "Abbb": 0.3, "Accc": 0.2}
-    played = play(ASHA(1, 2, window=1), setting(4, steps=4), told_by(losses, lines), trials=lines)
+    played = play(ASHA(1, 2, window=1), setting(4, steps=4), value_by(losses, lines), trials=lines)
     assert played.requested == [
         *[(0, 1), (1, 1)],  # one state is not two to choose from
         (2, 1),
@@ -335,7 +335,7 @@ def test_all_trials_of_a_state_go_on_and_those_that_come_to_it_later_at_once():
     assert played.ends == {0: "pruned", 1: "complete", 2: "pruned", 3: "complete"}
 
 
-def test_one_result_may_send_many_trials_on_as_many_as_the_window_holds():
+def test_one_result_promotes_as_many_trials_as_the_window_holds():
     search = ASHA(1, 2, window=3).start(setting(5, steps=2), Lines("Aa", "Ab", "Ac", "Ad", "Bb"))
     for index in range(5):  # proposed by a call that was interrupted: more than the window
         search.added(index)
@@ -363,21 +363,21 @@ def test_of_two_brackets_that_promote_at_one_step_the_first_does_so_first():
 def test_a_trial_waits_if_its_state_was_promoted_and_is_among_the_best_no_more():
     lines = Lines("Aa", "Bb", "Cc", "Ab")
     losses = {"A": 0.5, "B": 0.9, "C": 0.1, "Aa": 0.5, "Cc": 0.1}
-    played = play(ASHA(1, 2, window=1), setting(4, steps=2), told_by(losses, lines), trials=lines)
+    played = play(ASHA(1, 2, window=1), setting(4, steps=2), value_by(losses, lines), trials=lines)
     assert played.requested == [(0, 1), (1, 1), (0, 2), (2, 1), (2, 2), (3, 1)]  # one of three: C
     assert played.ends == {0: "complete", 1: "pruned", 2: "complete", 3: "pruned"}
 
 
-def test_where_no_rung_promotes_the_best_state_of_the_highest_goes_on_with_its_trials():
+def test_the_best_state_of_the_highest_rung_is_promoted_where_no_rung_promotes():
     lines = Lines("Aaa", "Abb", "Bbb")
     losses = {"A": 0.1, "B": 0.2, "Aa": 0.4, "Ab": 0.3, "Abb": 0.0}
-    played = play(ASHA(1, 2, window=4), setting(2, steps=3), told_by(losses, lines), trials=lines)
+    played = play(ASHA(1, 2, window=4), setting(2, steps=3), value_by(losses, lines), trials=lines)
     assert played.requested == [(0, 1), (1, 1), (0, 2), (1, 2), (1, 3)]  # no rung of one state promotes
     assert played.ends == {0: "pruned", 1: "complete"}
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]), window=st.integers(1, 8), order=orders())
-def test_the_stopping_variant_ranks_a_trials_state_among_those_told(tree, rule, window, order):
+def test_the_stopping_variant_ranks_a_trials_state_among_those_reported(tree, rule, window, order):
     played = play(
         ASHA(*rule, "stopping", window=window), setting(len(tree)), tree.value, order=order, trials=tree.trials
     )
@@ -397,7 +397,7 @@ def test_the_stopping_variant_does_not_stop_copies_of_the_best():
     losses = {"A": 0.5, "B": 0.9, "C": 0.2, "D": 0.4, "Aa": 0.0, "Cc": 0.0, "Dd": 0.0}
 
     def complete(algorithm: ASHA) -> list[int]:
-        played = play(algorithm, setting(6, steps=2), told_by(losses, lines), trials=lines)
+        played = play(algorithm, setting(6, steps=2), value_by(losses, lines), trials=lines)
         return [index for index, end in sorted(played.ends.items()) if end == "complete"]
 
     assert complete(ASHA(1, 2, "stopping", window=1)) == [0, 1, 4, 5]  # D is second of C, D, A, B
@@ -435,15 +435,15 @@ def test_median_stopping_compares_a_trial_with_other_states_each_counted_once(da
         averages[step][state] = mean(losses)
         middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
         stopped = len(others) >= least and min(losses) > mean(middle)
-        assert stopped == all(asked[0] != index or asked[1] <= step for asked in played.requested)
+        assert stopped == all(target[0] != index or target[1] <= step for target in played.requested)
 
 
-def test_copies_of_one_state_are_one_other():
+def test_copies_of_one_state_count_as_one_other():
     lines = Lines("Aa", "Aa", "Aa", "Bb")
     losses = {"A": 1.0, "B": 2.0, "Aa": 1.0, "Bb": 2.0}
 
     def ends(algorithm: MedianStopping) -> str:
-        return play(algorithm, setting(4, steps=2), told_by(losses, lines), trials=lines).ends[3]
+        return play(algorithm, setting(4, steps=2), value_by(losses, lines), trials=lines).ends[3]
 
     assert ends(MedianStopping(min_trials=2, window=1)) == "complete"  # one other is not enough
     assert ends(MedianStopping(min_trials=2, window=1, tree_aware=False)) == "pruned"
@@ -454,7 +454,7 @@ def test_a_trial_is_not_compared_with_its_own_state():
     losses = {"A": 1.0, "B": 4.0, "C": 3.0, "Aa": 1.0, "Ba": 4.0, "Ca": 3.0, "Cb": 3.0}
 
     def ends(algorithm: MedianStopping) -> str:
-        return play(algorithm, setting(4, steps=2), told_by(losses, lines), trials=lines).ends[3]
+        return play(algorithm, setting(4, steps=2), value_by(losses, lines), trials=lines).ends[3]
 
     # Others of the second C: 1 and 4, whose median is 2.5. With the first C among them it would be 3, and equal.
     assert ends(MedianStopping(min_trials=2, window=1)) == "pruned"

@@ -39,7 +39,9 @@ def filled(search: Search) -> int:
 
 
 @pytest.mark.parametrize(("algorithm", "rooms"), DEFAULTS, ids=lambda one: repr(one)[:40])
-def test_by_default_as_many_are_open_as_keep_the_workers_busy(algorithm: Algorithm, rooms: dict[int, int]) -> None:
+def test_by_default_enough_trials_are_open_to_keep_the_workers_busy(
+    algorithm: Algorithm, rooms: dict[int, int]
+) -> None:
     assert {workers: algorithm.start(setting(workers), Trials()).room() for workers in rooms} == rooms
 
 
@@ -61,14 +63,14 @@ def test_the_number_grows_and_shrinks_with_the_workers(algorithm: Algorithm, roo
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), ASHA(1, 3), ASHA(1, 3, "stopping"), MedianStopping()], ids=repr)
-def test_a_window_that_is_given_stays(algorithm: Algorithm) -> None:
+def test_a_given_window_stays(algorithm: Algorithm) -> None:
     search = replace(algorithm, window=3).start(setting(32), Trials())  # type: ignore[call-arg]
     search.resized(64)
     search.idle(20)
     assert search.room() == 3
 
 
-def test_whom_a_trial_is_compared_with_is_settled_when_the_search_is_started() -> None:
+def test_the_trials_to_compare_with_are_fixed_when_the_search_starts() -> None:
     median = MedianStopping().start(setting(9), Trials())
     median.resized(32)
     assert median.room() == 20
@@ -85,12 +87,12 @@ def test_asynchronous_algorithms_ask_for_more_while_workers_wait(algorithm: Algo
     assert filled(search) == 5
     for _ in range(100):
         search.idle(30)
-    assert search.room() == 40 - 5, "twice as many at most: where trials begin alike, more of them help nobody"
+    assert search.room() == 40 - 5, "twice as many at most: where trials begin equally, more of them do not help"
     search.resized(8)
     assert search.room() == 0
 
 
-def test_an_equal_search_has_the_same_room_at_each_place() -> None:
+def test_an_equal_search_has_the_same_room_at_each_point() -> None:
     history = History(ASHA(1, 3), setting(32), Trials())
     filled(history)
     history.idle(7)
@@ -118,16 +120,16 @@ def test_hyperband_begins_a_cycle_when_workers_join() -> None:
 
 def test_the_next_cycle_begins_before_the_last_one_is_over() -> None:
     search = Hyperband(1, 3, window=3).start(setting(1), Trials())
-    asked = []
+    requests = []
     for index in range(CYCLE):
-        asked += search.added(index)
-    told = 0
+        requests += search.added(index)
+    reports = 0
     while search.room() == 0:
-        ask = asked.pop(0)
+        ask = requests.pop(0)
         assert isinstance(ask, Ask)
-        asked += [one for one in search.reported(ask.index, ask.step, float(ask.index)) if isinstance(one, Ask)]
-        told += 1
-    assert len(asked) == 2 and told >= CYCLE
+        requests += [one for one in search.reported(ask.index, ask.step, float(ask.index)) if isinstance(one, Ask)]
+        reports += 1
+    assert len(requests) == 2 and reports >= CYCLE
 
 
 def test_results_by_length_are_given_back_as_they_would_arrive_with_a_worker_for_each() -> None:

@@ -63,16 +63,16 @@ class Stuck(Shelf):
 
 
 class Log:
-    """A plan and its journal, without a driver. ``meanwhile`` is what others write before the next commit."""
+    """A plan and its journal, without a driver. ``concurrent`` are facts that others write before the next commit."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self.plan = plan
-        self.meanwhile: list[Fact] = []
+        self.concurrent: list[Fact] = []
         self.commits = 0
 
     def commit(self, facts: Sequence[Fact]) -> bool:
         self.commits += 1
-        before, self.meanwhile = self.meanwhile, []
+        before, self.concurrent = self.concurrent, []
         for fact in before or facts:
             self.plan.apply(fact)
         self.plan.cursor = self.plan.cursor.after([b""] * len(before or facts))
@@ -143,7 +143,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
             promoted.add(study.name)
             for i, stop in enumerate(wanted[int(study.name[1:])][1]):
                 study.driver.ask(TrialId(f"{study.name}/{i}"), stop)
-                study.asked += 1
+                study.requests += 1
         elif len(promoted) == len(studies) and all(study.done for study, _ in studies):
             break
         study.turn()
@@ -168,7 +168,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
     validate(final)
     assert set(final.kept) == shelf.keys, "what is kept is there, and nothing else"
     assert final.kept_bytes <= budget
-    # What was evicted costs its training anew; nothing else does.
+    # Evicted states cost their training again; nothing else does.
     everything = [added for trials, _ in wanted for added in trials]
     stops = [stop for _, stops in wanted for stop in stops]
     lost = [record for record in journal.read() if b'"StateLost"' in record]
@@ -180,7 +180,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
 
 @given(wishes(), st.integers(0, 5), st.integers(1, 3))
 @settings(max_examples=15)
-def test_at_every_decision_what_is_needed_stays(wanted, budget, workers) -> None:
+def test_every_decision_keeps_the_needed_states(wanted, budget, workers) -> None:
     trials, stops = wanted
 
     class Watching(Eviction):
@@ -244,10 +244,10 @@ def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(w
 # --- the protocol -----------------------------------------------------------------------------------------
 
 
-def test_a_state_that_another_driver_begins_from_meanwhile_is_not_evicted() -> None:
+def test_a_state_that_another_driver_starts_from_concurrently_is_not_evicted() -> None:
     log = kept_line(4)
     eviction = Eviction(Shelf(), 0)
-    log.meanwhile = [ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 2, 3),), 9.0)]
+    log.concurrent = [ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 2, 3),), 9.0)]
     eviction.evict(log, 0, "evicted")
     eviction.close()
     assert log.commits == 2
@@ -293,7 +293,7 @@ def test_a_driver_commits_nothing_on_what_it_has_not_read() -> None:
 def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back() -> None:
     journal, shelf, one, other = two_studies()
     one.driver.ask(TrialId("one/0"), 8)
-    one.asked += 1
+    one.requests += 1
     eviction = Eviction(shelf)
 
     def evict() -> None:
@@ -318,7 +318,7 @@ def test_two_drivers_may_find_the_same_checkpoint_gone() -> None:
         study.turn()
 
 
-def test_what_is_written_off_is_removed_only_after_it_was_written() -> None:
+def test_a_checkpoint_is_removed_only_after_its_eviction_is_recorded() -> None:
     log = kept_line(3)
     order: list[str] = []
 
@@ -345,7 +345,7 @@ def test_a_state_that_is_saved_again_before_it_was_removed_stays() -> None:
     assert shelf.keys == {again.kept.key} and eviction.removed == 4
 
 
-def test_what_a_chain_is_on_its_way_to_is_removed_only_when_it_is_over() -> None:
+def test_a_state_ahead_of_a_running_chain_is_removed_only_when_the_chain_is_over() -> None:
     log, shelf = kept_line(5), Shelf()
     shelf.keys = set(log.plan.kept)
     eviction = Eviction(shelf, 0)
@@ -359,7 +359,7 @@ def test_what_a_chain_is_on_its_way_to_is_removed_only_when_it_is_over() -> None
     assert not shelf.keys
 
 
-def test_what_cannot_be_removed_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_that_cannot_be_removed_is_logged_and_stays(caplog: pytest.LogCaptureFixture) -> None:
     log = kept_line(2)
     eviction = Eviction(Stuck(), 0)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -369,7 +369,7 @@ def test_what_cannot_be_removed_is_told_and_left(caplog: pytest.LogCaptureFixtur
     assert "no permission" in caplog.text and "hpstage gc" in caplog.text
 
 
-def test_needed_states_over_the_budget_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_needed_states_over_the_budget_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     log = kept_line(3)
     log.plan.apply(started())
     log.plan.apply(proposed("study/0"))
@@ -383,7 +383,7 @@ def test_needed_states_over_the_budget_are_told_once(caplog: pytest.LogCaptureFi
     assert "still needed take 1 bytes" in caplog.text
 
 
-def test_without_a_budget_nothing_goes() -> None:
+def test_without_a_budget_nothing_is_evicted() -> None:
     log = kept_line(3)
     eviction = Eviction(Shelf())
     eviction.settle(log)
@@ -404,17 +404,17 @@ class Full(SimulatedExecutor):
     def wait(self, timeout: float | None) -> list[Report]:
         reports: list[Report] = []
         for report in super().wait(timeout):
-            told = report.reached if isinstance(report, BoundaryReached) else report
-            chain = getattr(told, "chain", None)
+            payload = report.reached if isinstance(report, BoundaryReached) else report
+            chain = getattr(payload, "chain", None)
             if chain in self.over:
                 continue
-            kept = getattr(told, "kept", None)
+            kept = getattr(payload, "kept", None)
             if kept is not None and len(self.kept) > self.room:
                 self.kept.discard(kept.key)
                 self.over.add(chain)
                 if chain in self._flights:
                     self._land(self._flights[chain])
-                reports.append(ChainEnded(chain, told.worker, "full", self.clock(), message="no space left"))
+                reports.append(ChainEnded(chain, payload.worker, "full", self.clock(), message="no space left"))
             else:
                 reports.append(report)
         return reports
@@ -447,7 +447,7 @@ def test_a_full_disk_of_which_nothing_can_go_ends_the_search() -> None:
         search_on_full_disk(4, [8, 8, 8], evicting=False)
 
 
-def test_chains_that_were_under_way_when_room_was_made_need_no_more_of_it() -> None:
+def test_chains_that_ran_when_room_was_made_need_no_more_room() -> None:
     log, shelf = kept_line(4), Shelf()
     log.plan.apply(ChainStarted(ChainId("two"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 4, 5),), 9.0))
     eviction = Eviction(shelf)
@@ -463,7 +463,7 @@ def test_chains_that_were_under_way_when_room_was_made_need_no_more_of_it() -> N
 # --- cost -------------------------------------------------------------------------------------------------
 
 
-def test_a_decision_comes_once_in_a_tenth_of_the_budget() -> None:
+def test_eviction_decides_once_per_tenth_of_the_budget() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(trial(0, {"a": s.constant(1)}, 10_000))
     log, eviction = Log(plan), Eviction(Shelf(), 5_000)
@@ -514,6 +514,6 @@ def test_a_size_is_a_number_or_a_text(size: int | str, found: int) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, "-1", "", "GB", "20 quux", "nan", "1e999", True, 2.5, None, b"5"])
-def test_what_is_no_size_is_refused(size: object) -> None:
+def test_an_invalid_size_is_refused(size: object) -> None:
     with pytest.raises(UsageError, match=r"checkpoint_budget is .*'20 GB'"):
         BYTES.of("checkpoint_budget", size)

@@ -113,7 +113,7 @@ def greedy_by_trying_each(states: list[KeptState], budget: int) -> list[StateKey
 
 
 @given(states=forests(), budget=st.none() | st.integers(0, 300))
-def test_what_is_needed_never_goes(states: list[KeptState], budget: int | None) -> None:
+def test_needed_states_are_never_evicted(states: list[KeptState], budget: int | None) -> None:
     needed = {state.key for state in states if state.needed}
     assert not needed & set(choose_evictions(states, budget).delete)
 
@@ -128,7 +128,7 @@ def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptStat
 
 
 @given(states=forests(), budget=st.integers(0, 300))
-def test_nothing_goes_in_vain(states: list[KeptState], budget: int) -> None:
+def test_no_state_is_evicted_in_vain(states: list[KeptState], budget: int) -> None:
     decision = choose_evictions(states, budget)
     gone = {*decision.delete}
     assert all(size_of(s for s in states if s.key not in gone - {key}) > budget for key in decision.delete)
@@ -212,7 +212,7 @@ def test_on_small_trees_few_more_seconds_are_lost_than_the_fewest_possible() -> 
 # --- examples ---------------------------------------------------------------------------------------------
 
 
-def test_without_a_budget_nothing_goes() -> None:
+def test_without_a_budget_nothing_is_evicted() -> None:
     assert choose_evictions([state("a", bytes=5)], None) == EvictionPlan((), remaining=5)
 
 
@@ -220,7 +220,7 @@ def test_a_budget_that_is_kept_deletes_nothing() -> None:
     assert choose_evictions([state("a"), state("b")], 20).delete == ()
 
 
-def test_the_cheapest_per_byte_goes_first() -> None:
+def test_the_cheapest_state_per_byte_is_evicted_first() -> None:
     states = [state("dear", seconds=100), state("cheap", seconds=1), state("large", seconds=50, bytes=1000)]
     assert choose_evictions(states, 1010).delete == ("cheap",)
     assert choose_evictions(states, 500).delete == ("large",)
@@ -231,7 +231,7 @@ def test_bytes_beyond_those_to_be_freed_count_for_nothing() -> None:
     assert choose_evictions(states, 1000).delete == ("cheap", "dear")
 
 
-def test_what_went_in_vain_stays_after_all() -> None:
+def test_states_that_need_not_go_are_kept_after_all() -> None:
     states = [state("cheap", seconds=1), state("large", seconds=500, bytes=1000)]
     assert choose_evictions(states, 500).delete == ("large",)
 
@@ -252,7 +252,7 @@ def test_a_state_costs_more_once_its_ancestor_is_gone() -> None:
     assert choose_evictions(states, 10).delete == ("trunk", "other")  # the leaf would now be 5 seconds away
 
 
-def test_among_equals_the_least_recently_used_goes() -> None:
+def test_of_equal_states_the_least_recently_used_is_evicted() -> None:
     states = [state("a", used=3), state("b", used=1), state("c", used=2)]
     assert choose_evictions(states, 20).delete == ("b",)
 
@@ -270,7 +270,7 @@ def test_needed_states_stay_over_the_budget() -> None:
         ([state("a", "b"), state("b", "a")], "ancestors of themselves"),
     ],
 )
-def test_states_that_are_no_forest_are_refused(states: list[KeptState], message: str) -> None:
+def test_states_that_do_not_form_a_forest_are_refused(states: list[KeptState], message: str) -> None:
     with pytest.raises(InternalError, match=message):
         choose_evictions(states, 0)
 

@@ -54,7 +54,7 @@ class Oracle:
 
     def __init__(self, plan: SearchPlan) -> None:
         self.plan = plan
-        self.keys: dict[Prefix, StateKey] = {}  # of kept states
+        self.keys: dict[Prefix, StateKey] = {}  # of states with a checkpoint
         self.costs: dict[Prefix, float] = {}  # of the last step of each prefix
         self.lines = {trial.id: self.line(trial) for trial in plan.trials.values()}
         for planned in plan.trials.values():
@@ -167,7 +167,7 @@ def needed_steps(search: Search) -> list[int]:
     return sorted(search.plan.kept[state.key].step for state in kept_states(search.plan) if state.needed)
 
 
-def test_where_a_trial_stands_that_is_not_over_is_needed() -> None:
+def test_the_last_state_of_an_unfinished_trial_is_needed() -> None:
     search = plan_of_two()
     assert needed_steps(search) == [6, 6]
     search.driver.log.write([ended("study/0")])
@@ -221,7 +221,7 @@ def test_trials_that_a_search_takes_over_stay_open_until_they_end() -> None:
     assert needed_steps(search) == [6]
 
 
-def test_what_a_chain_starts_from_is_needed_until_the_chain_tells_of_something() -> None:
+def test_the_start_state_of_a_chain_is_needed_until_its_first_report() -> None:
     search = plan_of_two()
     search.driver.log.write([ended("study/0"), ended("study/1")])
     node = search.plan.trials[TrialId("study/0")].node_at(6)
@@ -255,7 +255,7 @@ def test_a_state_that_was_loaded_was_used() -> None:
 
 
 @given(schedules(8))
-def test_a_trial_that_nothing_was_asked_of_needs_nothing(schedule: s.Schedule) -> None:
+def test_a_trial_without_requests_needs_no_state(schedule: s.Schedule) -> None:
     search = Search(SimulatedExecutor(1))
     search.driver.log.write([started(), proposed("study/0")])
     search.driver.add([trial(0, {"a": schedule}, 8)])

@@ -63,7 +63,7 @@ WAYS = [by_numpy, by_address, by_dlpack, by_storage, by_data, by_a_view, in_plac
 
 @pytest.mark.parametrize("write", WAYS)
 @pytest.mark.parametrize("writer", [0, 1, 2])
-def test_who_writes_has_a_copy_first(write: Callable[[Tensor], None], writer: int) -> None:
+def test_a_write_copies_shared_memory_first(write: Callable[[Tensor], None], writer: int) -> None:
     first = made()
     assert lazy_copies.allow_copies(first)
     copies = [first, lazy_copies.clone(first), lazy_copies.clone(first)]
@@ -74,7 +74,7 @@ def test_who_writes_has_a_copy_first(write: Callable[[Tensor], None], writer: in
 
 
 @pytest.mark.parametrize("read", [digest, clone, lambda t: t.sum(), lambda t: nn.functional.linear(t, t), Tensor.clone])
-def test_reading_gives_no_memory_of_its_own(read: Callable[[Tensor], Any]) -> None:
+def test_reading_copies_nothing(read: Callable[[Tensor], Any]) -> None:
     first = made()
     assert lazy_copies.allow_copies(first)
     other = lazy_copies.clone(first)
@@ -133,7 +133,7 @@ OTHERS: list[Callable[[Path], Tensor]] = [
 
 @pytest.mark.parametrize("make", OTHERS)
 @pytest.mark.filterwarnings("ignore")
-def test_of_other_tensors_there_are_no_lazy_copies(make: Callable[[Path], Tensor], tmp_path: Path) -> None:
+def test_other_tensors_have_no_lazy_copies(make: Callable[[Path], Tensor], tmp_path: Path) -> None:
     assert not lazy_copies.allow_copies(make(tmp_path))
 
 

@@ -44,7 +44,7 @@ def test_a_log_of_another_state_or_workload_is_refused() -> None:
         decode(content, KEY, "other", "here")
 
 
-def test_columns_of_unequal_length_are_no_log() -> None:
+def test_a_log_with_columns_of_unequal_length_is_refused() -> None:
     content = msgspec.msgpack.encode({"start": 0, "stop": 1, "series": {"a": {"steps": [0], "values": []}}})
     with pytest.raises(msgspec.ValidationError, match="1 steps and 0 values"):
         msgspec.msgpack.decode(content, type=StageLog)

@@ -44,7 +44,7 @@ def begun() -> Search:
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "left"),
+    ("happen", "left"),
     [
         (lambda executor: None, ["sim-0"]),  # the chain ends
         (lambda executor: executor.kill(WorkerId("sim-0"), 3.0), []),
@@ -52,16 +52,16 @@ def begun() -> Search:
     ],
     ids=["ended", "died", "joined"],
 )
-def test_reports_that_came_when_it_was_taken_for_dead_are_not_waited_for_again(meanwhile, left) -> None:
+def test_a_driver_declared_dead_does_not_wait_again_for_reports_it_has(happen, left) -> None:
     search = begun()
-    meanwhile(search.executor)
+    happen(search.executor)
     search.executor.happens = lambda reports: search.journal.append([encode(DriverLeft(ME, 0.0, "gone"))])
     with pytest.raises(LeaseLost):
         search.answers(1)
     assert sorted(search.driver.abandon()) == left
 
 
-def test_a_report_of_a_chain_that_is_over_says_nothing_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_report_of_an_ended_chain_does_not_bench_its_worker(caplog: pytest.LogCaptureFixture) -> None:
     search = begun()
     late = ChainEnded(ChainId("an earlier one"), WorkerId("sim-0"), "cut_off", 1.0, message="no such mount")
     search.executor.happens = lambda reports: reports.insert(0, late)
@@ -70,7 +70,7 @@ def test_a_report_of_a_chain_that_is_over_says_nothing_of_the_worker(caplog: pyt
     assert not caplog.records
 
 
-def test_a_trial_that_something_was_asked_of_becomes_no_other() -> None:
+def test_a_trial_with_requests_cannot_be_replaced() -> None:
     search = Search(SimulatedExecutor(1))
     search.driver.add([TRIAL])
     search.driver.ask(TRIAL.trial, 8)
@@ -80,9 +80,9 @@ def test_a_trial_that_something_was_asked_of_becomes_no_other() -> None:
     assert open_plan(search.journal, WORKLOAD, {}).trials[TRIAL.trial].requested == 8
 
 
-def test_a_tree_of_hundreds_of_nodes_one_below_the_other() -> None:
+def test_a_tree_may_be_hundreds_of_nodes_deep() -> None:
     search = Search(SimulatedExecutor(1))
-    # Each parts from the one before it at its last step.
+    # Each branches from the one before it at its last step.
     trials = [
         TrialAdded(TrialId(str(n)), {"a": s.piecewise({step: step for step in range(n + 1)})}, n + 2)
         for n in range(600)

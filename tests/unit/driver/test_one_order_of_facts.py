@@ -33,7 +33,7 @@ from tests.unit.driver.test_several_drivers import Study, searches
 from tests.unit.searches import WORKLOAD
 
 _DERIVED = {"_history", "_trail", "_tree", "milestones", "branch_points"}
-"""What a plan makes when it is asked, or in passing: the rest tells whether two are the same."""
+"""Fields that a plan derives from the others, which decide whether two plans are equal."""
 
 
 def portrait(value: Any) -> Any:
@@ -120,7 +120,7 @@ def test_drivers_that_interrupt_each_other_and_a_stranger_see_the_same_plan_fiel
             mine = TrialAdded(TrialId(f"{study.name}/{added.trial}"), added.schedules, added.steps)
             study.driver.add([mine])
             study.driver.ask(mine.trial, stop)  # not written yet
-            study.asked += 1
+            study.requests += 1
         else:
             turn(study)
         if choose.random() < 0.1:
@@ -184,7 +184,7 @@ def test_appends_are_refused_in_that_test() -> None:
         (TrialAdded(TrialId("s/0"), {"a": s.constant(2)}, 8), UsageError),
     ],
 )
-def test_what_contradicts_the_plan_is_not_written(fact, error) -> None:
+def test_a_fact_that_contradicts_the_plan_is_not_written(fact, error) -> None:
     study = Study("s", MemoryJournal(), set())
     study.ask([TrialAdded(TrialId("0"), {"a": s.constant(1)}, 8)], [8])
     journal = study.driver.log.journal
@@ -196,7 +196,7 @@ def test_what_contradicts_the_plan_is_not_written(fact, error) -> None:
         study.turn()
 
 
-def test_what_is_asked_is_folded_when_it_is_written() -> None:
+def test_a_request_is_folded_once_it_is_written() -> None:
     study = Study("s", MemoryJournal(), set())
     added = TrialAdded(TrialId("s/0"), {"a": s.constant(1)}, 8)
     study.driver.add([added])

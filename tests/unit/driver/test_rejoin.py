@@ -91,7 +91,7 @@ def test_a_search_whose_driver_was_taken_for_dead_ends_as_if_nothing_had_been(al
     assert not found.plan.chains
 
 
-def test_an_asynchronous_search_goes_on_too() -> None:
+def test_an_asynchronous_search_continues_too() -> None:
     journal = MemoryJournal()
     found = search(journal, ASHA(min_steps=4, reduction_factor=2), callbacks=[Burial(journal, {2}, silent=False)])
     assert all(trial.state.is_finished() for trial in found.study.trials)
@@ -114,7 +114,7 @@ def test_a_study_that_another_process_drives_by_then_is_left_to_it() -> None:
 
 
 class Losing(MemoryJournal):
-    """Says once that it has lost records: when a chain is claimed, before it is started."""
+    """Raises one time that it has lost records: when a chain is claimed, before it is started."""
 
     def __init__(self, claim: int) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class Study:
         self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=every)
         self.driver = Driver(self.plan, self.scheduler, self.executor, journal, eviction=eviction)
         self.driver.log.write([DriverJoined(DriverId(name), name, "a host", 0, 0.0)])
-        self.asked = 0
+        self.requests = 0
         self.answers: list[Answer] = []
 
     def ask(self, trials: list[TrialAdded], stops: list[int]) -> None:
@@ -65,12 +65,12 @@ class Study:
         self.driver.add(mine)
         for added, stop in zip(mine, stops, strict=True):
             self.driver.ask(added.trial, stop)
-        self.driver.log.write([])  # what was asked is written with what comes next
-        self.asked += len(mine)
+        self.driver.log.write([])  # requests are written with the next facts
+        self.requests += len(mine)
 
     @property
     def done(self) -> bool:
-        return len(self.answers) >= self.asked
+        return len(self.answers) >= self.requests
 
     def turn(self) -> None:
         self.answers += self.driver.wait()
@@ -93,7 +93,7 @@ def searches(draw: st.DrawFn) -> tuple[list[TrialAdded], list[int]]:
 
 
 @given(st.lists(searches(), min_size=2, max_size=3), st.integers())
-def test_drivers_that_run_side_by_side_train_every_distinct_step_once(wishes, seed):
+def test_concurrent_drivers_train_every_unique_step_once(wishes, seed):
     journal, kept = MemoryJournal(), set()
     studies = [Study(f"s{i}", journal, kept) for i in range(len(wishes))]
     for study, (trials, stops) in zip(studies, wishes, strict=True):
@@ -156,7 +156,7 @@ def test_every_driver_sees_the_same_plan(seed: int) -> None:
 
 
 @given(searches(), searches(), st.integers(), st.integers(0, 12))
-def test_a_driver_that_is_done_leaves_and_the_other_goes_on_from_where_it_was(mine, theirs, seed, when):
+def test_a_driver_that_is_done_leaves_and_the_other_continues_from_its_states(mine, theirs, seed, when):
     journal, kept = MemoryJournal(), set()
     choose = random.Random(seed)
     leaving, other = (Study(name, journal, kept) for name in ("leaving", "other"))
@@ -175,7 +175,7 @@ def test_a_driver_that_is_done_leaves_and_the_other_goes_on_from_where_it_was(mi
     assert final.totals.steps_wasted == 0
 
 
-def test_a_driver_that_is_done_does_not_stay_for_what_others_want() -> None:
+def test_a_driver_that_is_done_does_not_stay_for_requests_of_others() -> None:
     journal, kept = MemoryJournal(), set()
     leaving, other = (Study(name, journal, kept, workers=1) for name in ("leaving", "other"))
     trial = TrialAdded(TrialId("0"), {"a": s.constant(1)}, 1000)
@@ -191,8 +191,8 @@ def test_a_driver_that_is_done_does_not_stay_for_what_others_want() -> None:
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
-def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(newcomer: bool) -> None:
-    # A chain of another's over steps 0 to 4 of a node, which then goes on to 8 of the same.
+def test_steps_that_another_driver_is_about_to_train_are_left_to_it(newcomer: bool) -> None:
+    # A chain of another's over steps 0 to 4 of a node, which then continues to 8 of the same.
     journal = MemoryJournal()
     trials = [TrialAdded(TrialId(name), {"a": s.constant(1)}, 8) for name in ("t", "u")]
     other = Study("other", journal, set())
@@ -239,7 +239,7 @@ def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once(newcomer
     other.ask([trial], [4])
     other.driver.wait(0.0)
     assert [chain.driver for chain in other.plan.chains.values()] == ["one"]
-    one.asked += 1
+    one.requests += 1
     run([one, other], random.Random(0))
     assert one.plan.totals.evaluations == 2
 

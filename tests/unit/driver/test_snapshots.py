@@ -31,7 +31,7 @@ from tests.unit.searches import WORKLOAD
 
 
 class Slow(MemoryJournal):
-    """Writes each snapshot when it is told to."""
+    """Writes each snapshot when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_a_snapshot_is_due_when_enough_has_come_since_the_last_one(monkeypatch: 
     assert opened.restored == store.written[-1] and opened.position == plan.position
 
 
-def test_the_plan_goes_on_while_a_snapshot_is_written_and_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_continues_while_a_snapshot_is_written_and_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "LEAST", 10)
     store = Slow()
     plan = open_plan(store, WORKLOAD, {})

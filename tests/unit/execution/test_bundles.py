@@ -43,13 +43,13 @@ def search(trainable: object, space: Any = space, **options: Any) -> hpstage.Res
     return hpstage.optimize(study, trainable, space, **(settings | {"store": MemoryJournal()} | options))
 
 
-def test_the_port_is_recognised() -> None:
+def test_executors_are_recognised_by_their_methods() -> None:
     assert isinstance(Tapes(Tape()), Bundling)
     assert not isinstance(Tape(), Bundling)
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
-def test_a_bundle_trains_what_a_worker_alone_trains(algorithm: Algorithm) -> None:
+def test_a_bundle_trains_as_a_worker_with_one_slot(algorithm: Algorithm) -> None:
     tapes = Tapes(Tape())
     bundled, single = search(tapes, algorithm=algorithm), search(Tape(), algorithm=algorithm)
     validate(bundled.plan)
@@ -65,7 +65,7 @@ def test_a_bundle_trains_what_a_worker_alone_trains(algorithm: Algorithm) -> Non
         assert savings.steps_trained == single.savings.steps_trained
 
 
-def test_slots_of_a_worker_are_one_worker() -> None:
+def test_a_worker_with_several_slots_counts_as_one_worker() -> None:
     journal = MemoryJournal()
     result = search(Tapes(Tape()), store=journal)
     facts = list(read_facts(journal))
@@ -75,13 +75,13 @@ def test_slots_of_a_worker_are_one_worker() -> None:
     assert "disk" not in {fact.source for fact in facts if isinstance(fact, StateReached)}
 
 
-def test_seconds_of_a_step_are_shared_by_those_it_trained() -> None:
+def test_seconds_of_a_step_are_divided_among_its_members() -> None:
     result = search(Tapes(Tape()))
     savings = result.savings
     assert 0 < savings.worker_seconds <= savings.makespan
 
 
-def test_a_failure_is_that_of_one_member() -> None:
+def test_a_failing_member_does_not_fail_the_other_members() -> None:
     tapes = Tapes(Failing())
     result = search(tapes, lambda trial: {"a": s.piecewise({0: 1, 3: [2, 7, 3][trial.number]})}, n_trials=3)
     assert [trial.state for trial in result.study.trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
@@ -90,7 +90,7 @@ def test_a_failure_is_that_of_one_member() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 12, *(pytest.param(at, marks=pytest.mark.slow) for at in (5, 20, 33))])
-def test_an_interrupted_bundle_goes_on(at: int, tmp_path: Path) -> None:
+def test_an_interrupted_bundle_resumes(at: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"store": tmp_path / "store"}
     storage = f"sqlite:///{tmp_path}/study.db"
 
@@ -114,7 +114,7 @@ def test_an_interrupted_bundle_goes_on(at: int, tmp_path: Path) -> None:
     assert [trial.value for trial in result.study.trials] == [trial.value for trial in expected.study.trials]
 
 
-def test_what_has_killed_a_worker_trains_alone_until_it_is_past_that() -> None:
+def test_a_chain_that_killed_a_worker_trains_without_others_until_it_has_passed_that_step() -> None:
     """Otherwise its companions would be blamed with it."""
     plan = open_plan(MemoryJournal(), WORKLOAD, {})
     scheduler = Scheduler(plan, checkpoint_every=10**9)

@@ -1,4 +1,4 @@
-"""States for the chains to come are loaded while training goes on, which changes no bit and fails nothing."""
+"""States for the chains to come are loaded while training continues, which changes no bit and fails nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpstage.execution.fetching import Fetcher
 from hpstage.plan.facts import StateKey, StateReached
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.testing.chains import chain, key
-from tests.unit.execution.beside import Played
+from tests.unit.execution.background import Played
 from tests.unit.execution.test_saving import WAIT, Shaky, Sums, waits
 
 
 class Watched(Shaky):
-    """Tells which states were loaded by whom, and does something before."""
+    """Records which states were loaded by whom, and runs a function before."""
 
     def __init__(self, path: Path, loading: Mapping[StateKey, Callable[[], None]] | None = None) -> None:
         super().__init__(path)
@@ -35,7 +35,7 @@ class Watched(Shaky):
 
 def kept_by_another(folder: Path, *steps: int) -> None:
     """States that another worker has kept."""
-    Played(Sums(), Shaky(folder), beside=False).run(chain("other", max(steps), *steps))
+    Played(Sums(), Shaky(folder), background=False).run(chain("other", max(steps), *steps))
 
 
 def reached(reports: list[ChainReport]) -> list[StateReached]:
@@ -51,32 +51,32 @@ def test_the_next_chain_starts_from_a_state_that_was_loaded_while_this_one_train
         played.bundle.expect([key(6)])
         assert fetched.wait(WAIT), "it is loaded though training stands in its step"
 
-    played = Played(Sums({4: expect}), store, beside=True)
+    played = Played(Sums({4: expect}), store, background=True)
     played.run(chain("a", 5, start=3))
     [last] = reached(played.run(chain("b", 9, start=6)))
     assert (last.source, last.metrics) == ("live", {"total": 9.0})
     assert [(of, name == "hpstage-fetch") for of, name in store.loaded] == [(key(3), False), (key(6), True)]
 
 
-def test_what_is_needed_while_it_is_being_loaded_is_waited_for_and_not_loaded_twice(tmp_path: Path) -> None:
+def test_a_state_needed_while_it_is_loaded_is_waited_for_and_not_loaded_twice(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 6)
-    asked = threading.Event()
-    store = Watched(tmp_path, {key(6): waits(asked)})
+    wanted = threading.Event()
+    store = Watched(tmp_path, {key(6): waits(wanted)})
     live = LiveCache()
     fetcher = Fetcher(store, live)
     fetcher.expect([key(6)])
-    threading.Timer(0.05, asked.set).start()
+    threading.Timer(0.05, wanted.set).start()
     assert fetcher.get(key(6)) is not None
     assert len(store.loaded) == 1
 
 
-def test_what_is_needed_before_its_turn_is_not_loaded_twice_either(tmp_path: Path) -> None:
+def test_a_state_needed_before_its_turn_is_not_loaded_twice_either(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 3, 6)
     go_on = threading.Event()
     store = Watched(tmp_path, {key(3): waits(go_on)})
     fetcher = Fetcher(store, LiveCache())
     fetcher.expect([key(3), key(6)])
-    assert fetcher.get(key(6)) is None, "who asks loads it"
+    assert fetcher.get(key(6)) is None, "the caller loads it"
     go_on.set()
     assert fetcher.get(key(3)) is not None
     assert [of for of, _ in store.loaded] == [key(3)]
@@ -116,7 +116,7 @@ def test_a_state_that_cannot_be_fetched_fails_only_the_chain_that_needs_it(
         played.bundle.expect([key(6), key(3)])
         assert failed.wait(WAIT)
 
-    played = Played(Sums({2: expect}), store, beside=True)
+    played = Played(Sums({2: expect}), store, background=True)
     assert [r.step for r in reached(played.run(chain("a", 5)))] == [5]
     [last] = reached(played.run(chain("b", 9, start=3)))
     assert last.metrics == {"total": 9.0}
@@ -125,7 +125,7 @@ def test_a_state_that_cannot_be_fetched_fails_only_the_chain_that_needs_it(
         assert isinstance(end, ChainEnded) and end.outcome == "unreadable"
 
 
-def test_a_store_that_may_not_be_used_beside_training_is_not(tmp_path: Path) -> None:
+def test_a_store_without_background_access_is_not_used_in_the_background(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 3)
 
     class Drawing(Watched):
@@ -133,6 +133,6 @@ def test_a_store_that_may_not_be_used_beside_training_is_not(tmp_path: Path) -> 
 
     store, live = Drawing(tmp_path), LiveCache()
     Fetcher(store, live).expect([key(3)])
-    played = Played(Sums(), store, beside=True, live=live)
+    played = Played(Sums(), store, background=True, live=live)
     assert [r.source for r in reached(played.run(chain("b", 9, start=3)))] == ["disk"]
     assert {name for _, name in store.loaded} == {threading.current_thread().name}

@@ -30,7 +30,7 @@ from hpstage.plan.facts import Kept, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.testing.chains import chain, key
-from tests.unit.execution.beside import WORKER, Played, files_of
+from tests.unit.execution.background import WORKER, Played, files_of
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -99,33 +99,33 @@ def raises(error: Exception, times: int = 10**9) -> Callable[[], None]:
 
 
 def but_for_time(reports: list[ChainReport], *, whole: bool = True) -> list[Any]:
-    """The reports without what is measured; of an end whose place is not compared, its outcome alone."""
-    told: list[Any] = []
+    """The reports without what is measured; of an end whose place is not compared, only its outcome."""
+    bare: list[Any] = []
     for report in reports:
         if isinstance(report, BoundaryReached):
             reached = replace(report.reached, at=0.0, train_seconds=0.0, load_seconds=0.0, evaluate_seconds=0.0)
             ending = None if report.ending is None else replace(report.ending, at=0.0)
-            told.append(replace(report, reached=replace(reached, save_seconds=0.0), ending=ending))
+            bare.append(replace(report, reached=replace(reached, save_seconds=0.0), ending=ending))
         elif isinstance(report, ChainEnded) and not whole:
-            told.append((report.chain, report.outcome, report.message))
+            bare.append((report.chain, report.outcome, report.message))
         elif isinstance(report, ChainEnded):
             failure = None if report.failure is None else replace(report.failure, traceback="")
-            told.append(replace(report, at=0.0, wasted_seconds=0.0, failure=failure))
+            bare.append(replace(report, at=0.0, wasted_seconds=0.0, failure=failure))
         else:
-            told.append(replace(report, at=0.0))
-    return told
+            bare.append(replace(report, at=0.0))
+    return bare
 
 
 def steps(reports: list[ChainReport]) -> list[int]:
     return [report.reached.step for report in reports if isinstance(report, BoundaryReached)]
 
 
-def test_training_goes_on_while_a_state_is_written_and_the_state_is_that_of_its_step(tmp_path: Path) -> None:
+def test_training_continues_while_a_state_is_written_and_the_state_is_that_of_its_step(tmp_path: Path) -> None:
     trained_on = threading.Event()
     store = Shaky(tmp_path, {key(3): waits(trained_on)})
-    played = Played(Sums({6: trained_on.set}), store, beside=True)
-    told = played.run(chain("c", 8, 3))
-    assert steps(told) == [3, 8]
+    played = Played(Sums({6: trained_on.set}), store, background=True)
+    reports = played.run(chain("c", 8, 3))
+    assert steps(reports) == [3, 8]
     for step in (3, 8):
         state = store.load(key(step))
         assert isinstance(state, dict)
@@ -133,7 +133,7 @@ def test_training_goes_on_while_a_state_is_written_and_the_state_is_that_of_its_
     assert store.manifest(key(8)).parent == key(3)
 
 
-def test_a_report_is_given_only_once_its_state_is_durable_and_so_are_those_after_it(tmp_path: Path) -> None:
+def test_reports_are_given_in_order_once_their_states_are_durable(tmp_path: Path) -> None:
     """Also of boundaries that keep no state."""
     go_on, looked = threading.Event(), threading.Event()
     store = Shaky(tmp_path, {key(3): waits(go_on)})
@@ -144,16 +144,16 @@ def test_a_report_is_given_only_once_its_state_is_durable_and_so_are_those_after
         go_on.set()
 
     seen: list[ChainReport] = []
-    played = Played(Sums({7: look}), store, beside=True)
+    played = Played(Sums({7: look}), store, background=True)
     two = chain("c", 8, 2, 3, 5)
     bare = [replace(each, keep=each.step != 5) for each in two.boundaries]
-    told = played.run(replace(two, boundaries=tuple(bare)))
+    reports = played.run(replace(two, boundaries=tuple(bare)))
     assert looked.is_set()
-    assert set(steps(seen)) <= {2}, "the states at 3 and 5 were reached, and nobody was told"
-    assert steps(seen + told) == [2, 3, 5, 8]
+    assert set(steps(seen)) <= {2}, "the states at 3 and 5 were reached, and no report was given"
+    assert steps(seen + reports) == [2, 3, 5, 8]
 
 
-def test_no_more_than_some_states_wait_to_be_written(tmp_path: Path) -> None:
+def test_a_bounded_number_of_states_waits_to_be_written(tmp_path: Path) -> None:
     """Training stands still instead, also while the store is away."""
     at, stood = [0], threading.Event()
     store = Shaky(tmp_path, {key(1): waits(stood)})
@@ -169,17 +169,17 @@ def test_no_more_than_some_states_wait_to_be_written(tmp_path: Path) -> None:
             assert at[0] < 3 or stood.is_set()
             return super().state_dict()
 
-    told = Played(Watched(), store, beside=True).run(chain("c", 9, *range(1, 9)))
-    assert steps(told) == list(range(1, 10))
+    reports = Played(Watched(), store, background=True).run(chain("c", 9, *range(1, 9)))
+    assert steps(reports) == list(range(1, 10))
     assert store.saved == [key(step) for step in range(1, 10)]
 
 
-def test_states_larger_than_what_may_wait_are_written_one_at_a_time(
+def test_states_larger_than_the_queue_are_written_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "_BYTES", 1)
     store = Shaky(tmp_path)
-    assert steps(Played(Sums(), store, beside=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
+    assert steps(Played(Sums(), store, background=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
 
 
 def test_states_are_written_where_no_memory_is_left_to_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_states_are_written_where_no_memory_is_left_to_prepare(tmp_path: Path, m
 
     monkeypatch.setattr(leaves, "room", room)
     store = Shaky(tmp_path)
-    assert steps(Played(Sums(), store, beside=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
+    assert steps(Played(Sums(), store, background=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
     assert store.saved == [key(step) for step in (1, 2, 3, 5)]
 
 
@@ -204,7 +204,7 @@ def test_copies_are_freed_once_they_are_written(tmp_path: Path) -> None:
     gc.disable()
     try:
         live = LiveCache(host_bytes=int(1.5 * 8 * Sums.size))
-        Played(Sums(), Watched(tmp_path), beside=True, live=live).run(chain("c", 9, *range(1, 9)))
+        Played(Sums(), Watched(tmp_path), background=True, live=live).run(chain("c", 9, *range(1, 9)))
         assert sum(copy() is not None for copy in copies) <= 2
     finally:
         gc.enable()
@@ -225,14 +225,14 @@ class Filled(HostMemory):
 
 def test_where_memory_is_short_states_are_written_without_a_copy_and_reports_are_the_same(tmp_path: Path) -> None:
     stops = chain("c", 9, *range(1, 9))
-    alone = Played(Sums(), Shaky(tmp_path / "a"), beside=False).run(stops)
+    at_once = Played(Sums(), Shaky(tmp_path / "a"), background=False).run(stops)
     live = LiveCache(memory=Filled())
-    beside = Played(Sums(), Shaky(tmp_path / "b"), beside=True, live=live).run(stops)
+    background = Played(Sums(), Shaky(tmp_path / "b"), background=True, live=live).run(stops)
 
     def reached(reports: list[ChainReport]) -> list[object]:
         return [(r.reached.step, r.reached.kept) for r in reports if isinstance(r, BoundaryReached)]
 
-    assert reached(beside) == reached(alone)
+    assert reached(background) == reached(at_once)
     assert len(live) < 9
 
 
@@ -242,7 +242,7 @@ def test_a_state_that_is_live_already_is_written_as_it_is_now(tmp_path: Path) ->
     live.put(key(4), {"array": np.full(Sums.size, 7.0)})
     [reached] = [
         report.reached
-        for report in Played(Sums(), Shaky(tmp_path), beside=True, live=live).run(chain("c", 4))
+        for report in Played(Sums(), Shaky(tmp_path), background=True, live=live).run(chain("c", 4))
         if isinstance(report, BoundaryReached)
     ]
     assert reached.kept is not None
@@ -256,10 +256,10 @@ def test_small_states_are_written_by_the_training_thread(tmp_path: Path) -> None
     class Small(Sums):
         size = 10
 
-    told = Played(Small(), store, beside=True).run(chain("c", 4, 2))
-    assert steps(told) == [2, 4]
+    reports = Played(Small(), store, background=True).run(chain("c", 4, 2))
+    assert steps(reports) == [2, 4]
     assert set(threads) == {threading.current_thread().name}
-    assert Played(Sums(), store, beside=True).run(chain("d", 4, 2))
+    assert Played(Sums(), store, background=True).run(chain("d", 4, 2))
     assert "hpstage-saves" in threads
 
 
@@ -275,9 +275,9 @@ def test_a_state_that_cannot_be_written_ends_its_chain_there_whatever_was_traine
         raise error
 
     store = Shaky(tmp_path, {key(4): fail})
-    told = Played(Sums({6: trained_on.set}), store, beside=True).run(chain("c", 9, 2, 4, 5))
-    assert steps(told) == [2]
-    end = told[-1]
+    reports = Played(Sums({6: trained_on.set}), store, background=True).run(chain("c", 9, 2, 4, 5))
+    assert steps(reports) == [2]
+    end = reports[-1]
     assert isinstance(end, ChainEnded)
     assert end.outcome == ("full" if isinstance(error, CheckpointFull) else "cut_off")
     assert end.step is not None and end.step >= 6
@@ -292,15 +292,15 @@ def test_an_error_of_training_comes_after_the_states_before_it(tmp_path: Path) -
 
     failed = threading.Event()
     store = Shaky(tmp_path, {key(4): waits(failed)})
-    told = Played(Sums({5: boom}), store, beside=True).run(chain("c", 9, 2, 4))
-    assert steps(told) == [2, 4]
-    end = told[-1]
+    reports = Played(Sums({5: boom}), store, background=True).run(chain("c", 9, 2, 4))
+    assert steps(reports) == [2, 4]
+    end = reports[-1]
     assert isinstance(end, ChainEnded)
     assert (end.outcome, end.step, end.wasted_steps) == ("failed", 5, 1)
     assert end.failure is not None and "in step 5" in end.failure.summary
 
 
-def test_if_a_state_before_an_error_of_training_cannot_be_written_the_store_is_to_blame(tmp_path: Path) -> None:
+def test_a_failed_write_before_an_error_of_training_is_the_stores_failure(tmp_path: Path) -> None:
     """Nobody knows of the state from which that step was trained."""
 
     def boom() -> None:
@@ -312,14 +312,14 @@ def test_if_a_state_before_an_error_of_training_cannot_be_written_the_store_is_t
         raise CheckpointFull("no room")
 
     failed = threading.Event()
-    told = Played(Sums({5: boom}), Shaky(tmp_path, {key(4): full}), beside=True).run(chain("c", 9, 2, 4))
-    assert steps(told) == [2]
-    end = told[-1]
+    reports = Played(Sums({5: boom}), Shaky(tmp_path, {key(4): full}), background=True).run(chain("c", 9, 2, 4))
+    assert steps(reports) == [2]
+    end = reports[-1]
     assert isinstance(end, ChainEnded)
     assert (end.outcome, end.failure, end.wasted_steps) == ("full", None, 3)
 
 
-def test_an_end_of_training_is_told_with_its_last_state(tmp_path: Path) -> None:
+def test_an_end_of_training_is_reported_with_its_last_state(tmp_path: Path) -> None:
     ended = threading.Event()
 
     def stop() -> None:
@@ -327,37 +327,37 @@ def test_an_end_of_training_is_told_with_its_last_state(tmp_path: Path) -> None:
         raise StopTraining("enough")
 
     store = Shaky(tmp_path, {key(4): waits(ended)})
-    told = Played(Sums({6: stop}), store, beside=True).run(chain("c", 9, 2, 4))
-    assert steps(told)[:2] == [2, 4]
-    last = told[-2]
+    reports = Played(Sums({6: stop}), store, background=True).run(chain("c", 9, 2, 4))
+    assert steps(reports)[:2] == [2, 4]
+    last = reports[-2]
     assert isinstance(last, BoundaryReached) and last.ending is not None
     assert last.ending.message == "enough" and last.reached.kept is not None
 
 
-def test_a_chain_that_is_told_to_stop_does_not_wait_for_a_store_that_is_away(
+def test_a_stopped_chain_does_not_wait_for_an_unreachable_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 3600.0})
     store = Shaky(tmp_path, {key(3): raises(CheckpointUnreachable("no mount"))})
-    played = Played(Sums({5: lambda: played.control.stop()}), store, beside=True)
-    told = played.run(chain("c", 9, 3))
-    end = told[-1]
+    played = Played(Sums({5: lambda: played.control.stop()}), store, background=True)
+    reports = played.run(chain("c", 9, 3))
+    end = reports[-1]
     assert isinstance(end, ChainEnded) and end.outcome == "cut_off"
-    assert steps(told) == []
+    assert steps(reports) == []
 
 
-def test_a_pause_ends_no_writing_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_does_not_cancel_background_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another chain that joins a bundle is no reason to give up, unless training waits for the store."""
     monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 3600.0})
     store = Shaky(tmp_path, {key(3): raises(CheckpointUnreachable("no mount"), 2)})
-    played = Played(Sums({step: lambda: played.bundle.pause() for step in (4, 5, 6)}), store, beside=True)
+    played = Played(Sums({step: lambda: played.bundle.pause() for step in (4, 5, 6)}), store, background=True)
     assert steps(played.run(chain("c", 9, 3))) == [3, 9]
 
 
-def test_closing_leaves_nothing_half_written_and_tells_nothing_more(tmp_path: Path) -> None:
+def test_closing_leaves_nothing_half_written_and_gives_no_more_reports(tmp_path: Path) -> None:
     closed = threading.Event()
     store = Shaky(tmp_path, {key(3): waits(closed)})
-    played = Played(Sums({5: lambda: played.bundle.pause()}), store, beside=True)
+    played = Played(Sums({5: lambda: played.bundle.pause()}), store, background=True)
     played.bundle.start(WORKER, chain("c", 9, 3, 4), played.control)
     assert played.bundle.go_on() is None
     assert played.bundle.close() == ["c"]
@@ -369,16 +369,16 @@ def test_closing_leaves_nothing_half_written_and_tells_nothing_more(tmp_path: Pa
 
 
 def test_the_seconds_of_a_chain_are_those_of_its_worker(tmp_path: Path) -> None:
-    """What was written while training went on is not counted twice; the wait for the last state is."""
+    """Seconds of writing during training are not counted twice; the wait for the last state is."""
     trained_on = threading.Event()
     store = Shaky(tmp_path, {key(3): waits(trained_on), key(8): lambda: threading.Event().wait(0.3)})
-    played = Played(Sums({6: lambda: (threading.Event().wait(0.3), trained_on.set())}), store, beside=True)
-    told = [report.reached for report in played.run(chain("c", 8, 3)) if isinstance(report, BoundaryReached)]
-    first, last = told
+    played = Played(Sums({6: lambda: (threading.Event().wait(0.3), trained_on.set())}), store, background=True)
+    reports = [report.reached for report in played.run(chain("c", 8, 3)) if isinstance(report, BoundaryReached)]
+    first, last = reports
     assert first.save_seconds < last.train_seconds, "it was being written during the long step"
-    assert last.save_seconds > 0.15  # but for what was done meanwhile
+    assert last.save_seconds > 0.15  # the rest was written during training
     end = first.at - first.save_seconds - first.evaluate_seconds - first.train_seconds - first.load_seconds
-    spent = sum(r.train_seconds + r.load_seconds + r.evaluate_seconds + r.save_seconds for r in told)
+    spent = sum(r.train_seconds + r.load_seconds + r.evaluate_seconds + r.save_seconds for r in reports)
     assert spent <= last.at - end + 0.02 * spent
 
 
@@ -406,8 +406,8 @@ def test_the_wait_for_the_last_state_is_counted_for_each_worker_of_a_gang(tmp_pa
     store = Shaky(tmp_path, {key(2): lambda: time.sleep(0.6)})
     trains: list[float] = []
     led = Led({0: lambda: trains.append(time.time())})
-    told = Played(led, store, beside=True).run(replace(chain("c", 2), gang=(WorkerId("other"),)))
-    [reached] = [report.reached for report in told if isinstance(report, BoundaryReached)]
+    reports = Played(led, store, background=True).run(replace(chain("c", 2), gang=(WorkerId("other"),)))
+    [reached] = [report.reached for report in reports if isinstance(report, BoundaryReached)]
     assert reached.save_seconds > 0.6  # twice what it was waited for
     assert reached.began <= trains[0] + 0.2
 
@@ -416,9 +416,9 @@ def test_what_a_gang_has_trained_after_a_lost_state_is_counted_once_for_each_wor
     store = Shaky(tmp_path, {key(2): raises(CheckpointFull("no room"))})
     pauses = Led({0: lambda: time.sleep(0.3)})
     before = time.perf_counter()
-    told = Played(pauses, store, beside=True).run(replace(chain("c", 4, 2), gang=(WorkerId("other"),)))
+    reports = Played(pauses, store, background=True).run(replace(chain("c", 4, 2), gang=(WorkerId("other"),)))
     passed = time.perf_counter() - before
-    end = told[-1]
+    end = reports[-1]
     assert isinstance(end, ChainEnded) and end.outcome == "full"
     assert 2 * 0.3 <= end.wasted_seconds <= 2 * passed
 
@@ -432,13 +432,13 @@ FAILURES = st.dictionaries(
 
 @pytest.mark.parametrize("ending", ["", "boom", "stop"])
 @given(marks=st.sets(st.integers(1, 11), max_size=8), bare=st.sets(st.integers(1, 11)), failures=FAILURES)
-def test_reports_and_states_are_those_of_states_written_at_once(
+def test_background_writes_give_the_reports_and_states_of_synchronous_ones(
     ending: str, marks: set[int], bare: set[int], failures: dict[int, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     def stop() -> None:
         raise StopTraining("enough") if ending == "stop" else ZeroDivisionError("boom")
 
-    def told(beside: bool) -> tuple[list[Any], dict[StateKey, Any]]:
+    def run_chain(background: bool) -> tuple[list[Any], dict[StateKey, Any]]:
         ways: dict[str, Callable[[], Callable[[], None]]] = {
             "slow": lambda: lambda: threading.Event().wait(0.002),
             "full": lambda: raises(CheckpointFull("no room")),
@@ -446,7 +446,7 @@ def test_reports_and_states_are_those_of_states_written_at_once(
             "away": lambda: raises(CheckpointUnreachable("no mount")),
         }
         store = Shaky(tmp_path_factory.mktemp("states"), {key(step): ways[way]() for step, way in failures.items()})
-        played = Played(Sums({10: stop} if ending else {}), store, beside=beside)
+        played = Played(Sums({10: stop} if ending else {}), store, background=background)
         planned = chain("c", 12, *marks)
         boundaries = tuple(replace(each, keep=each.step not in bare) for each in planned.boundaries)
         reports = played.run(replace(planned, boundaries=boundaries))
@@ -459,22 +459,22 @@ def test_reports_and_states_are_those_of_states_written_at_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 0.1})
         patch.setattr("hpstage.checkpoints.patient_store._PAUSES", (0.01, 0.05))
-        assert told(beside=True) == told(beside=False)
+        assert run_chain(background=True) == run_chain(background=False)
 
 
-def test_the_generators_are_those_of_training_alone(tmp_path: Path) -> None:
+def test_background_writes_draw_no_random_numbers_of_training(tmp_path: Path) -> None:
     drawn: dict[bool, list[float]] = {}
 
     class Draws(Sums):
         def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-            drawn[beside] += [random.random() for _ in range(200)] + np.random.rand(200).tolist()
+            drawn[background] += [random.random() for _ in range(200)] + np.random.rand(200).tolist()
             super().train(step, hp)
 
-    for beside in (True, False):
-        drawn[beside] = []
+    for background in (True, False):
+        drawn[background] = []
         random.seed(1)
         np.random.seed(1)
-        Played(Draws(), Shaky(tmp_path / str(beside)), beside=beside).run(chain("c", 30, *range(1, 30)))
+        Played(Draws(), Shaky(tmp_path / str(background)), background=background).run(chain("c", 30, *range(1, 30)))
     assert drawn[True] == drawn[False]
 
 

@@ -56,7 +56,7 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch's is, which needs a GPU to be raised."""
 
 
-def test_what_fits_is_tried_out_with_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_room_is_tried_out_with_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SHARERS, "3")
     trainable, device = Steps(), Device(3 * GIB)
     see_room(trainable, {"x": 1}, device)
@@ -71,7 +71,7 @@ def test_a_worker_that_has_its_device_to_itself_tries_nothing_out(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("trainable", "taken", "told"),
+    ("trainable", "taken", "message"),
     [
         (Steps(), 3 * GIB, r"^4 workers on a GPU with 10\.\d GB free, .*3\.\d GB to train a step: at most 3 fit\."),
         (Steps(), 11 * GIB, "not even one fits.*smaller batches"),
@@ -79,11 +79,11 @@ def test_a_worker_that_has_its_device_to_itself_tries_nothing_out(monkeypatch: p
         (Stacked(), 6 * GIB, "with 2 models as one, .*at most 1 fit.*smaller max_stacked"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_largest_number_that_does(
-    trainable: Steps, taken: int, told: str, monkeypatch: pytest.MonkeyPatch
+def test_too_many_workers_are_refused_with_the_largest_number_that_fits(
+    trainable: Steps, taken: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SHARERS, "4")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         see_room(trainable, {"x": 1}, Device(taken))
 
 
@@ -96,6 +96,6 @@ def test_models_that_are_trained_as_one_are_counted_together(monkeypatch: pytest
         see_room(trainable, {"x": 1}, Device(11 * GIB))
 
 
-def test_another_error_is_left_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_the_trial_step_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SHARERS, "2")
     see_room(Steps(ValueError("no such label")), {"x": 1}, Device(GIB))

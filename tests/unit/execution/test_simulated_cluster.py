@@ -55,31 +55,31 @@ def test_whatever_becomes_of_workers_every_trial_has_the_same_metrics(
     assert disturbed.most <= workers
 
 
-def test_workers_that_are_told_in_time_lose_nothing_and_others_lose_what_they_had_not_kept() -> None:
+def test_workers_with_notice_lose_nothing_and_others_lose_steps_since_the_last_checkpoint() -> None:
     distinct = len(histories(LONG, [100] * len(LONG)))
     spot = {"lifetime_seconds": 150.0, "replace_seconds": 5.0}
-    told, _ = search_on(SimulatedCluster(4, disruptions=Disruptions(notice_seconds=5.0, **spot)), LONG)
-    untold, _ = search_on(SimulatedCluster(4, disruptions=Disruptions(**spot)), LONG)
-    assert told.plan.totals.steps_trained == distinct
-    assert told.plan.totals.wasted_seconds == 0.0 < untold.plan.totals.wasted_seconds
-    assert untold.plan.totals.steps_trained == distinct  # those lost were never reported
+    noticed, _ = search_on(SimulatedCluster(4, disruptions=Disruptions(notice_seconds=5.0, **spot)), LONG)
+    unnoticed, _ = search_on(SimulatedCluster(4, disruptions=Disruptions(**spot)), LONG)
+    assert noticed.plan.totals.steps_trained == distinct
+    assert noticed.plan.totals.wasted_seconds == 0.0 < unnoticed.plan.totals.wasted_seconds
+    assert unnoticed.plan.totals.steps_trained == distinct  # those lost were never reported
 
 
-def test_a_notice_shorter_than_a_step_is_as_none() -> None:
+def test_a_notice_shorter_than_a_step_has_no_effect() -> None:
     only = [trial(0, {"a": s.constant(1)}, 30)]
     cluster = SimulatedCluster(1, disruptions=Disruptions(lifetime_seconds=25.0, notice_seconds=0.3, replace_seconds=1))
     search, found = search_on(cluster, only, every=5)
     assert found and search.plan.totals.wasted_seconds
 
 
-def test_steps_of_slow_workers_take_so_many_times_as_long_and_are_paid_as_long() -> None:
+def test_slow_workers_take_and_are_allocated_for_longer_by_their_factor() -> None:
     only = [trial(0, {"a": s.constant(1)}, 30)]
     search, _ = search_on(SimulatedCluster(1, disruptions=Disruptions(slow=1.0, slowdown=4.0)), only, every=100)
     assert search.plan.totals.train_seconds == pytest.approx(120.0)
     assert search.executor.cluster.paid_seconds == pytest.approx(search.executor.clock())
 
 
-def test_the_fate_of_a_worker_depends_on_its_number_and_the_seed_alone() -> None:
+def test_disruptions_of_a_worker_depend_only_on_its_number_and_the_seed() -> None:
     one, same, other = (Disruptions(slow=0.5, lifetime_seconds=10.0, seed=seed) for seed in (1, 1, 2))
     assert [one.of(number) for number in range(50)] == [same.of(number) for number in reversed(range(50))][::-1]
     assert [one.of(number) for number in range(50)] != [other.of(number) for number in range(50)]
@@ -88,7 +88,7 @@ def test_the_fate_of_a_worker_depends_on_its_number_and_the_seed_alone() -> None
     assert 900 < sum(one.of(number).slowness == 3.0 for number in range(2000)) < 1100
 
 
-def test_a_worker_is_paid_for_until_it_is_taken_away_and_its_successor_from_when_it_is_asked_for() -> None:
+def test_a_worker_is_allocated_until_it_is_taken_away_and_its_successor_from_its_request() -> None:
     disruptions = Disruptions(lifetime_seconds=50.0, replace_seconds=20.0, seed=3)
     cluster = SimulatedCluster(1, disruptions=disruptions)
     lives = [disruptions.of(number).lifetime for number in range(3)]
@@ -111,7 +111,7 @@ def test_a_worker_is_paid_for_until_it_is_taken_away_and_its_successor_from_when
         {"replace_seconds": math.inf},
     ],
 )
-def test_disruptions_that_cannot_be_are_refused_by_name(bad: dict[str, float]) -> None:
+def test_impossible_disruptions_are_refused_by_name(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(bad))):
         Disruptions(**bad)
 
@@ -120,7 +120,7 @@ def test_disruptions_that_cannot_be_are_refused_by_name(bad: dict[str, float]) -
 
 
 class Searching(Search):
-    """A search beside others on one cluster and one plan."""
+    """A search next to others on one cluster and one plan."""
 
     def __init__(self, name: str, cluster: SimulatedCluster, journal: MemoryJournal, kept: set[StateKey]) -> None:
         executor = SimulatedExecutor(cluster, kept=kept)
@@ -150,23 +150,23 @@ def run(searches: list[Searching], wanted: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_searches_that_arrive_over_time_share_workers_and_train_every_distinct_step_once(workers: int) -> None:
+def test_searches_that_arrive_over_time_share_workers_and_train_every_unique_step_once(workers: int) -> None:
     cluster, journal, kept = SimulatedCluster(workers), MemoryJournal(), set[StateKey]()
     studies = [Searching(f"s{number}", cluster, journal, kept) for number in range(3)]
-    asked = []
+    added_trials = []
     for number, study in enumerate(studies):
         forks = [{0: 0, 10: i, 20: number if i % 2 else i} for i in range(4)]
         mine = [TrialAdded(TrialId(f"{number}/{i}"), {"a": s.piecewise(fork)}, 40) for i, fork in enumerate(forks)]
-        asked += mine
+        added_trials += mine
         cluster.at(25.0 * number, lambda study=study, mine=mine: study.begin(mine))
-    run(studies, len(asked))
-    distinct = len(histories(asked, [added.steps for added in asked]))
+    run(studies, len(added_trials))
+    distinct = len(histories(added_trials, [added.steps for added in added_trials]))
     trained = [span for study in studies for span in study.executor.trained]
     assert sum(span.stop - span.start for span in trained) == distinct
     assert distinct / workers <= cluster.now <= distinct + 0.1  # the workers are those of all
 
 
-def test_a_search_that_comes_later_is_told_of_the_workers_that_are_there_and_one_that_ends_stops_no_other() -> None:
+def test_a_later_search_gets_the_present_workers_and_an_ended_one_stops_no_other() -> None:
     cluster = SimulatedCluster(2)
     first = SimulatedExecutor(cluster)
     assert len(first.wait(None)) == 2

@@ -91,12 +91,12 @@ def space(trial: optuna.Trial) -> dict[str, object]:
 
 
 def call(folder: Path, kind: str, place: str = "", fuse: Fuse | None = None, **options: Any) -> hpstage.Result:
-    """The same command in a new process, as far as one process can tell: every object made anew."""
+    """The same command in a new process, as far as one process can be one: every object is created again."""
     fuse = fuse or Fuse()
     folder.mkdir(exist_ok=True)
     make_sampler, algorithm = SEARCHES[kind]
-    if place in ("tell", "told"):
-        storage: JournalStorage = FusedStorage(folder / "optuna.log", fuse, place == "told")
+    if place in ("end before", "end after"):
+        storage: JournalStorage = FusedStorage(folder / "optuna.log", fuse, place == "end after")
     else:
         storage = JournalStorage(JournalFileBackend(str(folder / "optuna.log")))
     study = optuna.create_study(
@@ -129,7 +129,7 @@ def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, every, tmp_
     expected = outcome(undisturbed.study)
     assert len(expected) == 8
     first = 1 if every == 1 else 1 + 2 * list(SEARCHES).index(kind)  # elsewhere in each search
-    for place in ("train", "space before", "space after", "callback", "tell", "told"):
+    for place in ("train", "space before", "space after", "callback", "end before", "end after"):
         stride = every * (1 if kind.endswith("halving") or place != "train" else 5)
         for at in range(first, 100, stride):
             folder = tmp_path / f"{place} {at}"

@@ -1,4 +1,4 @@
-"""Searches whose states are written while training goes on find what they find otherwise, whatever ends them."""
+"""Searches that write states in the background find what others find, whatever ends them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.chains import key
 from hpstage.testing.toys import Tape
 from tests.bundled import Tapes
-from tests.unit.execution.beside import BesideExecutor
+from tests.unit.execution.background import BackgroundExecutor
 from tests.unit.search.test_resume import Fuse
 
 pytestmark = pytest.mark.sampled(4)
@@ -58,38 +58,38 @@ def search(trainable: object, executor: hpstage.InlineExecutor, **options: Any) 
 
 
 def states_of(journal: MemoryJournal) -> dict[str, str | None]:
-    """The digests of the kept states by key."""
+    """The digests of the states with a checkpoint, by key."""
     facts = [fact for fact in read_facts(journal) if isinstance(fact, StateReached)]
     return {fact.kept.key: fact.kept.digest for fact in facts if fact.kept is not None}
 
 
-@pytest.mark.parametrize("bundled", [False, True], ids=["alone", "bundled"])
+@pytest.mark.parametrize("bundled", [False, True], ids=["single", "bundled"])
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
-def test_a_search_finds_the_same(algorithm: Algorithm, bundled: bool) -> None:
+def test_a_search_with_background_writes_finds_the_same_states(algorithm: Algorithm, bundled: bool) -> None:
     journals = MemoryJournal(), MemoryJournal()
     found = []
-    for journal, executor in zip(journals, (BesideExecutor(), hpstage.InlineExecutor()), strict=True):
+    for journal, executor in zip(journals, (BackgroundExecutor(), hpstage.InlineExecutor()), strict=True):
         trainable = Tapes(Tape()) if bundled else Tape()
         result = search(trainable, executor, store=journal, algorithm=algorithm)
         validate(result.plan)
         found.append(result)
-    beside, at_once = (states_of(journal) for journal in journals)
-    shared = beside.keys() & at_once.keys()
+    background, at_once = (states_of(journal) for journal in journals)
+    shared = background.keys() & at_once.keys()
     assert len(shared) >= 10
-    assert {key: beside[key] for key in shared} == {key: at_once[key] for key in shared}
+    assert {key: background[key] for key in shared} == {key: at_once[key] for key in shared}
     if algorithm.synchronous:
         assert [t.value for t in found[0].study.trials] == [t.value for t in found[1].study.trials]
         assert found[0].savings.steps_unique == found[1].savings.steps_unique
 
 
 @pytest.mark.parametrize("at", [9, pytest.param(20, marks=pytest.mark.slow)])
-def test_an_interrupted_search_goes_on(at: int, tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes(at: int, tmp_path: Path) -> None:
     blown = Tapes(Tape())
     blown.touch = Fuse(at).touch
     options: dict[str, Any] = {"store": tmp_path / "store", "storage": f"sqlite:///{tmp_path}/study.db"}
     with pytest.raises(KeyboardInterrupt):
-        search(blown, BesideExecutor(), **options)
-    result = search(Tapes(Tape()), BesideExecutor(), **options)
+        search(blown, BackgroundExecutor(), **options)
+    result = search(Tapes(Tape()), BackgroundExecutor(), **options)
     validate(result.plan)
     expected = search(Tape(), hpstage.InlineExecutor(), store=MemoryJournal())
     assert [trial.value for trial in result.study.trials] == [trial.value for trial in expected.study.trials]
@@ -105,7 +105,7 @@ KILLED = """
     from hpstage.execution.control import Control
     from hpstage.plan.messages import BoundaryReached
     from hpstage.testing.chains import chain, key
-    from tests.unit.execution.beside import WORKER
+    from tests.unit.execution.background import WORKER
     from tests.unit.execution.test_saving import Sums, WAIT
 
     folder, where = Path(sys.argv[1]), sys.argv[2]
@@ -127,21 +127,19 @@ KILLED = """
                 die()
             return kept
 
-    def tell(report):
+    def show(report):
         if isinstance(report, BoundaryReached):
             print(report.reached.step, report.reached.kept.digest, flush=True)
 
-    bundle = Bundle(Sums({9: trained_on.set}), Dying(folder, "w"), LiveCache(), worker=WORKER, on_report=tell)
+    bundle = Bundle(Sums({9: trained_on.set}), Dying(folder, "w"), LiveCache(), worker=WORKER, on_report=show)
     bundle.start(WORKER, chain("c", 12, 3, 6, 8), Control())
     while bundle:
-        tell(bundle.go_on())
+        show(bundle.go_on())
 """
 
 
 @pytest.mark.parametrize("where", ["before", "while", "after"])
-def test_a_process_that_is_killed_between_copying_a_state_and_telling_of_it_has_told_nothing_that_is_not_there(
-    where: str, tmp_path: Path
-) -> None:
+def test_a_process_killed_while_it_writes_has_reported_only_states_that_exist(where: str, tmp_path: Path) -> None:
     script = textwrap.dedent(KILLED)
     ran = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path), where],
@@ -151,9 +149,9 @@ def test_a_process_that_is_killed_between_copying_a_state_and_telling_of_it_has_
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    told = dict(line.split() for line in ran.stdout.splitlines())
-    assert set(told) == {"3"}
+    shown = dict(line.split() for line in ran.stdout.splitlines())
+    assert set(shown) == {"3"}
     store = FolderCheckpoints(tmp_path, "w")  # sweeps what the dead writer has left
     assert set(store.keys()) == {key(3), key(6)} if where == "after" else {key(3)}
-    assert digest(store.load(key(3))) == told["3"]
+    assert digest(store.load(key(3))) == shown["3"]
     assert list((tmp_path / ".tmp").glob("*")) == []

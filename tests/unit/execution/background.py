@@ -1,4 +1,4 @@
-"""Chains and searches of this process whose states are written while training goes on, as on Dask."""
+"""Chains and searches of this process whose states are written while training continues, as on Dask."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WORKER = WorkerId("w")
 
 
 class Played:
-    """Chains run one after the other. States are written at once, or ``beside`` training."""
+    """Chains run one after the other. States are written at once, or in the ``background``."""
 
     def __init__(
-        self, trainable: Trainable, store: CheckpointStore, *, beside: bool, live: LiveCache | None = None
+        self, trainable: Trainable, store: CheckpointStore, *, background: bool, live: LiveCache | None = None
     ) -> None:
         self.reports: SimpleQueue[ChainReport] = SimpleQueue()
-        given = self.reports.put if beside else None
+        given = self.reports.put if background else None
         self.bundle = Bundle(trainable, store, LiveCache() if live is None else live, worker=WORKER, on_report=given)
         self.control = Control()
 
@@ -35,16 +35,16 @@ class Played:
             report = self.bundle.go_on()
             if report is not None:
                 self.reports.put(report)
-        told = self.given()
-        assert isinstance(told[-1], ChainEnded)
-        return told
+        reports = self.given()
+        assert isinstance(reports[-1], ChainEnded)
+        return reports
 
     def given(self) -> list[ChainReport]:
         """Return the reports that were given since the last call."""
         return [self.reports.get() for _ in range(self.reports.qsize())]
 
 
-class BesideExecutor(InlineExecutor):
+class BackgroundExecutor(InlineExecutor):
     """An InlineExecutor that writes states while it trains."""
 
     def use(self, checkpoints: CheckpointStore) -> None:
@@ -64,7 +64,7 @@ class BesideExecutor(InlineExecutor):
         if late:
             return late
         reports = super().wait(timeout)
-        return [*self._take(), *reports]  # what was told meanwhile of the same chain comes before its report
+        return [*self._take(), *reports]  # earlier reports of the same chain come first
 
     def _take(self) -> list[Report]:
         return [self._late.get() for _ in range(self._late.qsize())]
