@@ -76,6 +76,8 @@ ALLOWED = {
     "anew=True": "an argument of calls between versions",
     "def told(self, index": "a deprecated name",
     "def lanes(self)": "a deprecated name",
+    "storage=storage).tell(": "Optuna's ask and tell",
+    "does not tell what is better": "a sentence of a page of an earlier build's journal",
     "``tell``": "Optuna's ask and tell",
     "ask_and_tell": "Optuna's ask and tell",
 }
@@ -92,7 +94,7 @@ FILES_ALLOWED = {
 }
 
 LEFT = {
-    "tests": 659,
+    "tests": 259,
 }
 """The most of these words in each package, in the files of ``hpstage/`` itself, in the scripts and in the tests."""
 

@@ -124,5 +124,5 @@ class Page(HTMLParser):
         return "".join(self.texts)
 
     def row(self, name: str) -> list[str]:
-        """The cells beside the one that says ``name``."""
+        """The cells next to the one that reads ``name``."""
         return next(row[1:] for row in self.rows if row and row[0] == name)

@@ -26,7 +26,7 @@ def read(count: int, share: float | None = None, *, names: Any = "a") -> tuple[A
     return count, share, names
 
 
-def test_what_is_given_is_read_and_defaults_are_left_alone() -> None:
+def test_given_arguments_are_converted_and_defaults_stay() -> None:
     assert read(numpy.int64(3)) == (3, None, "a")
     assert type(read(numpy.int64(3))[0]) is int
     assert read(1, share=numpy.float32(0.5), names=["a", "b"]) == (1, 0.5, ("a", "b"))
@@ -34,7 +34,7 @@ def test_what_is_given_is_read_and_defaults_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"count": 0}, "count is 0; give a whole number of at least 1"),
         ({"count": True}, "count is True; give a whole number"),
@@ -50,10 +50,10 @@ def test_what_is_given_is_read_and_defaults_are_left_alone() -> None:
         ({"names": {"a": 1}}, "names is {'a': 1}; give names"),
     ],
 )
-def test_what_is_of_another_kind_is_named_with_the_remedy(given: dict[str, Any], told: str) -> None:
+def test_arguments_of_another_type_are_named_with_the_remedy(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(**{"count": 1} | given)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_value_whose_own_methods_fail_is_named_too() -> None:
@@ -100,14 +100,14 @@ def test_a_local_cluster_of_a_senseless_size_is_not_started(given: dict[str, Any
         hpstage.local_cluster(**given)
 
 
-def test_an_error_of_the_users_module_comes_with_the_users_frames_alone(tmp_path: Path) -> None:
+def test_an_error_of_the_users_module_shows_only_the_users_frames(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def space(trial):\n    return 1 / 0\n\n\nspace(None)\n")
     command = [sys.executable, "-m", "hpstage", "plan", "broken.py:space", "--steps", "4", "--n-trials", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    head, folded, first, *_, last = done.stderr.splitlines()
-    assert head == "Traceback (most recent call last):"
+    header, folded, first, *_, last = done.stderr.splitlines()
+    assert header == "Traceback (most recent call last):"
     assert "frames of hpstage and of libraries are not shown" in folded
     assert "broken.py" in first
     assert last == "ZeroDivisionError: division by zero"

@@ -13,7 +13,7 @@ from hpstage.errors.text import aligned, allocated_hours, folded, nearest, table
 
 def test_no_more_of_the_workers_is_used_than_there_is() -> None:
     assert allocated_hours(3600, 3456) == "1.0000 h, 96 % busy"
-    assert allocated_hours(3600, 4176) == "1.0000 h, and others in addition"  # of a search beside
+    assert allocated_hours(3600, 4176) == "1.0000 h, and others in addition"  # of another search
     assert allocated_hours(0, 10) == "0.0000 h"
 
 
@@ -46,19 +46,19 @@ def test_values_stand_below_each_other() -> None:
 
 
 def test_a_table_folds_its_names_first_and_then_its_last_columns() -> None:
-    rows = [("study", "state", "steps asked"), ("digits", "ended", "18"), ("wide resnet", "running", "7,000")]
+    rows = [("study", "state", "steps given"), ("digits", "ended", "18"), ("wide resnet", "running", "7,000")]
     assert table(rows, left=2, width=31).split("\n") == [
         "study        state    steps",
-        "                      asked",
+        "                      given",
         "digits       ended       18",
         "wide resnet  running  7,000",
     ]
     assert table(rows, left=2, width=20).split("\n") == [
         "study        state",
         "digits       ended",
-        "  steps asked 18",
+        "  steps given 18",
         "wide resnet  running",
-        "  steps asked 7,000",
+        "  steps given 7,000",
     ]
 
 

@@ -152,7 +152,7 @@ def search(study: optuna.Study, journal: MemoryJournal, **options: Any) -> None:
 @pytest.mark.parametrize("after", [1, 4, 6])
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.ci_one_in(2)
-def test_another_process_goes_on_with_the_same_proposals(
+def test_another_process_continues_with_the_same_proposals(
     name: str, after: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stop(study: optuna.Study, trial: FrozenTrial) -> None:

@@ -88,8 +88,8 @@ def test_the_dashboard_serves_the_tree_with_a_line_for_each_branch_and_a_dot_for
         if state.metrics is not None
     ]
     found = dots(plot)
-    told = [text.partition("<br>")[0].rpartition(" ")[2] for text in found["text"]]
-    assert sorted(zip(found["x"], told, strict=True)) == sorted(measured)
+    numbers = [text.partition("<br>")[0].rpartition(" ")[2] for text in found["text"]]
+    assert sorted(zip(found["x"], numbers, strict=True)) == sorted(measured)
     layout = lay_out(open_book(result))
     placed = layout.fitted()
     ends = [(b.branch.node.start, b.branch.reach, placed.rows[i]) for i, b in enumerate(layout.branches)]
@@ -126,11 +126,11 @@ def test_names_are_no_markup_of_plotly(tmp_path: Path) -> None:
     result = searched(tmp_path, metric=HOSTILE)
     save_stage_tree(result)
     plot = served(result.study)[STAGE_TREE]
-    told = [*dots(plot)["text"], dots(plot)["marker"]["colorbar"]["title"]["text"]]
-    assert all("&lt;b&gt;&#36;" in text for text in told)
+    labels = [*dots(plot)["text"], dots(plot)["marker"]["colorbar"]["title"]["text"]]
+    assert all("&lt;b&gt;&#36;" in text for text in labels)
     written = [text for trace in plot["data"] if trace["mode"] == "text" for text in trace["text"]]
     assert any("&lt;b&gt;&#36;" in text for text in written)
-    assert not any("<b>" in text or "$" in text for text in told + written)
+    assert not any("<b>" in text or "$" in text for text in labels + written)
 
 
 def test_values_that_are_no_numbers_have_no_dot(tmp_path: Path) -> None:

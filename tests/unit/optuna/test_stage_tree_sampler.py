@@ -36,7 +36,7 @@ Params = dict[str, Any]
 
 
 def staged(trial: Any) -> Mapping[str, Any]:
-    """Four numbers that matter from 0, 30, 60 and 90 on, asked for in another order."""
+    """Four numbers that matter from 0, 30, 60 and 90 on, suggested in another order."""
     last = trial.suggest_float("last", 0.01, 1.0, log=True)
     first = trial.suggest_float("first", 1e-4, 1.0, log=True)
     third = trial.suggest_float("third", 0.0, 1.0)
@@ -265,7 +265,7 @@ def test_a_parameter_without_effect_is_not_in_the_way() -> None:
     assert len({trial["a"] for trial in params(study)}) == 1
 
 
-def test_where_the_space_cannot_be_asked_nearby_the_proposal_stands() -> None:
+def test_the_proposal_stands_where_the_space_fails_nearby() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         warmup, decay = trial.suggest_int("warmup", 0, 60), trial.suggest_int("decay", 40, 100)
         return {"lr": s.wsd(1.0, STEPS, warmup=min(warmup, STEPS - decay), decay=decay)}
@@ -304,7 +304,7 @@ def test_failed_and_forked_trials_lend_nothing_running_ones_do_and_pruned_ones_w
     assert begun_as(TrialState.COMPLETE) == begun_as(TrialState.RUNNING) == 90
     assert begun_as(TrialState.FAIL) == begun_as(TrialState.COMPLETE, fork=True) == 0
     assert begun_as(TrialState.PRUNED) == 0
-    assert begun_as(TrialState.PRUNED, 10) == 30  # "first" is lent, and nothing that the pruned trial never saw
+    assert begun_as(TrialState.PRUNED, 10) == 30  # "first" is borrowed, and nothing that the pruned trial never saw
     assert begun_as(TrialState.PRUNED, 30) == 30
     assert begun_as(TrialState.PRUNED, 31) == 60
 
@@ -377,7 +377,7 @@ def in_order(trial: Any) -> None:
 @pytest.mark.parametrize("multivariate", [False, True])
 @settings(max_examples=5)
 @given(seed=st.integers(0, 100))
-def test_without_a_space_parameters_matter_in_the_order_of_asking(multivariate: bool, seed: int) -> None:
+def test_without_a_space_parameters_matter_in_the_order_of_suggestion(multivariate: bool, seed: int) -> None:
     base = TPESampler(seed=seed, n_startup_trials=4, multivariate=multivariate)
     trials = params(search(StageTreeSampler(base, radius=1.0), in_order, 14))
     assert len({trial["z"] for trial in trials}) <= 4  # three are a third of the range apart
@@ -385,7 +385,9 @@ def test_without_a_space_parameters_matter_in_the_order_of_asking(multivariate: 
     assert len({trial["m"] for trial in trials}) == 14
     begun_by: dict[float, Any] = {}
     for trial in trials:
-        assert begun_by.setdefault(trial["a"], trial["z"]) == trial["z"]  # lent only where what comes before is equal
+        assert (
+            begun_by.setdefault(trial["a"], trial["z"]) == trial["z"]
+        )  # borrowed only where what comes before is equal
 
 
 def test_a_plain_optimize_loop_with_several_threads_works() -> None:
@@ -413,7 +415,7 @@ def test_a_list_that_another_thread_read_earlier_takes_nothing_back() -> None:
     assert found is not None and found.trial.params == running.params
 
 
-def test_a_companion_has_the_parameters_for_which_it_was_chosen_whatever_other_threads_read_meanwhile() -> None:
+def test_a_companion_keeps_its_parameters_whatever_other_threads_read() -> None:
     study = optuna.create_study(sampler=RandomSampler(seed=0))
     study.tell(study.ask({"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}), 0.0)
     running = study.ask({"a": FloatDistribution(0, 1)})
@@ -451,7 +453,7 @@ def test_a_new_range_is_respected_by_what_earlier_trials_lend() -> None:
 
 
 @pytest.mark.parametrize("known", [{}, {"space": staged, "steps": STEPS}], ids=["order", "space"])
-def test_a_search_interrupted_at_any_trial_goes_on_with_the_same_proposals(known: dict[str, Any]) -> None:
+def test_a_search_interrupted_at_any_trial_resumes_with_the_same_proposals(known: dict[str, Any]) -> None:
     def fresh(seed: int) -> StageTreeSampler:
         return StageTreeSampler(TPESampler(seed=seed, n_startup_trials=4), radius=0.3, **known)
 
@@ -469,7 +471,7 @@ def test_a_search_interrupted_at_any_trial_goes_on_with_the_same_proposals(known
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])  # noqa: S301
-def test_a_copied_sampler_goes_on_like_the_original(copied: Callable[[Any], Any]) -> None:
+def test_a_copied_sampler_continues_like_the_original(copied: Callable[[Any], Any]) -> None:
     sampler = StageTreeSampler(RandomSampler(seed=7), radius=0.3, space=staged, steps=STEPS)
     study = search(sampler, staged, 10)
     twin = copied(sampler)
@@ -518,7 +520,7 @@ def test_importing_the_package_loads_no_optuna() -> None:
 
 
 @given(a=st.tuples(schedules(8), schedules(8)), b=st.tuples(schedules(8), schedules(8)), steps=st.integers(1, 8))
-def test_schedules_part_at_the_first_step_at_which_a_value_differs(a: Any, b: Any, steps: int) -> None:
+def test_schedules_diverge_at_the_first_step_at_which_a_value_differs(a: Any, b: Any, steps: int) -> None:
     ours, theirs = dict(zip("xy", a, strict=True)), dict(zip("xy", b, strict=True))
     lines = [list(zip(*(schedule.values(steps) for schedule in each), strict=True)) for each in (a, b)]
     differing = [step for step, (x, y) in enumerate(zip(*lines, strict=True)) if x != y]
@@ -535,10 +537,10 @@ DISTRIBUTIONS: list[BaseDistribution] = [
 
 @st.composite
 def values(draw: st.DrawFn) -> Params:
-    """Few values, so that trials coincide and ties come up; some parameters were not asked for."""
+    """Few values, so that trials coincide and ties come up; some parameters were not suggested."""
     choices: list[list[Any]] = [[0.0, 0.25, 0.5, 1.0], [0.01, 0.02, 0.1, 1.0], [1, 3, 5, 9], ["x", "y"]]
-    asked = draw(st.integers(1, 4))
-    return {f"p{i}": draw(st.sampled_from(choices[i])) for i in range(asked)}
+    count = draw(st.integers(1, 4))
+    return {f"p{i}": draw(st.sampled_from(choices[i])) for i in range(count)}
 
 
 @given(

@@ -38,7 +38,7 @@ def _cma_es() -> BaseSampler:
 INDEPENDENT: dict[str, Callable[[], BaseSampler]] = {
     "random": RandomSampler,
     "tpe-univariate": lambda: TPESampler(multivariate=False, n_startup_trials=2),
-    "tpe-group": _tpe_group,  # the suite for relative samplers is not for it: it must be asked for its space first
+    "tpe-group": _tpe_group,  # the suite for relative samplers is not for it: its search space must be inferred first
     "nsga-ii": lambda: NSGAIISampler(population_size=4),
 }
 RELATIVE: dict[str, Callable[[], BaseSampler]] = {"tpe": lambda: TPESampler(n_startup_trials=0)}

@@ -41,7 +41,7 @@ def test_the_example_runs_as_a_script(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert int(count) < 40 and rest.startswith("learning rates")
 
 
-def test_the_package_has_the_files_and_the_front_matter_that_the_hub_asks_for() -> None:
+def test_the_package_has_the_files_and_the_front_matter_that_the_hub_requires() -> None:
     assert {path.name for path in PACKAGE.iterdir() if path.is_file()} >= {
         "__init__.py",
         "README.md",

@@ -49,7 +49,7 @@ def test_audits_that_gave_way_or_failed_have_trained_nothing_again_but_their_sec
     assert figures.line(plan) == line
 
 
-def test_whole_trials_the_winner_and_differences_are_told(plan: SearchPlan) -> None:
+def test_the_summary_names_whole_trials_the_winner_and_differences(plan: SearchPlan) -> None:
     trials = [fact(plan, 0, 16, of="trial"), fact(plan, 0, 16, of="winner"), fact(plan, 4, 8, "differs")]
     differs = StateDiffers(NodeId(0), 8, WORKER, 7.0, "a leaf", ("one", "another"))
     other = StateDiffers(NodeId(0), 8, WorkerId("v"), 8.0, None, ("one", "another"))

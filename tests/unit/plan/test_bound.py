@@ -35,7 +35,7 @@ def fleet_of(workers: int, slots: int = 1, step_times: StepTimes = ALONE, virtua
 
 @pytest.mark.parametrize("options", FLEETS.values(), ids=FLEETS)
 @pytest.mark.parametrize("evaluate_seconds", [0.0, 1.5])
-def test_no_simulated_search_is_faster(options, evaluate_seconds) -> None:
+def test_no_simulated_search_is_faster_than_the_bound(options, evaluate_seconds) -> None:
     rng = random.Random(1)
     closest = 2.0
     for _ in range(60):
@@ -56,21 +56,21 @@ def test_no_simulated_search_is_faster(options, evaluate_seconds) -> None:
 
 
 @given(searches(), st.data())
-def test_no_search_is_faster_that_asks_for_more_as_results_come(trials, data) -> None:
-    """A target beyond another is asked for when that has its result, as an algorithm by rungs does; or at once."""
+def test_no_search_with_later_requests_is_faster_than_the_bound(trials, data) -> None:
+    """A target beyond another is requested when that has its result, as an algorithm with rungs does; or at once."""
     workers = data.draw(st.integers(1, 4))
     executor = SimulatedExecutor(workers, evaluate_seconds=0.75)
     search = Search(executor)
     search.driver.add(trials)
     targets = {t.trial: sorted(data.draw(st.sets(st.integers(1, t.steps), min_size=1))) for t in trials}
     patient = {id: data.draw(st.booleans()) for id in targets}
-    asked = dict.fromkeys(targets, 0)
+    requested = dict.fromkeys(targets, 0)
 
     def ask(id) -> None:
-        goal = asked[id] + 1 if patient[id] else len(targets[id])
-        for step in targets[id][asked[id] : goal]:
+        goal = requested[id] + 1 if patient[id] else len(targets[id])
+        for step in targets[id][requested[id] : goal]:
             search.driver.ask(id, step)
-        asked[id] = goal
+        requested[id] = goal
 
     for id in targets:
         ask(id)
@@ -78,7 +78,7 @@ def test_no_search_is_faster_that_asks_for_more_as_results_come(trials, data) ->
     while left:
         for answer in search.driver.wait():
             left -= 1
-            if asked[answer.trial] < len(targets[answer.trial]):
+            if requested[answer.trial] < len(targets[answer.trial]):
                 ask(answer.trial)
     trials_of = search.plan.trials.values()
     together = shortest_makespan(search.plan, trials_of, workers)
@@ -150,7 +150,7 @@ def test_steps_count_once_and_evaluations_where_they_are_waited_for() -> None:
     assert found == [(0.0, 8.0, 8.0), (8.0, 6.0, 6.0), (8.0, 10.0, 10.0), (14.0, 0.5, 0.5), (18.0, 0.5, 0.5)]
 
 
-def test_a_result_on_the_way_delays_only_if_all_beyond_have_asked_for_it() -> None:
+def test_an_intermediate_result_delays_only_if_all_beyond_have_requested_it() -> None:
     [(short, _), (long, _)] = planned([(-1, 4), (0, 3), (0, 5)])
     both = list(tree_work([(short, [4, 7]), (long, [4, 9])], lambda node: 1.0, 0.5))
     assert max(work.depth + work.seconds for work in both) == 9 + 2 * 0.5

@@ -63,8 +63,8 @@ def test_what_was_trained_without_is_trained_once(before, after):
     after = renamed(after, 100)
     search.run(after, [STEPS] * len(after))
     validate(search.plan)
-    asked = filled([*before, *after])
-    assert search.plan.totals.steps_trained == len(histories(asked, [STEPS] * len(asked)))
+    requested = filled([*before, *after])
+    assert search.plan.totals.steps_trained == len(histories(requested, [STEPS] * len(requested)))
     assert old == {id: keys(search.plan, id) for id in old}, "states on disk are found by their keys"
     for added in after:
         line = filled([added])[0].schedules

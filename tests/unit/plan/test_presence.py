@@ -38,13 +38,13 @@ def folded(*facts: WorkersChanged) -> Presence:
     return presence
 
 
-def test_a_worker_is_paid_for_from_joining_to_leaving_and_again_when_it_comes_back() -> None:
+def test_a_worker_is_allocated_from_joining_to_leaving_and_again_when_it_comes_back() -> None:
     presence = folded(joined(A, 10, ONE, TWO), left(A, 15, ONE), joined(A, 20, ONE), left(A, 21, ONE, TWO))
     assert presence.seconds() == presence.seconds("study a") == 5 + 1 + 11
     assert presence.seconds("study b") == 0
 
 
-def test_a_worker_that_is_there_is_paid_for_up_to_the_latest_report() -> None:
+def test_a_present_worker_is_allocated_up_to_the_latest_report() -> None:
     presence = folded(joined(A, 10, ONE))
     assert presence.seconds() == 0
     presence.advance(17)
@@ -59,18 +59,18 @@ def test_studies_that_have_a_worker_at_a_time_share_it_equally_and_the_plan_coun
     assert presence.seconds("study b") == 20 / 2 + 10 + 30
 
 
-def test_workers_of_two_clusters_that_have_one_name_are_two() -> None:
+def test_equally_named_workers_of_two_clusters_count_as_two() -> None:
     presence = folded(joined(A, 0, ONE), joined(B, 0, ONE, pool="another"), left(A, 10, ONE), left(B, 10, ONE))
     assert presence.seconds() == 20
     assert presence.seconds("study a") == presence.seconds("study b") == 10
 
 
-def test_slots_of_a_worker_are_one() -> None:
+def test_slots_of_one_worker_count_as_one_worker() -> None:
     presence = folded(joined(A, 0, ONE, WorkerId("one#1")), left(A, 5, ONE), left(A, 9, WorkerId("one#1")))
     assert presence.seconds() == 5
 
 
-def test_the_workers_of_a_driver_that_is_gone_were_there_until_anything_was_last_heard() -> None:
+def test_workers_of_a_dead_driver_are_allocated_until_the_last_report() -> None:
     presence = folded(joined(A, 0, ONE))
     presence.advance(8)
     presence.end(A)
@@ -99,7 +99,7 @@ def search(
     return hpstage.optimize(study, Failing(), grid, executor=executor, store=journal, **given)  # type: ignore[arg-type]
 
 
-def test_of_a_fixed_fleet_all_the_time_is_paid_and_result_report_and_status_say_the_same() -> None:
+def test_a_fixed_fleet_is_allocated_all_the_time_in_result_report_and_status() -> None:
     journal, executor = MemoryJournal(), SimulatedExecutor(4, evaluate_seconds=0.5)
     result = search(journal, executor)
     assert result.savings.paid_seconds == pytest.approx(4 * executor.clock())
@@ -110,7 +110,7 @@ def test_of_a_fixed_fleet_all_the_time_is_paid_and_result_report_and_status_say_
     assert row.seconds_paid == book.account.presence.seconds() == result.savings.paid_seconds
 
 
-def test_of_an_elastic_fleet_only_those_are_paid_that_were_there() -> None:
+def test_an_elastic_fleet_is_allocated_only_while_its_workers_are_present() -> None:
     journal, executor = MemoryJournal(), SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 8, 5.0)))
     paid = search(journal, executor).savings.paid_seconds
     assert executor.cluster.most > 2
@@ -118,7 +118,7 @@ def test_of_an_elastic_fleet_only_those_are_paid_that_were_there() -> None:
     assert paid <= executor.cluster.paid_seconds  # which counts their start, too
 
 
-def test_each_study_pays_for_its_own_workers_and_the_plan_for_both() -> None:
+def test_each_study_is_allocated_its_own_workers_and_the_plan_both() -> None:
     journal, kept = MemoryJournal(), set()  # type: ignore[var-annotated]
     first = search(journal, SimulatedExecutor(2, kept=kept)).savings.paid_seconds
     other = search(journal, SimulatedExecutor(3, kept=kept), "other", steps=60).savings.paid_seconds
@@ -128,7 +128,7 @@ def test_each_study_pays_for_its_own_workers_and_the_plan_for_both() -> None:
     assert Book(book.account, "other").savings.paid_seconds == pytest.approx(other)
 
 
-def test_a_journal_of_an_earlier_build_tells_it_from_the_first_chain_of_each_worker_on() -> None:
+def test_in_an_earlier_builds_journal_workers_are_allocated_from_their_first_chain() -> None:
     journal, executor = MemoryJournal(), SimulatedExecutor(3)
     search(journal, executor)
     facts: list[Fact] = [fact for fact in read_facts(journal) if not isinstance(fact, WorkersChanged)]
@@ -142,7 +142,7 @@ def test_a_journal_of_an_earlier_build_tells_it_from_the_first_chain_of_each_wor
     assert open_book(old).savings.paid_seconds == pytest.approx(sum(last - start for start in starts.values()))
 
 
-def test_a_call_that_goes_on_pays_for_the_one_before_as_well() -> None:
+def test_a_resumed_call_counts_the_allocated_time_of_the_call_before() -> None:
     journal, kept = MemoryJournal(), set()  # type: ignore[var-annotated]
     study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
 

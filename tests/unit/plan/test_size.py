@@ -44,7 +44,7 @@ def insert(plan: SearchPlan, first: int, count: int, *, apart: bool) -> None:
 @pytest.mark.parametrize(("apart", "most"), [(False, 1350), (True, 2600)])
 @pytest.mark.ci
 def test_a_trial_that_waits_takes_few_bytes(apart: bool, most: int) -> None:
-    """Of trials that part from one another at every step, each has five nodes of its own."""
+    """Of trials that diverge from one another at every step, each has five nodes of its own."""
     plan = SearchPlan(WORKLOAD)
     count = BRANCHES**SEGMENTS
     gc.collect()

@@ -1,4 +1,4 @@
-"""A plan restored from its snapshot is the plan that was folded, field by field, and goes on as that would."""
+"""A plan restored from its snapshot is the plan that was folded, field by field, and continues as that would."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folded(facts: Sequence[Fact], sharing: bool = True) -> SearchPlan:
 
 
 def fold(plan: SearchPlan, facts: Sequence[Fact]) -> None:
-    # What a journal gives back: every fact anew, and as it was written.
+    # What a journal gives back: every fact once more, as it was written.
     records = [encode(fact) for fact in facts]
     fold_checked(plan, (msgspec.json.decode(record, type=Fact) for record in records), plan.position, plan.apply)
     plan.cursor = plan.cursor.after(records)
@@ -107,7 +107,7 @@ class Here(SimulatedExecutor):
 
 
 @given(random_searches(), st.data(), st.integers(0, 30))
-def test_a_search_goes_on_alike_on_a_plan_that_was_restored(trials, data, turns):
+def test_a_search_continues_identically_on_a_restored_plan(trials, data, turns):
     """Interrupted at any moment, with chains running and targets open."""
     stops = data.draw(st.lists(st.integers(1, 8), min_size=len(trials), max_size=len(trials)))
     store = MemoryJournal()
@@ -208,7 +208,7 @@ def test_snapshots_know_every_field_of(kind: type) -> None:
     assert not gone, f"{kind.__name__} no longer has {sorted(gone)}; {where}"
 
 
-def test_all_fields_are_public_where_snapshots_hold_those_alone() -> None:
+def test_structs_in_snapshots_have_only_public_fields() -> None:
     assert not [name for name in fields_of(totals.Totals) if name.startswith("_")], "msgspec leaves private fields out"
 
 

@@ -27,7 +27,7 @@ def random(seed=0):
 
 
 def search(executor, sampler, *, algorithm=None, metric="value", n_trials=48, store=None, trainable=None):
-    """The search that a preflight tells of, on real code paths only."""
+    """The search that a preflight predicts, on real code paths only."""
     return hpstage.optimize(
         optuna.create_study(sampler=sampler),
         Tape() if trainable is None else trainable,
@@ -46,7 +46,7 @@ def true_seconds(values):
 
 
 def truth(workers, measure=None):
-    """Workers whose costs the preflight is not told of."""
+    """Workers whose costs the preflight does not know."""
     more = {} if measure is None else {"measure": measure}
     return SimulatedExecutor(
         workers,

@@ -24,7 +24,7 @@ def test_costs_are_learnt_from_a_plan(costs):
         assert costs.step_seconds(values) == pytest.approx(true_seconds(values), rel=0.1)
 
 
-def test_effects_of_values_are_told_apart():
+def test_effects_of_values_are_separated():
     batches, rates = {64: 1.0, 256: 0.5}, {0.1: 1.0, 0.2: 1.0, 0.3: 1.0}
     timings = [
         Timing({"batch": batch, "lr": lr, "drop": drop}, 100, 100 * 0.04 * scale * (3.0 if drop else 1.0))
@@ -37,8 +37,8 @@ def test_effects_of_values_are_told_apart():
     assert seconds({"batch": 256, "lr": 0.3, "drop": True}) == pytest.approx(0.06, rel=0.1)  # never measured together
     ratio = seconds({"batch": 64, "lr": 0.7, "drop": False}) / seconds({"batch": 256, "lr": 0.7, "drop": False})
     assert ratio == pytest.approx(2.0, rel=0.1)
-    told = sum(timing.steps * seconds(timing.values) for timing in timings)
-    assert told == pytest.approx(sum(timing.seconds for timing in timings))
+    predicted = sum(timing.steps * seconds(timing.values) for timing in timings)
+    assert predicted == pytest.approx(sum(timing.seconds for timing in timings))
 
 
 def test_a_busy_machine_is_not_taken_for_an_effect():

@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 
 def trunk(trial: optuna.Trial) -> dict[str, Any]:
-    """Alike for 40 of 60 steps."""
+    """Equal for 40 of 60 steps."""
     return {"lr": s.piecewise({0: 0.1, 40: trial.suggest_float("lr", 1e-4, 0.1, log=True)})}
 
 
@@ -28,20 +28,20 @@ def said(deadline: float | None, **options: Any) -> hpstage.rehearsal.preflight.
     return hpstage.preflight(trunk, deadline=deadline, **given | options)
 
 
-def test_the_smallest_fleet_that_makes_it_is_named() -> None:
+def test_the_smallest_fleet_that_meets_the_deadline_is_named() -> None:
     found = said(3.0 * HOUR)
     assert found.fixed is not None and found.elastic is not None
     assert found.fixed.makespan <= 3.0 * HOUR and found.elastic.makespan <= 3.0 * HOUR
     tried = said(None, workers=(found.fixed.workers - 1, found.fixed.workers))
     assert [fleet.makespan.high <= 3.0 * HOUR for fleet in tried.fleets] == [False, True]
     assert found.fixed.paid_seconds == found.fixed.workers * found.fixed.makespan
-    # One worker trains the trunk, and the others are paid from when they are asked for.
+    # One worker trains the trunk, and the others are allocated from their request.
     used = found.worker_seconds.median
     assert used < found.elastic.paid_seconds <= used + found.elastic.workers * 90.0 < found.fixed.paid_seconds
 
 
 @pytest.mark.ci
-def test_what_decides_by_metrics_makes_it_in_every_rehearsal() -> None:
+def test_a_fleet_for_halving_meets_the_deadline_in_every_rehearsal() -> None:
     found = said(4.0 * HOUR, algorithm=SuccessiveHalving(20, 2), rehearsals=3)
     assert found.rehearsals == 3 and found.fixed is not None
     again = said(None, algorithm=SuccessiveHalving(20, 2), rehearsals=3, workers=(found.fixed.workers,))
@@ -49,32 +49,32 @@ def test_what_decides_by_metrics_makes_it_in_every_rehearsal() -> None:
 
 
 @pytest.mark.ci
-def test_a_deadline_that_no_fleet_makes_is_said_to_be_one() -> None:
+def test_a_deadline_that_no_fleet_meets_is_named() -> None:
     found = said(1.9 * HOUR)  # a trial takes 2 hours by itself
     assert found.fixed is None and found.elastic is None
     assert "No fixed fleet makes it within 114.0 min" in str(found)
 
 
 @pytest.mark.ci
-def test_prices_are_those_of_what_is_paid() -> None:
-    told = str(found := said(3.0 * HOUR, gpu_price=2.0))
+def test_prices_are_those_of_allocated_hours() -> None:
+    text = str(found := said(3.0 * HOUR, gpu_price=2.0))
     assert found.fixed is not None and found.elastic is not None
-    assert f"for {2.0 * found.fixed.paid_seconds / HOUR:.2f}." in told
-    assert f"for {2.0 * found.elastic.paid_seconds / HOUR:.2f}." in told
-    [table] = [line for line in told.splitlines() if line.strip().startswith("2 ")]
+    assert f"for {2.0 * found.fixed.paid_seconds / HOUR:.2f}." in text
+    assert f"for {2.0 * found.elastic.paid_seconds / HOUR:.2f}." in text
+    [table] = [line for line in text.splitlines() if line.strip().startswith("2 ")]
     assert table.endswith(f"{2.0 * 2 * found.fleets[0].makespan.median / HOUR:.2f}")
 
 
 def test_preemptible_workers_take_longer_and_with_notice_train_nothing_twice() -> None:
     calm = said(None, workers=(4,))
     spot = {"lifetime_seconds": HOUR, "replace_seconds": 300.0}
-    untold = said(None, workers=(4,), disruptions=Disruptions(**spot))
-    told = said(None, workers=(4,), disruptions=Disruptions(notice_seconds=240.0, **spot))
-    assert untold.rehearsals == told.rehearsals == 9 > calm.rehearsals
-    assert untold.steps_unique == told.steps_unique == calm.steps_unique
-    assert calm.fleets[0].makespan.median < told.fleets[0].makespan.median <= untold.fleets[0].makespan.median
-    assert told.worker_seconds.high == pytest.approx(calm.worker_seconds.median)
-    assert untold.worker_seconds.median > told.worker_seconds.high
+    unnoticed = said(None, workers=(4,), disruptions=Disruptions(**spot))
+    noticed = said(None, workers=(4,), disruptions=Disruptions(notice_seconds=240.0, **spot))
+    assert unnoticed.rehearsals == noticed.rehearsals == 9 > calm.rehearsals
+    assert unnoticed.steps_unique == noticed.steps_unique == calm.steps_unique
+    assert calm.fleets[0].makespan.median < noticed.fleets[0].makespan.median <= unnoticed.fleets[0].makespan.median
+    assert noticed.worker_seconds.high == pytest.approx(calm.worker_seconds.median)
+    assert unnoticed.worker_seconds.median > noticed.worker_seconds.high
 
 
 def test_slow_workers_are_taken_into_account() -> None:
@@ -83,7 +83,7 @@ def test_slow_workers_are_taken_into_account() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"deadline": 0.0}, "deadline is 0.0; give a number of seconds above 0"),
         ({"deadline": float("nan")}, "deadline is nan"),
@@ -96,6 +96,6 @@ def test_slow_workers_are_taken_into_account() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_senseless_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         said(**{"deadline": None, **options})

@@ -65,8 +65,8 @@ def test_a_search_that_was_trained_is_rehearsed_exactly(algorithm, direction):
     assert "all of them were measured before" in str(said)
 
 
-def test_one_search_tells_what_another_algorithm_would_have_trained():
-    """Here all that the other asks for is among what was measured."""
+def test_one_search_predicts_what_another_algorithm_trains():
+    """Here everything that the other requests was measured."""
     wide = searched(MedianStopping(interval=15, grace=15, min_trials=1000))  # never stops one
     narrow = searched(SuccessiveHalving(15, 4, tree_aware=False))
     said = said_of(SuccessiveHalving(15, 4, tree_aware=False), Precedent(wide.plan, "value", maximize=True))
@@ -102,7 +102,7 @@ def test_the_command_rehearses_with_what_the_store_has_measured(tmp_path):
     assert isinstance(alone.exception, UsageError)
 
 
-def test_a_store_on_which_nothing_was_evaluated_yet_tells_its_seconds_all_the_same(tmp_path):
+def test_a_store_without_evaluations_still_gives_seconds_per_step(tmp_path):
     class Interrupted(SimulatedExecutor):
         boundaries = 0
 

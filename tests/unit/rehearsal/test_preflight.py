@@ -34,7 +34,7 @@ def partial_grid():
 
 
 @pytest.mark.parametrize("make", [random, lambda: random(7), partial_grid])
-def test_full_training_trains_what_was_said(make):
+def test_full_training_trains_the_predicted_steps(make):
     said = hpstage.preflight(space, steps=STEPS, n_trials=20, sampler=make(), workers=(1, 3))
     done = search(hpstage.InlineExecutor(), make(), metric="score", n_trials=20).savings
     assert said.exact and said.rehearsals == 1
@@ -93,7 +93,7 @@ def test_where_metrics_decide_a_search_lies_within_the_range(algorithm):
     assert "rehearsals with random ones" in str(said)
 
 
-def test_a_sampler_that_learns_is_not_told_exactly():
+def test_a_preflight_of_a_learning_sampler_is_not_exact():
     said = hpstage.preflight(space, steps=20, n_trials=15, sampler="tpe", workers=(1,), rehearsals=3)
     assert not said.exact and said.sampler == "TPESampler" and said.trials.median == 15
 
@@ -125,8 +125,8 @@ def test_the_same_question_has_the_same_answer_and_leaves_the_sampler_as_it_was(
 # --- seconds ----------------------------------------------------------------------------------------------
 
 
-def test_makespan_of_full_training_is_told_within_fifteen_percent(costs):
-    said = asked_with(costs, FullTraining(), workers=(1, 2, 4))
+def test_makespan_of_full_training_is_predicted_within_fifteen_percent(costs):
+    said = preflight_with(costs, FullTraining(), workers=(1, 2, 4))
     for fleet in said.fleets:
         executor = truth(fleet.workers)
         done = search(executor, random()).savings
@@ -136,10 +136,10 @@ def test_makespan_of_full_training_is_told_within_fifteen_percent(costs):
         assert fleet.lower_bound.median == pytest.approx(done.lower_bound_seconds, rel=0.15)
 
 
-def test_makespan_of_halving_is_told_within_fifteen_percent_of_the_usual_search(costs):
-    """The metrics decide, so it is told as a range, and compared with searches that differ in their metrics alone."""
+def test_makespan_of_halving_is_predicted_within_fifteen_percent_of_the_usual_search(costs):
+    """The metrics decide, so it is a range, and is compared with searches that differ only in their metrics."""
     halving = SuccessiveHalving(15, 4, tree_aware=False)
-    for fleet in asked_with(costs, halving, workers=(1, 3)).fleets:
+    for fleet in preflight_with(costs, halving, workers=(1, 3)).fleets:
         took = []
         for salt in range(9):
             executor = truth(fleet.workers, lambda key, step, salt=salt: {"value": int(key[3 * salt :][:6], 16) - step})
@@ -149,7 +149,7 @@ def test_makespan_of_halving_is_told_within_fifteen_percent_of_the_usual_search(
         assert 0.85 * fleet.makespan.low <= min(took) and max(took) <= 1.15 * fleet.makespan.high
 
 
-def asked_with(costs, algorithm, workers):
+def preflight_with(costs, algorithm, workers):
     return hpstage.preflight(
         space,
         steps=STEPS,
@@ -186,7 +186,7 @@ def test_without_sharing_no_schedule_is_shorter_than_was_said():
 
 
 def test_the_most_checkpoints_that_are_needed_at_one_time():
-    """Two trials that part halfway, on one worker: the trunk's state and the end of whichever is not told yet."""
+    """Two trials that part halfway, on one worker: the trunk's state and the end of whichever is not reported yet."""
 
     def fork(trial):
         return {"lr": s.piecewise({0: 1, 50: trial.suggest_categorical("late", [2, 3, 4])})}

@@ -30,8 +30,10 @@ def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(searched: Result) -> N
     assert sum(branch.reach - branch.node.start for branch in branches.values()) == merged(result.plan).steps_unique
     found = rows(branches.values())
     for branch in branches.values():
-        beside = [other for id, other in branches.items() if found[id] == found[branch.node.id] and other is not branch]
-        assert all(other.reach <= branch.node.start or branch.reach <= other.node.start for other in beside)
+        same_row = [
+            other for id, other in branches.items() if found[id] == found[branch.node.id] and other is not branch
+        ]
+        assert all(other.reach <= branch.node.start or branch.reach <= other.node.start for other in same_row)
         if branch.node.parent is None:
             continue
         top, x = found[branch.node.parent.id], branch.node.start
@@ -39,7 +41,7 @@ def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(searched: Result) -> N
         assert not any(other.node.start < x <= other.reach for other in between)
 
 
-def test_lanes_are_as_long_as_the_distinct_steps_and_count_each_of_their_trials_once() -> None:
+def test_branches_are_as_long_as_the_unique_steps_and_count_each_trial_once() -> None:
     run = Search(SimulatedExecutor(1))
     trials = [trial(i, {"a": s.piecewise({0: 1, 4: i // 2})}, 8) for i in range(4)]
     run.run(trials, [8, 6, 5, 8])
@@ -51,7 +53,7 @@ def test_lanes_are_as_long_as_the_distinct_steps_and_count_each_of_their_trials_
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 1000])
-def test_the_foremost_lanes_fill_the_rows_and_hang_together_and_what_must_be_there_is(most: int) -> None:
+def test_the_foremost_branches_fill_the_rows_are_connected_and_include_required_ones(most: int) -> None:
     branches = branches_of(open_book(search(n_trials=40)).trials)
     [*_, last] = branches
     for always in ([], [last]):
@@ -67,7 +69,7 @@ def test_the_foremost_lanes_fill_the_rows_and_hang_together_and_what_must_be_the
             assert count == most and max(left) <= min(branch.trials for branch in shown)
 
 
-def test_the_value_of_a_lane_is_the_best_that_was_measured_on_it_or_below_it(
+def test_the_value_of_a_branch_is_the_best_measured_on_it_or_below_it(
     searched: Result,
 ) -> None:
     book = open_book(searched)

@@ -52,8 +52,8 @@ def books(journal: MemoryJournal) -> tuple[Book, list[Book]]:
 
 
 def shared_steps(journal: MemoryJournal) -> dict[TrialId, list[int]]:
-    """By brute force: of the steps asked of each trial, how many a trial of the same study had asked for before, and
-    how many one of another study. A step is known by all values up to it."""
+    """By brute force: of the steps requested of each trial, how many a trial of the same study had requested, and how
+    many one of another study. A step is known by all values up to it."""
     added: dict[TrialId, TrialAdded] = {}
     first: dict[tuple[object, ...], TrialId] = {}
     shared: dict[TrialId, list[int]] = {}
@@ -88,7 +88,7 @@ def steps_again(journal: MemoryJournal) -> int:
     st.booleans(),
     st.sampled_from([{}, SIDE_BY_SIDE, SEVERAL]),
 )
-def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_asked_for_first(
+def test_causes_sum_to_used_seconds_and_count_steps_that_another_trial_requested_first(
     rounds: list[list[TrialAdded]],
     data: st.DataObject,
     costs: tuple[float, float, float, float],
@@ -139,7 +139,7 @@ def test_where_every_step_takes_as_long_and_nothing_is_lost_no_second_is_left_to
 
 
 def unanswered_steps(account: Account, facts: list[Fact]) -> int:
-    """By brute force: steps that were trained, though whoever asked first for them has no result there."""
+    """By brute force: steps that were trained, though the first trial that requested them has no result there."""
     trials = account.plan.trials
     first: dict[tuple[int, int], TrialId] = {}
     trained: set[tuple[int, int]] = set()
@@ -156,7 +156,7 @@ def unanswered_steps(account: Account, facts: list[Fact]) -> int:
 
 @settings(max_examples=8)
 @given(st.lists(searches(), min_size=1, max_size=2), st.data())
-def test_while_a_search_goes_on_training_without_a_result_is_that_of_the_steps_whose_first_asker_has_none(
+def test_unanswered_training_counts_steps_whose_first_requester_has_no_result(
     rounds: list[list[TrialAdded]], data: st.DataObject
 ) -> None:
     run = Search(SimulatedExecutor(2, step_seconds=2.0, evaluate_seconds=1.0), checkpoint_every=3)
@@ -165,13 +165,13 @@ def test_while_a_search_goes_on_training_without_a_result_is_that_of_the_steps_w
         run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
     facts = list(read_facts(run.journal))
     account = new_account(run.journal)
-    for told, fact in enumerate(facts, 1):
+    for position, fact in enumerate(facts, 1):
         account.fold(fact)
         if isinstance(fact, StateReached):
-            assert causes_of(Book(account)).unanswered == 2.0 * unanswered_steps(account, facts[:told])
+            assert causes_of(Book(account)).unanswered == 2.0 * unanswered_steps(account, facts[:position])
 
 
-def test_what_another_study_had_trained_is_told_apart_from_what_the_own_trials_share() -> None:
+def test_steps_of_another_study_are_counted_apart_from_steps_shared_within_a_study() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0, save_seconds=0.25, load_seconds=1.0))
     first = trial(0, {"a": s.piecewise({0: 1, 5: 2})}, 8)
     run.run([first], [8])
@@ -188,7 +188,7 @@ def test_what_another_study_had_trained_is_told_apart_from_what_the_own_trials_s
     assert found.alone == 6 * 2.0 + 1.0 + 8 * 2.0 + 1.0
 
 
-def test_an_evaluation_that_another_trial_asked_for_before_is_shared() -> None:
+def test_an_evaluation_that_another_trial_requested_before_is_shared() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=8.0))
     pair = [trial(i, {"a": s.constant(1)}, 4) for i in range(2)]
     run.run(pair, [4, 4])
@@ -209,7 +209,7 @@ def optimized(executor: object, trainable: object, **options: object) -> MemoryJ
     return journal
 
 
-def test_early_stopping_is_the_steps_that_were_never_asked_of_trials_that_are_over() -> None:
+def test_early_stopping_counts_steps_never_requested_of_ended_trials() -> None:
     executor = SimulatedExecutor(2, step_seconds=0.5)
     book = open_book(optimized(executor, object(), metric="value"))
     found = causes_of(book)
@@ -254,7 +254,7 @@ def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
     assert found.alone == found.full
 
 
-def test_what_was_trained_for_trials_without_a_result_is_told_of() -> None:
+def test_training_for_trials_without_a_result_is_counted() -> None:
     study = optuna.create_study(study_name="study")
     journal = MemoryJournal()
     options = {"metric": "score", "steps": 8, "n_trials": 2, "algorithm": FullTraining(), "store": journal}
@@ -266,7 +266,7 @@ def test_what_was_trained_for_trials_without_a_result_is_told_of() -> None:
     assert found.unanswered == found.train > 0.0
 
 
-def test_going_on_from_a_state_that_is_live_saves_the_mean_load_from_disk() -> None:
+def test_continuing_from_a_live_state_saves_the_mean_load_from_disk() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
     run.run([one], [4])
@@ -282,7 +282,7 @@ def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     run = Search(executor)
     run.run([trial(0, {"a": s.constant(1)}, 4)], [4])
-    executor.cluster.now += 10.0  # nobody asks for anything
+    executor.cluster.now += 10.0  # nothing is requested
     run.run([trial(1, {"a": s.constant(2)}, 4)], [4])
     found = causes_of(open_book(run.journal))
     assert found.idle == pytest.approx(10.0)
@@ -296,13 +296,13 @@ def test_an_empty_plan_has_no_causes() -> None:
     assert {getattr(found, name) for name in Causes.__slots__} == {0}
 
 
-def test_what_is_saved_side_by_side_and_what_it_costs_to_train_by_several_are_causes_of_their_own() -> None:
+def test_savings_of_stacked_training_and_costs_of_gangs_are_separate_causes() -> None:
     trials = [trial(number, {"a": s.constant(number)}, 10) for number in range(4)]
-    beside = Search(
+    stacked = Search(
         SimulatedExecutor(SimulatedCluster(1, slots=4), step_times=StepTimes(((1, 2.0), (4, 4.0)))), MemoryJournal()
     )
-    beside.run(trials, [10] * 4)
-    found = causes_of(open_book(beside.journal))
+    stacked.run(trials, [10] * 4)
+    found = causes_of(open_book(stacked.journal))
     # 4 x 10 steps of 1 s alone; side by side, a step of all takes 2 s.
     assert (found.alone, found.fused, found.exchange, found.used, found.estimates) == (40.0, 20.0, 0.0, 20.0, 0.0)
     executor = SimulatedExecutor(2, virtual_nodes=2, speedup=lambda workers: 1.0 if workers == 1 else 1.25)

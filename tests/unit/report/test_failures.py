@@ -52,7 +52,7 @@ class Unevaluated(SimulatedExecutor):
 
 
 @pytest.mark.ci
-def test_a_thousand_failures_are_told_by_the_three_lines_that_raised_them(
+def test_a_thousand_failures_are_grouped_by_the_three_lines_that_raised_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def space(trial: optuna.Trial) -> dict[str, s.Schedule]:
@@ -87,18 +87,18 @@ def test_a_thousand_failures_are_told_by_the_three_lines_that_raised_them(
     assert legend is not None and "your code raised" in [text.get_text() for text in legend.get_texts()]
 
 
-def test_one_exception_from_two_lines_is_two_causes_and_without_a_traceback_its_summary_tells() -> None:
+def test_failures_are_grouped_by_line_or_without_a_traceback_by_summary() -> None:
     def failed(summary: str, trace: str, evaluating: bool = False) -> tuple[StageFailed, list[TrialId]]:
         return StageFailed(NodeId(0), 4, evaluating, UserFailure(summary, trace)), [TrialId("a/0")]
 
     there, here = '  File "x.py", line 1, in f\n', '  File "x.py", line 2, in f\n'
-    told = [failed("E: 1", here), failed("E: 2", there + here), failed("E: 1", there), failed("F: 1", here)]
-    assert [len(cause.failures) for cause in by_cause(told)] == [2, 1, 1]
+    failures = [failed("E: 1", here), failed("E: 2", there + here), failed("E: 1", there), failed("F: 1", here)]
+    assert [len(cause.failures) for cause in by_cause(failures)] == [2, 1, 1]
     assert len(by_cause([failed("E: 1", here), failed("E: 1", here, evaluating=True)])) == 2
     assert len(by_cause([failed("E: 1", ""), failed("E: 1", ""), failed("E: 2", "")])) == 2
 
 
-def test_training_that_raised_is_told_from_training_that_was_lost() -> None:
+def test_training_that_raised_is_distinguished_from_training_that_was_lost() -> None:
     journal = MemoryJournal()
     hpstage.optimize(
         optuna.create_study(study_name="raising"),
@@ -211,14 +211,14 @@ def test_the_best_trials_are_listed_once_each_however_many_numbers_have_the_same
     result = search(journal, n_trials=24)
     groups = best_first(open_book(journal))
     values = {t.number: t.value for t in result.study.trials if t.state.name == "COMPLETE"}
-    alike = [[int(id.rpartition("/")[2]) for id in group] for group in groups]
-    assert sorted(chain.from_iterable(alike)) == sorted(values)
-    assert [values[group[0]] for group in alike] == sorted({values[n] for n in values}, reverse=True)
-    assert any(len(group) > 1 for group in alike)
+    numbers = [[int(id.rpartition("/")[2]) for id in group] for group in groups]
+    assert sorted(chain.from_iterable(numbers)) == sorted(values)
+    assert [values[group[0]] for group in numbers] == sorted({values[n] for n in values}, reverse=True)
+    assert any(len(group) > 1 for group in numbers)
     page = Page(write_report(tmp_path, journal))
-    head = next(i for i, row in enumerate(page.rows) if row and row[0] == "Trial")
-    assert [row[0].split()[0] for row in page.rows[head + 1 : head + 1 + len(alike[:10])]] == [
-        str(group[0]) for group in alike[:10]
+    header = next(i for i, row in enumerate(page.rows) if row and row[0] == "Trial")
+    assert [row[0].split()[0] for row in page.rows[header + 1 : header + 1 + len(numbers[:10])]] == [
+        str(group[0]) for group in numbers[:10]
     ]
 
 
@@ -235,7 +235,7 @@ def test_workers_are_named_by_host_and_number_in_the_order_given() -> None:
     ]
 
 
-def test_a_plan_with_failures_alone_has_a_page(tmp_path: Path) -> None:
+def test_a_plan_with_only_failures_has_a_page(tmp_path: Path) -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     write(run.journal, TargetAsked(TrialId("study/0"), 8), StageFailed(NodeId(0), 2, False, UserFailure("", "")))

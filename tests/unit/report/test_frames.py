@@ -94,7 +94,7 @@ def test_seconds_used_and_saved_are_exactly_the_seconds_alone(
         assert 0 <= wasted <= total(found.workers.wasted_seconds)
 
 
-def test_without_workers_that_die_whoever_asks_first_pays_and_the_next_pays_nothing() -> None:
+def test_the_first_trial_to_request_steps_is_charged_for_them_and_the_next_is_not() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 5: 2 + i})}, 8) for i in range(2))
     run.run([one], [8])
@@ -112,14 +112,14 @@ def test_frames_agree_with_the_study_and_with_what_the_search_says_it_saved() ->
     result, journal = search()
     found = frames(journal)
     check_sums(found)
-    told = result.study.get_trials()
+    expected = result.study.get_trials()
     assert found.trials.study.unique().tolist() == ["study"]
-    assert found.trials.number.tolist() == [t.number for t in told]
-    assert found.trials.state.tolist() == [t.state.name for t in told]
-    assert found.trials.value.tolist() == [t.value for t in told]
+    assert found.trials.number.tolist() == [t.number for t in expected]
+    assert found.trials.state.tolist() == [t.state.name for t in expected]
+    assert found.trials.value.tolist() == [t.value for t in expected]
     for name in ("lr", "late"):
-        assert found.trials[f"params_{name}"].tolist() == [t.params[name] for t in told]
-    assert found.trials.steps_shared.tolist() == [t.user_attrs["hpstage:steps_shared"] for t in told]
+        assert found.trials[f"params_{name}"].tolist() == [t.params[name] for t in expected]
+    assert found.trials.steps_shared.tolist() == [t.user_attrs["hpstage:steps_shared"] for t in expected]
     savings = result.savings
     assert found.trials.seconds_alone.sum() == pytest.approx(savings.worker_seconds_alone, abs=1e-3)
     assert found.trials.seconds_saved.sum() == pytest.approx(savings.saved_seconds, abs=1e-3)
@@ -129,7 +129,7 @@ def test_frames_agree_with_the_study_and_with_what_the_search_says_it_saved() ->
     assert set(kept.key) == set(plan.kept) and kept.kept_bytes.sum() == plan.kept_bytes
     assert result.best_value in set(found.states.metrics_value)
     assert found.events.position.tolist() == list(range(len(journal)))
-    assert found.events.type.value_counts()["TrialEnded"] == len(told)
+    assert found.events.type.value_counts()["TrialEnded"] == len(expected)
 
 
 def test_a_second_study_pays_only_for_what_the_first_has_not_trained() -> None:
@@ -145,9 +145,9 @@ def test_a_second_study_pays_only_for_what_the_first_has_not_trained() -> None:
 def test_forks_name_their_donor_and_longer_trials_what_they_extend() -> None:
     result, journal = search(algorithm=PopulationBasedTraining(interval=4), n_trials=6)
     forks = frames(journal).trials.dropna(subset="donor")
-    told = {t.number: t.user_attrs for t in result.study.get_trials() if "hpstage:donor" in t.user_attrs}
-    assert forks.number.tolist() == list(told) != []
-    assert forks.forked_at.tolist() == [attrs["hpstage:forked_at"] for attrs in told.values()]
+    expected = {t.number: t.user_attrs for t in result.study.get_trials() if "hpstage:donor" in t.user_attrs}
+    assert forks.number.tolist() == list(expected) != []
+    assert forks.forked_at.tolist() == [attrs["hpstage:forked_at"] for attrs in expected.values()]
 
     result, journal = search(n_trials=4, algorithm=FullTraining(), steps=8)
     hpstage.optimize(
@@ -167,7 +167,7 @@ def test_forks_name_their_donor_and_longer_trials_what_they_extend() -> None:
     assert longer.extends.tolist() == ["study/0", "study/1", "study/2", "study/3"]
 
 
-def test_a_lost_checkpoint_and_a_killed_worker_are_told() -> None:
+def test_frames_show_a_lost_checkpoint_and_a_killed_worker() -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     executor.kill(executor.join(0.0), 3.5)
     run = Search(executor, checkpoint_every=2)
@@ -206,7 +206,7 @@ def test_several_objectives_have_a_column_each_and_open_trials_are_running() -> 
     assert frames(cut).trials.state.tolist()[0] == "RUNNING"
 
 
-def test_a_plan_of_which_nothing_was_asked_has_empty_frames_with_all_their_columns() -> None:
+def test_a_plan_without_trials_has_empty_frames_with_all_columns() -> None:
     journal = MemoryJournal()
     open_plan(journal, WORKLOAD, {})
     found = frames(journal)
@@ -251,8 +251,8 @@ def test_parameters_that_json_has_no_form_for_are_written_as_python_writes_them(
             study, object(), odd, metric="value", steps=2, n_trials=8, executor=SimulatedExecutor(1), store=journal
         )
     found = frames(journal).trials
-    told = {i: found[f"params_only {i}"].dropna().tolist() for i in range(len(choices))}
-    assert told == {0: [], 1: [True], 2: [1], 3: [2.5], 4: ["text"], 5: ["inf"], 6: ["(1, 2)"], 7: [str(2**70)]}
+    expected = {i: found[f"params_only {i}"].dropna().tolist() for i in range(len(choices))}
+    assert expected == {0: [], 1: [True], 2: [1], 3: [2.5], 4: ["text"], 5: ["inf"], 6: ["(1, 2)"], 7: [str(2**70)]}
     assert sorted(found.params_x) == list(range(len(choices)))
 
 

@@ -134,7 +134,7 @@ def empty() -> Book:
 # --- the stage tree ---------------------------------------------------------------------------------------
 
 
-def test_the_stage_tree_tells_of_its_trials_of_what_parts_them_and_of_the_best(
+def test_the_stage_tree_names_trials_what_separates_them_and_the_best(
     searched: tuple[hpstage.Result, Book],
 ) -> None:
     result, book = searched
@@ -165,7 +165,7 @@ def test_a_line_is_drawn_for_each_unfolded_branch_in_the_interactive_trees_place
         assert tuple(colour) == to_rgba(colour_of(layout.branches[i].rank))
 
 
-def test_a_tree_of_500_trials_is_folded_to_a_page_and_tells_how_many_are_left_out() -> None:
+def test_a_tree_of_500_trials_is_folded_to_a_page_and_counts_those_left_out() -> None:
     result, journal = search(n_trials=500, space=continuous, algorithm=FullTraining())
     book = open_book(journal)
     figure = draw_stage_tree(book)
@@ -232,7 +232,7 @@ def test_failures_are_marked_where_they_happened() -> None:
     assert len(crosses.get_offsets()) > 0
 
 
-def test_beside_the_tree_each_trial_is_a_line_and_a_step_is_as_long_in_both_panels(
+def test_next_to_the_tree_each_trial_is_a_line_and_a_step_is_as_long_in_both_panels(
     searched: tuple[hpstage.Result, Book],
 ) -> None:
     result, book = searched
@@ -263,7 +263,7 @@ def test_bars_of_a_worker_do_not_overlap_and_sum_to_its_seconds() -> None:
         assert all(stop <= start + 1e-9 for (_, stop), (start, _) in pairwise(mine))
 
 
-def test_bars_lie_before_the_time_of_their_fact_in_the_order_in_which_things_are_done() -> None:
+def test_bars_end_at_the_time_of_their_fact_in_the_order_of_the_work() -> None:
     worker = WorkerId("w")
     account = Account(SearchPlan(WORKLOAD))
     charge(account, reached(worker, 10.0, train=4.0, load=1.0, evaluate=2.0, save=0.5))
@@ -290,15 +290,15 @@ def reached(
     return StateReached(ChainId("c"), worker, NodeId(0), 0, 1, at, train, load, evaluate, save)
 
 
-def test_the_timeline_tells_how_busy_each_worker_was(searched: tuple[hpstage.Result, Book]) -> None:
+def test_the_timeline_shows_how_busy_each_worker_was(searched: tuple[hpstage.Result, Book]) -> None:
     _, book = searched
     said = texts(draw_timeline(book))
     drawn = list(bars(book))
     span = max(bar.began + bar.seconds for bar in drawn) - min(bar.began for bar in drawn)
     for worker in {bar.worker for bar in drawn}:
         busy = sum(bar.seconds for bar in drawn if bar.worker == worker)
-        (told,) = {text.split()[-1] for text in said if text.startswith(f"{worker} ")}
-        assert float(told.rstrip("%")) == pytest.approx(100 * busy / span, abs=0.5 + 1e-6)  # rounded
+        (share,) = {text.split()[-1] for text in said if text.startswith(f"{worker} ")}
+        assert float(share.rstrip("%")) == pytest.approx(100 * busy / span, abs=0.5 + 1e-6)  # rounded
     assert {"train", "evaluate", "load", "save", "idle"} <= set(said) and "thrown away" not in said
     assert any(text.startswith("3 workers, busy ") for text in said)
 
@@ -332,7 +332,7 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
     assert level == found.used
     said = texts(draw_savings(book))
     assert {"without sharing, as requested", "stopped early", "shared with a trial of the study", "used"} <= set(said)
-    # All that was asked for is 100 %, whatever else early stopping has saved.
+    # All that was requested is 100 %, whatever else early stopping has saved.
     assert any(text.endswith("100%") and text.startswith(f"{found.alone:.2f}") for text in said)
     assert f"{found.early_stopping:.2f} more to their ends" in said
     assert "shared with another study" not in said
@@ -368,7 +368,7 @@ def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_ha
         merged(plan.account.plan).steps_asked,
         merged(plan.account.plan).steps_unique,
     )
-    alone = MemoryJournal()  # of one study: all that the plan was asked for, and nothing to be left out
+    alone = MemoryJournal()  # of one study: all requests of the plan, and nothing to be left out
     search(alone, n_trials=12)
     for result, book in (
         *((result, open_book(journal, result.study.study_name)) for result in (first, second)),

@@ -84,7 +84,7 @@ def exact(rows: list[dict[str, str]], *names: str) -> Fraction:
 
 
 def check_balance(folder: Path) -> None:
-    """The tables and the figures beside a page say the same, to the last bit."""
+    """The tables and the figures of a page agree, to the last bit."""
     trials, stages, workers = (read(folder / f"{name}.csv") for name in ("trials", "stages", "workers"))
     saved = json.loads((folder / "savings.json").read_text())
     assert exact(trials, "seconds_used") == exact(stages, *PARTS) + exact(workers, "wasted_seconds")
@@ -109,27 +109,27 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
     mine = open_book(journal).savings
     reports = sum(isinstance(fact, StateReached) for fact in result.journal)
     for field in fields(Savings):
-        said, told = getattr(mine, field.name), getattr(result.savings, field.name)
+        said, expected = getattr(mine, field.name), getattr(result.savings, field.name)
         if field.name == "makespan":
-            assert said == told >= mine.lower_bound_seconds > 0
+            assert said == expected >= mine.lower_bound_seconds > 0
         elif "seconds" in field.name or field.name == "cost_weighted_merge_rate":
-            assert said == pytest.approx(told, abs=reports * 2.0**-20, rel=0), field.name
+            assert said == pytest.approx(expected, abs=reports * 2.0**-20, rel=0), field.name
         else:
-            assert said == told, field.name
+            assert said == expected, field.name
     assert mine.paid_seconds > mine.worker_seconds
     reported_by_journal = write_report(tmp_path, journal)
     for page in (reported_by_journal, reported_by_result):
         check_balance(page.parent)
-        told = Page(page)
-        assert told.row("Trials")[0] == "24"
-        assert told.row("Steps requested")[0] == f"{result.savings.steps_asked:,}"
-        assert told.row("Unique steps among them")[0] == f"{result.savings.steps_unique:,}"
-        assert told.row("Steps trained")[0] == f"{result.savings.steps_trained:,}"
-        assert told.row("Merge rate")[0] == f"{result.savings.merge_rate:.2f}"
-        assert told.row("Busy worker time")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
-        assert told.row("Allocated worker time")[1].endswith("% busy")
-        assert told.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
-        assert told.row("Makespan")[1].startswith("on 3 workers, ")
+        shown = Page(page)
+        assert shown.row("Trials")[0] == "24"
+        assert shown.row("Steps requested")[0] == f"{result.savings.steps_asked:,}"
+        assert shown.row("Unique steps among them")[0] == f"{result.savings.steps_unique:,}"
+        assert shown.row("Steps trained")[0] == f"{result.savings.steps_trained:,}"
+        assert shown.row("Merge rate")[0] == f"{result.savings.merge_rate:.2f}"
+        assert shown.row("Busy worker time")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
+        assert shown.row("Allocated worker time")[1].endswith("% busy")
+        assert shown.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
+        assert shown.row("Makespan")[1].startswith("on 3 workers, ")
     assert reported_by_journal.read_bytes() == reported_by_result.read_bytes()
 
 
@@ -145,15 +145,15 @@ def test_the_makespan_is_from_the_first_beginning_to_the_last_report() -> None:
 def test_trials_of_a_study_are_those_of_its_storage(reported: tuple[Result, Path]) -> None:
     result, page = reported
     rows = read(page.with_name("trials.csv"))
-    told = result.study.trials
-    assert [int(row["number"]) for row in rows] == [t.number for t in told]
-    assert [row["state"] for row in rows] == [t.state.name for t in told]
-    assert [float(row["value"]) if row["value"] else None for row in rows] == [t.value for t in told]
+    expected = result.study.trials
+    assert [int(row["number"]) for row in rows] == [t.number for t in expected]
+    assert [row["state"] for row in rows] == [t.state.name for t in expected]
+    assert [float(row["value"]) if row["value"] else None for row in rows] == [t.value for t in expected]
     for name in ("lr", "first", "grow", "gamma"):
-        assert [float(row[f"params_{name}"]) for row in rows] == [t.params[name] for t in told]
+        assert [float(row[f"params_{name}"]) for row in rows] == [t.params[name] for t in expected]
 
 
-def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(reported: tuple[Result, Path]) -> None:
+def test_shared_steps_are_prefixes_requested_of_an_earlier_trial(reported: tuple[Result, Path]) -> None:
     result, page = reported
     rows = read(page.with_name("trials.csv"))
     prefixes = []
@@ -237,8 +237,8 @@ def test_the_best_trial_is_the_studys_with_its_parameters_and_schedules(reported
     for name, value in best.params.items():
         assert page.row(name)[0] == f"{value:.6g}"
     lr, first = best.params["lr"], best.params["first"]
-    *_, told = (row[1] for row in page.rows if row[0] == "lr" and len(row) == 2)
-    assert told.startswith(f"steps 0 to {first}: {lr:.6g}steps {first} to 24: ")
+    *_, text = (row[1] for row in page.rows if row[0] == "lr" and len(row) == 2)
+    assert text.startswith(f"steps 0 to {first}: {lr:.6g}steps {first} to 24: ")
 
 
 @pytest.mark.ci
@@ -249,8 +249,8 @@ def test_forks_and_extended_trials_are_in_the_report(tmp_path: Path) -> None:
     check_balance(tmp_path)
     assert f"Trial {result.best_trial.number}: " in page.text
     schedules = result.schedules(result.best_trial)
-    *_, told = (row[1] for row in page.rows if row[0] == "lr" and len(row) == 2)
-    assert told.count("steps ") == sum(start < 32 for start, _, _ in schedules["lr"].pieces()) or "steps" not in told
+    *_, text = (row[1] for row in page.rows if row[0] == "lr" and len(row) == 2)
+    assert text.count("steps ") == sum(start < 32 for start, _, _ in schedules["lr"].pieces()) or "steps" not in text
 
     longer = search(journal, study=result.study, extend=True, n_trials=8, algorithm=FullTraining())
     write_report(tmp_path, journal)
@@ -434,7 +434,7 @@ def test_failures_of_another_study_are_not_a_studys(tmp_path: Path) -> None:
     assert len(failures_of(open_book(journal))) == 1
 
 
-def test_a_plan_of_which_nothing_was_asked_has_a_report(tmp_path: Path) -> None:
+def test_a_plan_without_trials_has_a_report(tmp_path: Path) -> None:
     journal = MemoryJournal()
     open_plan(journal, WORKLOAD, {})
     page = Page(write_report(tmp_path, journal))
@@ -462,7 +462,7 @@ def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Pa
         assert ("No trial has been completed." in page.text) == (not ended)
 
 
-def test_a_journal_that_does_not_tell_what_is_better_has_no_best_trial(tmp_path: Path) -> None:
+def test_a_journal_without_directions_has_no_best_trial(tmp_path: Path) -> None:
     journal, old = MemoryJournal(), MemoryJournal()
     search(journal, n_trials=4)
     for fact in read_facts(journal):
@@ -503,7 +503,7 @@ def test_a_search_whose_every_value_is_equal_has_a_report(tmp_path: Path) -> Non
     assert Page(result.write_report(tmp_path)).text.count("Trial 0: loss 0") == 1
 
 
-def test_work_that_was_thrown_away_is_paid_for_and_told(tmp_path: Path) -> None:
+def test_discarded_work_is_allocated_and_shown(tmp_path: Path) -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     executor.kill(executor.join(0.0), 3.5)
     run = Search(executor, checkpoint_every=2)
@@ -514,7 +514,7 @@ def test_work_that_was_thrown_away_is_paid_for_and_told(tmp_path: Path) -> None:
     assert [row["outcome"] for row in read(tmp_path / "workers.csv")].count("died") == 1
 
 
-def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
+def test_unwritable_and_unreadable_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="give another folder"):
         search(n_trials=2).write_report(tmp_path / "file")

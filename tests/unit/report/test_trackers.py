@@ -78,7 +78,7 @@ def single(value: float) -> float:
     return found
 
 
-def alike(found: Curves, wanted: Curves) -> bool:
+def equal(found: Curves, wanted: Curves) -> bool:
     return repr({name: sorted(found[name].items()) for name in sorted(found)}) == repr(
         {name: sorted(wanted[name].items()) for name in sorted(wanted)}
     )
@@ -90,7 +90,7 @@ def test_a_run_is_the_log_the_metrics_and_the_parameters_of_its_trial(store: Pat
         for step, values in run.rows:
             for name, value in values.items():
                 found.setdefault(name, {})[step] = value
-        assert alike(found, expected(store, number))
+        assert equal(found, expected(store, number))
         assert (run.study, run.number, run.state, run.steps) == (HOSTILE, str(number), "complete", STEPS)
         assert run.params.keys() == {"gamma"}
         assert [step for step, _ in run.rows] == sorted({step for step, _ in run.rows})
@@ -119,7 +119,7 @@ def test_tensorboard_reads_the_values_and_the_parameters(store: Path, tmp_path: 
             name: {step: single(value) for step, value in values.items()}
             for name, values in expected(store, number).items()
         }
-        assert alike(found, wanted)
+        assert equal(found, wanted)
         plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data
         assert plugin.plugin_name == "hparams"
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -153,7 +153,7 @@ def test_mlflow_reads_the_values_and_the_parameters(store: Path, tmp_path: Path)
             name: {point.step: point.value for point in client.get_metric_history(kept.info.run_id, name)}
             for name in kept.data.metrics
         }
-        assert alike(curves, expected(store, number, plain))
+        assert equal(curves, expected(store, number, plain))
 
 
 @pytest.mark.ci
@@ -166,7 +166,7 @@ def test_wandb_reads_the_values_and_the_parameters(store: Path, tmp_path: Path) 
     for file in files:
         name, params, curves = kept_in(file)
         assert params == dict(wanted[name].params)
-        assert alike(curves, expected(store, int(name)))
+        assert equal(curves, expected(store, int(name)))
 
 
 def records(content: bytes) -> Iterator[bytes]:
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # Optuna calls its callbacks for trackers deprecated
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 @pytest.mark.ci
-def test_optunas_own_callback_tells_mlflow_of_each_trial_as_it_ends(tmp_path: Path) -> None:
+def test_optunas_own_callback_logs_each_trial_to_mlflow_as_it_ends(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     integration = pytest.importorskip("optuna_integration.mlflow", reason="optuna-integration is not installed")
     from mlflow import MlflowClient
@@ -246,7 +246,7 @@ def test_optunas_own_callback_tells_mlflow_of_each_trial_as_it_ends(tmp_path: Pa
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_optunas_own_callback_tells_wandb_of_each_trial_as_it_ends(tmp_path: Path) -> None:
+def test_optunas_own_callback_logs_each_trial_to_wandb_as_it_ends(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     integration = pytest.importorskip("optuna_integration.wandb", reason="optuna-integration is not installed")
     study = optuna.create_study(study_name="live", sampler=optuna.samplers.GridSampler({"gamma": [0.25, 0.5]}))

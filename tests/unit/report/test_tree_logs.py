@@ -125,7 +125,7 @@ def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--trial", "9"], "has no trial 'talk/9'"),
         (["--trial", "x"], "has no trial 'talk/x'"),
@@ -133,8 +133,8 @@ def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
         (["--trial", "1", "--name", "loss"], "trial talk/1 has logged nothing as 'loss'; there is: "),
     ],
 )
-def test_what_is_not_there_is_named(store: Path, arguments: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_is_not_there_is_named(store: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         run("logs", store, *arguments)
 
 

@@ -21,7 +21,7 @@ def piecewise(draw: st.DrawFn, joints: list[int]) -> Schedule:
 
 @st.composite
 def side_by_side(draw: st.DrawFn) -> list[Schedule]:
-    """Schedules of which some change at the same steps, some elsewhere, some vary, and some go on beyond the end."""
+    """Schedules of which some change at the same steps, some elsewhere, some vary, and some continue beyond the end."""
     joints = st.lists(st.integers(1, STEPS + 3), max_size=4, unique=True).map(sorted)
     shared = draw(joints)
     several = st.one_of(
@@ -34,12 +34,12 @@ def side_by_side(draw: st.DrawFn) -> list[Schedule]:
 @given(side_by_side())
 @example([s.piecewise({0: 1, 4: True, 8: 1}), s.piecewise({0: 0.5, 4: 0.25, 8: 0.5})])
 @example([s.piecewise({0: 1, 12: 2}), s.piecewise({0: 2, 12: 1})])
-def test_pieces_tell_the_value_at_every_step(schedules: list[Schedule]) -> None:
-    told, at = [], 0
+def test_pieces_give_the_value_at_every_step(schedules: list[Schedule]) -> None:
+    given_values, at = [], 0
     for start, stop, values, forms in pieces(schedules, STEPS):
         assert start == at < stop
         for step in range(start, stop):
-            told.append(values if forms is None else tuple([distinct(form.value(step)) for form in forms]))
+            given_values.append(values if forms is None else tuple([distinct(form.value(step)) for form in forms]))
         at = stop
     assert at == STEPS
-    assert told == [tuple([distinct(schedule.value(step)) for schedule in schedules]) for step in range(STEPS)]
+    assert given_values == [tuple([distinct(schedule.value(step)) for schedule in schedules]) for step in range(STEPS)]

@@ -130,7 +130,9 @@ def test_the_repr_of_a_schedule_is_an_expression_that_makes_it(schedule: Schedul
 
 
 @given(schedules, st.integers(0, 12), st.integers(0, 12))
-def test_so_is_that_of_a_part_of_one(schedule: Schedule, first: int, length: int) -> None:
+def test_the_repr_of_a_part_of_a_schedule_is_an_expression_that_makes_it(
+    schedule: Schedule, first: int, length: int
+) -> None:
     if schedule.length is None or schedule.length >= first + length:
         part = schedule.since(first).until(length)
         assert evaluated(repr(part)) == part
@@ -254,7 +256,7 @@ def test_equal_open_schedules_have_equal_values(a: Schedule, b: Schedule) -> Non
         (s.sampled([]), s.constant("a").until(0)),
     ],
 )
-def test_a_schedule_written_in_two_ways_is_one(one: Schedule, other: Schedule) -> None:
+def test_a_schedule_written_in_two_ways_is_equal(one: Schedule, other: Schedule) -> None:
     assert one == other
     assert other == one
     assert hash(one) == hash(other)
@@ -312,13 +314,13 @@ def test_agreement_of_staircases_is_found_in_as_many_comparisons_as_there_are_st
     assert s.agreement(stairs, s.Constant(0.1), 0, 2**50) == 1_000_000_000
 
 
-def test_a_form_that_has_no_value_beyond_its_segment_parts_there() -> None:
+def test_a_form_without_a_value_beyond_its_segment_diverges_there() -> None:
     explosive = s.exponential(1.0, 1e300).until(2)
     form = explosive.form_at(1)
     assert s.agreement(form, s.Constant(1), 2, 9) == 2
 
 
-def test_a_sampled_form_goes_on_with_its_last_value() -> None:
+def test_a_sampled_form_keeps_its_last_value() -> None:
     form = s.sampled([3, 2, 1]).segments[0].form
     assert s.agreement(form, s.Constant(1), 2, 2**50) == 2**50
 
@@ -341,7 +343,7 @@ def test_the_normal_form_has_the_values_of_the_forms_that_were_written(
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, True, 1.5, "a", None]), st.none() | st.integers(0, 3)), max_size=5))
-def test_what_is_taken_for_normal_at_a_glance_is(written: list[tuple[Scalar, int | None]]) -> None:
+def test_forms_that_pass_the_quick_check_are_normal(written: list[tuple[Scalar, int | None]]) -> None:
     segments = tuple(s.Segment(s.Constant(scalar), length) for scalar, length in written)
     try:
         normal = _normal(segments)

@@ -153,15 +153,15 @@ def test_the_pieces_of_a_piecewise_schedule_count_from_their_start() -> None:
     assert list(schedule.values(7)) == [0.5, 0.75, 1, 0.5, 0.25, 7, 7]
 
 
-def test_a_callable_is_asked_once_for_each_step() -> None:
-    asked: list[int] = []
+def test_a_callable_is_called_once_for_each_step() -> None:
+    calls: list[int] = []
 
     def half(step: int) -> float:
-        asked.append(step)
+        calls.append(step)
         return step / 2
 
     schedule = s.sampled(half, 4)
-    assert asked == [0, 1, 2, 3]
+    assert calls == [0, 1, 2, 3]
     assert list(schedule.values(4)) == [0, 0.5, 1, 1.5]
     assert s.sampled([0, 0.5, 1, 1.5]) == schedule
 

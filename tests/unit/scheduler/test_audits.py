@@ -190,7 +190,7 @@ def test_a_difference_ends_the_search_and_later_calls_and_both_ways_are_named() 
         Search(SimulatedExecutor(1), search.journal).driver.wait()
 
 
-def test_an_executor_that_cannot_audit_is_asked_for_nothing() -> None:
+def test_an_executor_that_cannot_audit_gets_no_audits() -> None:
     executor = Recording(2, audit_seconds=None)
     search = Search(executor, audit=executor.can_audit, checkpoint_every=4)
     search.run(lopsided(), [40, 8])
@@ -214,7 +214,7 @@ def test_after_the_last_stage_regimes_are_audited_that_idle_time_has_not_reached
     assert all(fact.waited == fact.seconds > 0 for fact in audits_of(search))
 
 
-def test_what_would_take_longer_than_the_budget_is_not_begun() -> None:
+def test_an_audit_longer_than_the_budget_is_not_started() -> None:
     executor = Recording(2)
     search = run(executor, two_regimes())
     search.driver.audit_rest(3.0, lambda: True)  # 4 steps of a second
@@ -231,7 +231,7 @@ def test_among_what_is_too_long_there_may_be_something_short() -> None:
     assert [audit.stages[-1].stop - audit.start for _, _, audit in executor.audited] == [2]
 
 
-def test_what_is_ended_is_gone_before_its_worker_audits_again() -> None:
+def test_an_ended_audit_is_gone_before_its_worker_audits_again() -> None:
     executor = Recording(2, audit_seconds=1000.0)
     search = Search(executor, audit=True, checkpoint_every=4)
     trials = lopsided()
@@ -252,7 +252,7 @@ def test_what_is_ended_is_gone_before_its_worker_audits_again() -> None:
 def test_an_audit_that_takes_longer_than_expected_is_ended_with_the_budget() -> None:
     class Waiting(Recording):
         def wait(self, timeout: float | None) -> list[Report]:
-            """Let time pass as real executors do, where nothing happens meanwhile."""
+            """Let time pass as real executors do, where nothing happens."""
             if timeout and timeout <= 0.2:
                 self.cluster.now += timeout
                 return super().wait(0.0)
@@ -319,7 +319,7 @@ def test_a_regime_that_was_not_audited_comes_first_more_often() -> None:
     assert second[True] / 2000 == pytest.approx(expected, abs=0.04)
 
 
-def test_a_resumed_search_goes_on_with_what_was_not_audited() -> None:
+def test_a_resumed_search_continues_with_states_that_were_not_audited() -> None:
     journal = MemoryJournal()
     search = Search(Recording(2), journal, audit=True, checkpoint_every=4)
     search.run(lopsided(), [40, 8])

@@ -53,7 +53,7 @@ def test_a_worker_that_is_cut_off_is_given_no_work_for_a_while_that_doubles_and_
 ) -> None:
     trials = [trial(i, {"a": s.constant(i)}, 12) for i in range(4)]
     executor = CutOff(2, {"sim-1": (0.0, 6.5)})
-    search = Search(executor, checkpoint_every=1)  # time goes on from step to step, of one second
+    search = Search(executor, checkpoint_every=1)  # time advances by steps of one second
     with caplog.at_level(logging.WARNING, "hpstage"):
         answers = search.run(trials, STOPS)
     assert {a.trial for a in answers} == {t.trial for t in trials}
@@ -61,9 +61,9 @@ def test_a_worker_that_is_cut_off_is_given_no_work_for_a_while_that_doubles_and_
     assert tried == [0.0, 1.0, 3.0]
     assert search.plan.totals.steps_trained == 4 * 12
     assert not any(b"StateLost" in record for record in search.journal.read())
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2, "once when it is benched, and when it is back"
-    assert "sim-1" in told[0] and "no such mount" in told[0] and "sim-1 can use the checkpoints again" in told[1]
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 2, "once when it is benched, and when it is back"
+    assert "sim-1" in logged[0] and "no such mount" in logged[0] and "sim-1 can use the checkpoints again" in logged[1]
 
 
 def test_an_outage_for_all_workers_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +115,7 @@ class Shelf(FolderCheckpoints):
 
 
 class Blind(SimulatedExecutor):
-    """One worker says of every kept state, until some time, that it is missing."""
+    """One worker reports every checkpoint as missing until some time."""
 
     def __init__(self, kept: set[StateKey], until: float) -> None:
         super().__init__(2, kept=kept)
@@ -152,7 +152,7 @@ def searched(executor: SimulatedExecutor, shelf: Shelf) -> tuple[Driver, MemoryJ
     return driver, journal, sum(b"StateLost" in record for record in journal.read())
 
 
-def test_a_state_that_one_worker_alone_does_not_see_is_not_written_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_missing_on_only_one_worker_is_not_written_off(caplog: pytest.LogCaptureFixture) -> None:
     kept: set[StateKey] = set()
     executor = Blind(kept, 1e9)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -204,7 +204,7 @@ def test_a_state_that_two_workers_miss_at_the_same_time_is_lost_once() -> None:
 
 
 @pytest.mark.parametrize("trouble", [CheckpointUnreachable("timed out"), RuntimeError("a bug in a store")])
-def test_where_the_driver_cannot_tell_nothing_is_written_off(trouble: Exception) -> None:
+def test_nothing_is_written_off_where_the_driver_cannot_check(trouble: Exception) -> None:
     kept: set[StateKey] = set()
     executor = Blind(kept, 30.0)
     _, _, lost = searched(executor, Shelf(kept, trouble))
@@ -251,7 +251,7 @@ KEY = StateKey("k" * 32)
 
 
 @pytest.mark.usefixtures("hasty")
-def test_what_passes_is_ridden_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_transient_failure_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("a time-out"), 3)
     patient = PatientStore(store, patience=3600.0)
     patient.enter(lambda: False)
@@ -262,7 +262,7 @@ def test_what_passes_is_ridden_out(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("error", [CheckpointFull("full"), CheckpointMissing("gone"), CheckpointCorrupt("spoilt")])
-def test_what_does_not_pass_is_not_tried_again(tmp_path: Path, error: CheckpointError) -> None:
+def test_a_permanent_failure_is_not_retried(tmp_path: Path, error: CheckpointError) -> None:
     store = Refusing(tmp_path, error, 1)
     with pytest.raises(type(error)):
         PatientStore(store).load(KEY)
@@ -325,12 +325,12 @@ def test_three_refused_writes_of_a_worker_write_nothing_off(
     assert not any(isinstance(fact, StateLost) for fact in result.journal)
     assert "Worker inline cannot use the checkpoints: Permission denied" in caplog.text
     assert "can use the checkpoints again" in caplog.text and "disk is full" not in caplog.text
-    # What was trained since the last kept state is trained again, and nothing else.
+    # What was trained since the last checkpoint is trained again, and nothing else.
     assert result.plan.totals.steps_trained == expected.plan.totals.steps_trained
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_place_that_stays_away_ends_the_search_with_its_cause_and_the_next_call_goes_on(
+def test_a_store_that_stays_unreachable_ends_the_search_and_the_next_call_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 0.05})

@@ -14,13 +14,15 @@ from tests.unit.calls import calls_of, instructions_of
 from tests.unit.searches import Search, trial
 
 
-def calls_per_report(workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,), **options: object) -> float:
+def calls_per_report(
+    workers: int, trials: list[TrialAdded], requested: Sequence[int] = (24,), **options: object
+) -> float:
     """The calls for each stage that is trained, once all workers are busy, and as long as more trials wait."""
     executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4, audit_seconds=0.0)
     search = Search(executor, **options)
     search.driver.add(trials)
     for one in trials:
-        for step in asked:
+        for step in requested:
             search.driver.ask(one.trial, step)
     while search.scheduler.running < workers:
         search.driver.wait()
@@ -62,8 +64,8 @@ def test_a_turn_costs_about_the_same_however_many_workers_train() -> None:
 
 def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials_wait() -> None:
     """When workers outnumber what waits, chains are cut so that all end together, for which all are compared."""
-    asked = range(4, 25, 4)
-    assert calls_per_report(400, branches(500), asked) < 2.0 * calls_per_report(40, branches(50), asked)
+    requested = range(4, 25, 4)
+    assert calls_per_report(400, branches(500), requested) < 2.0 * calls_per_report(40, branches(50), requested)
 
 
 def test_what_is_audited_costs_a_turn_about_the_same_however_many_trials_wait() -> None:

@@ -1,4 +1,4 @@
-"""How many workers a search asks for, and what a fleet costs that follows it."""
+"""How many workers a search requests, and what a fleet costs that follows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = 10.0
 
 
 def branches(count: int, fork: int, steps: int, first: int = 0) -> list[TrialAdded]:
-    """Trials that train alike up to a fork."""
+    """Trials that are equal up to a fork."""
     return [
         trial(number, {"a": s.piecewise({0: -1 - first, fork: number})}, steps)
         for number in range(first, first + count)
@@ -37,30 +37,30 @@ def ask(search: Search, trials: Sequence[TrialAdded]) -> None:
 
 
 def demands(search: Search, answers: int) -> list[tuple[float, int]]:
-    """What is asked for at each report until so many targets are answered, with its time."""
-    told = []
+    """The demand at each report until so many targets are answered, with its time."""
+    found = []
     while answers:
         answers -= len(search.driver.wait())
         now = search.executor.clock()
-        told.append((now, search.scheduler.demand(now, START)))
-    return told
+        found.append((now, search.scheduler.demand(now, START)))
+    return found
 
 
 def test_a_trunk_needs_one_worker_until_a_start_before_it_forks() -> None:
     search = Search(SimulatedExecutor(1), checkpoint_every=1)
     ask(search, branches(6, 50, 100))
-    told = dict(demands(search, 1))
-    assert {told[float(at)] for at in range(1, 40)} == {1}
-    assert {told[float(at)] for at in range(41, 50)} == {6}
+    wanted = dict(demands(search, 1))
+    assert {wanted[float(at)] for at in range(1, 40)} == {1}
+    assert {wanted[float(at)] for at in range(41, 50)} == {6}
 
 
-def test_no_worker_is_asked_for_that_would_train_for_less_than_it_takes_to_start() -> None:
+def test_no_worker_is_requested_that_would_train_for_less_than_its_start_takes() -> None:
     search = Search(SimulatedExecutor(1), checkpoint_every=1)
     ask(search, branches(6, 50, 56))  # 36 seconds of work when the others come
     assert max(workers for _, workers in demands(search, 1)) == 3
 
 
-def test_nothing_is_asked_for_before_it_is_known_what_a_step_takes_but_one_worker() -> None:
+def test_only_one_worker_is_requested_before_seconds_per_step_are_known() -> None:
     search = Search(SimulatedExecutor(1, step_seconds=100.0), checkpoint_every=1)
     assert search.scheduler.demand(0.0, START) == 0
     ask(search, branches(6, 0, 10))
@@ -73,20 +73,22 @@ def test_nothing_is_asked_for_before_it_is_known_what_a_step_takes_but_one_worke
 def test_a_worker_that_was_needed_stays_for_as_long_as_starting_one_takes() -> None:
     search = Search(SimulatedExecutor(3), checkpoint_every=1)
     ask(search, [trial(0, {"a": s.constant(0)}, 60), *branches(2, 0, 20, first=1)])
-    told = dict(demands(search, 3))
-    assert told[19.0] == told[20.0] == told[29.0] == 3
-    assert told[31.0] == told[59.0] == 1
+    wanted = dict(demands(search, 3))
+    assert wanted[19.0] == wanted[20.0] == wanted[29.0] == 3
+    assert wanted[31.0] == wanted[59.0] == 1
     assert search.scheduler.demand(100.0, START) == 0
 
 
-@pytest.mark.parametrize(("driver", "other", "alike", "counts"), [("a", "b", 1, 1), ("b", "a", 1, 0), ("b", "a", 0, 1)])
-def test_of_two_drivers_of_a_plan_on_the_same_workers_one_asks_for_both(
-    driver: str, other: str, alike: int, counts: int
+@pytest.mark.parametrize(
+    ("driver", "other", "same_pool", "counts"), [("a", "b", 1, 1), ("b", "a", 1, 0), ("b", "a", 0, 1)]
+)
+def test_one_of_two_drivers_on_the_same_workers_requests_workers_for_both(
+    driver: str, other: str, same_pool: int, counts: int
 ) -> None:
     executor = SimulatedExecutor(1)
     search = Search(executor, driver=DriverId(driver), pool=executor.pool, checkpoint_every=1)
     search.driver.log.write([DriverJoined(DriverId(driver), executor.pool, "host", 1, 0.0)])
-    search.driver.log.write([DriverJoined(DriverId(other), executor.pool if alike else "another", "host", 2, 0.0)])
+    search.driver.log.write([DriverJoined(DriverId(other), executor.pool if same_pool else "another", "host", 2, 0.0)])
     ask(search, branches(6, 0, 100))
     while not search.plan.totals.steps_trained:
         search.driver.wait()
@@ -108,7 +110,7 @@ def test_searches_on_workers_that_come_and_go_find_the_same_and_train_nothing_tw
     paid = executor.cluster.paid_seconds
     present = search.driver.accounting.presence.seconds()
     assert search.plan.totals.worker_seconds - 1e-6 <= present <= paid + 1e-6
-    assert start_seconds or present == pytest.approx(paid)  # what a start costs is paid from when it is asked for
+    assert start_seconds or present == pytest.approx(paid)  # what a start costs is paid from its request
 
 
 SHAPES = {
@@ -151,7 +153,7 @@ def halved(executor: SimulatedExecutor) -> float:
     return result.savings.worker_seconds
 
 
-def test_workers_for_the_next_rung_are_started_before_it_is_asked_for() -> None:
+def test_workers_for_the_next_rung_are_started_before_it_is_requested() -> None:
     seconds = {"step_seconds": 21.5, "evaluate_seconds": 5.0, "load_seconds": 1.0, "save_seconds": 1.0}
     elastic = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 16, 120.0)), **seconds)
     used = halved(elastic)

@@ -25,27 +25,27 @@ class All(Due):
         return super().chains()
 
 
-class Told(SimulatedExecutor):
-    """Remembers what workers were told."""
+class Recording(SimulatedExecutor):
+    """Records the orders to workers."""
 
     def __init__(self, workers: int, **options: Any) -> None:
         super().__init__(workers, **options)
-        self.told: list[Any] = []
+        self.orders: list[Any] = []
 
     def start(self, worker: Any, chain: Chain) -> None:
-        self.told.append((worker, chain))
+        self.orders.append((worker, chain))
         super().start(worker, chain)
 
     def amend(self, amendment: Amendment) -> None:
-        self.told.append(amendment)
+        self.orders.append(amendment)
         super().amend(amendment)
 
     def stop(self, chain: Any, *, keep: bool = False) -> None:
-        self.told.append((chain, keep))
+        self.orders.append((chain, keep))
         super().stop(chain, keep=keep)
 
     def expect(self, worker: Any, keys: Any) -> None:
-        self.told.append((worker, keys))
+        self.orders.append((worker, keys))
 
 
 @given(
@@ -59,7 +59,7 @@ class Told(SimulatedExecutor):
     dies=st.integers(0, 40),
     each_turn=st.sampled_from([1, 16]),
 )
-def test_looking_only_at_what_has_changed_tells_workers_the_same(
+def test_looking_only_at_changes_gives_workers_the_same_orders(
     trials: list[TrialAdded],
     stops: list[int],
     workers: int,
@@ -70,9 +70,9 @@ def test_looking_only_at_what_has_changed_tells_workers_the_same(
     dies: int,
     each_turn: int,
 ) -> None:
-    def told(kind: type[Due]) -> list[Any]:
+    def orders(kind: type[Due]) -> list[Any]:
         evaluating, saving, loading = costs
-        executor = Told(
+        executor = Recording(
             workers,
             step_seconds=(lambda hp: 0.1 + float(hp["a"] or 0)) if uneven else 1.0,  # type: ignore[arg-type]
             evaluate_seconds=evaluating,
@@ -91,8 +91,8 @@ def test_looking_only_at_what_has_changed_tells_workers_the_same(
         for trial, stop in zip(second, stops[len(first) :], strict=False):
             search.driver.ask(trial.trial, stop)
         search.answers(len(trials) - count)
-        return executor.told
+        return executor.orders
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "_EACH_TURN", each_turn)  # 1: where to cut is looked at once in as many turns
-        assert told(Due) == told(All)
+        assert orders(Due) == orders(All)

@@ -1,4 +1,4 @@
-"""Workers are told which states they will need next: the one that finishes first, of the longest waiting paths."""
+"""States that workers will need next are announced: to the one that finishes first, of the longest waiting paths."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FORKS = [trial(i, {"a": s.piecewise({0: 1, 6: 2 + i})}, 12 + i) for i in range(6
 
 
 class Listening(SimulatedExecutor):
-    """Remembers what workers were told before each chain."""
+    """Records which states were announced to workers before each chain."""
 
     def __init__(self, workers: int, **options: Any) -> None:
         super().__init__(workers, **options)
-        self.told: list[tuple[WorkerId, tuple[StateKey, ...]]] = []
+        self.announced: list[tuple[WorkerId, tuple[StateKey, ...]]] = []
         self.expected: dict[WorkerId, tuple[StateKey, ...]] = {}
         self.hits: list[bool] = []
 
     def expect(self, worker: WorkerId, keys: Any) -> None:
-        self.told.append((worker, tuple(keys)))
+        self.announced.append((worker, tuple(keys)))
         self.expected[worker] = tuple(keys)
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
@@ -38,46 +38,46 @@ class Listening(SimulatedExecutor):
         super().start(worker, chain)
 
 
-def test_each_chain_that_waited_starts_from_a_state_its_worker_was_told_of() -> None:
+def test_each_waiting_chain_starts_from_a_state_announced_to_its_worker() -> None:
     executor = Listening(2)
     Search(executor).run(FORKS, [12 + i for i in range(6)])
     assert executor.hits.count(False) <= 1, "but for those that were ready and started at once"
     assert executor.hits.count(True) >= 3
 
 
-def test_nothing_is_told_while_no_path_waits() -> None:
+def test_nothing_is_announced_while_no_path_waits() -> None:
     executor = Listening(3)
     Search(executor).run([trial(i, {"a": s.constant(i)}, 8) for i in range(3)], [8] * 3)
-    assert executor.told == []
+    assert executor.announced == []
 
 
 @pytest.mark.parametrize(
     "trials", [FORKS, [trial(i, {"a": s.constant(i)}, 8) for i in range(9)]], ids=["forks", "roots"]
 )
-def test_a_worker_is_told_only_of_a_change(trials: list[TrialAdded]) -> None:
+def test_only_changes_are_announced_to_a_worker(trials: list[TrialAdded]) -> None:
     executor = Listening(2)
     Search(executor, checkpoint_every=1).run(trials, [added.steps for added in trials])
     last: dict[WorkerId, tuple[StateKey, ...]] = {}
-    for worker, keys in executor.told:
+    for worker, keys in executor.announced:
         assert last.get(worker, ()) != keys, "at first a worker expects nothing"
         last[worker] = keys
     assert all(keys == () for keys in last.values()), "in the end nothing waits"
 
 
-def test_few_workers_are_told_however_many_wait_and_train() -> None:
+def test_states_are_announced_to_few_workers_however_many_wait_and_train() -> None:
     executor = Listening(20)
     trials = [trial(i, {"a": s.piecewise({0: i % 5, 3: i})}, 8 + i % 7) for i in range(100)]
     Search(executor).run(trials, [8 + i % 7 for i in range(100)])
-    told: dict[WorkerId, tuple[StateKey, ...]] = {}
+    current: dict[WorkerId, tuple[StateKey, ...]] = {}
     most = 0
-    for worker, keys in executor.told:
-        told[worker] = keys
-        most = max(most, sum(bool(keys) for keys in told.values()))
-    assert 0 < most <= 2 * expectation.EXPECTING, "those before are told that they need nothing within the same turn"
+    for worker, keys in executor.announced:
+        current[worker] = keys
+        most = max(most, sum(bool(keys) for keys in current.values()))
+    assert 0 < most <= 2 * expectation.EXPECTING, "earlier ones are withdrawn within the same turn"
 
 
 @given(searches(), st.integers(1, 4))
-def test_what_is_told_decides_nothing(trials: list[TrialAdded], workers: int) -> None:
+def test_announcements_change_no_decision(trials: list[TrialAdded], workers: int) -> None:
     stops = [8] * len(trials)
 
     def facts(executor: SimulatedExecutor) -> list[bytes]:
@@ -86,10 +86,10 @@ def test_what_is_told_decides_nothing(trials: list[TrialAdded], workers: int) ->
         records = search.journal.read()[1:]  # the first one names the plan
         return [record for record in records if b"WorkersChanged" not in record]  # these name the executor
 
-    told = Listening(workers)
+    listening = Listening(workers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expectation.Expectation, "update", lambda *_: [])
-        untold = facts(SimulatedExecutor(workers))
-    assert facts(told) == untold
-    for _, keys in told.told:
+        without = facts(SimulatedExecutor(workers))
+    assert facts(listening) == without
+    for _, keys in listening.announced:
         assert len(keys) == len(set(keys)) <= expectation._STATES

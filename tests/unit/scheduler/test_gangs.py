@@ -50,7 +50,7 @@ def test_whatever_the_widths_and_whoever_dies_every_answer_is_that_of_one_worker
     answers = search.run(trials, stops)
     alone = Search(SimulatedExecutor(1)).run(trials, stops)
     assert {(a.trial, a.metrics["value"]) for a in answers} == {(a.trial, a.metrics["value"]) for a in alone}
-    # The first step of a chain is told before a state is kept; with its worker it is lost, and trained again.
+    # The first step of a chain is reported before a state is kept; with its worker it is lost, and trained again.
     lost = {fact.chain for fact in facts(search, ChainLost)}
     unkept = [fact for fact in facts(search, StateReached) if fact.kept is None and fact.chain in lost]
     again = search.plan.totals.steps_trained - len(histories(trials, stops))
@@ -66,7 +66,7 @@ def test_idle_workers_join_a_lone_chain_and_its_seconds_are_those_of_all():
     assert search.executor.clock() == pytest.approx(200.0)
     totals = search.plan.totals
     assert totals.train_seconds == pytest.approx(800.0) == totals.worker_seconds
-    first, rest = facts(search, StateReached)  # the first step is told, so that it is known what one takes
+    first, rest = facts(search, StateReached)  # the first step is reported, so that its seconds are known
     assert (first.workers, first.own_seconds, first.began) == (4, pytest.approx(10.0), pytest.approx(0.0))
     assert (rest.workers, rest.own_seconds, rest.began) == (4, pytest.approx(790.0), pytest.approx(2.5))
 
@@ -124,7 +124,7 @@ class Apart(SimulatedExecutor):
 
     def wait(self, timeout: float | None) -> list[Report]:
         if timeout:
-            self.cluster.at(timeout, self.cluster.wake)  # not to the next event: workers are asked again before
+            self.cluster.at(timeout, self.cluster.wake)  # not to the next event: workers are tried again before
         return super().wait(timeout)
 
 
@@ -138,16 +138,16 @@ def run_apart(search: Search, caplog: pytest.LogCaptureFixture, steps: int = 200
     return [record.message for record in caplog.records if "meet" in record.message]
 
 
-def test_where_no_workers_ever_meet_gangs_end_which_is_said_once(caplog):
+def test_gangs_end_with_one_warning_where_no_workers_ever_meet(caplog):
     search = Search(Apart(busy=ALL))
     first, last = run_apart(search, caplog)
     assert "2 of 2 did not meet. They train separately for 10 s, with the same results, and then try again." in first
     assert "No workers have met in 6 attempts: from now on each chain is trained by one worker" in last
-    assert widths_of(search).count(2) in (6, 7)  # two may be asked at the same time
+    assert widths_of(search).count(2) in (6, 7)  # two may be tried at the same time
     assert search.executor.clock() <= 1.05 * 2000
 
 
-def test_a_worker_that_is_busy_for_a_while_is_asked_again_ever_later(caplog):
+def test_a_busy_worker_is_tried_again_after_ever_longer_pauses(caplog):
     search = Search(Apart(busy=frozenset({"sim-3"}), until=300.0))
     said = run_apart(search, caplog)
     assert len(said) == 1 and "1 of 2 did not meet" in said[0]
@@ -161,7 +161,7 @@ def test_a_worker_that_is_busy_for_a_while_is_asked_again_ever_later(caplog):
 
 
 @given(st.sets(st.sampled_from(sorted(ALL))), st.floats(0, 3000), st.integers(1, 3))
-def test_whoever_does_not_meet_every_step_is_trained_once(busy, until, branches):
+def test_every_step_is_trained_once_whichever_workers_fail_to_meet(busy, until, branches):
     search = Search(Apart(busy=frozenset(busy), until=until))
     answers = search.run([trial(i, {"a": s.constant(i)}, 60) for i in range(branches)], [60] * branches)
     assert len(answers) == branches and search.plan.totals.steps_trained == 60 * branches
@@ -194,7 +194,7 @@ NONE_FORMED = {
 
 
 @pytest.mark.parametrize("why", NONE_FORMED)
-def test_why_no_workers_trained_together_is_told(why, caplog):
+def test_the_reason_why_no_gang_was_formed_is_logged(why, caplog):
     workers, stops = NONE_FORMED[why]
     executor = SimulatedExecutor(workers, virtual_nodes=2, step_seconds=10.0, save_seconds=5.0)
     search = Search(executor, checkpoint_every=1)
@@ -205,7 +205,7 @@ def test_why_no_workers_trained_together_is_told(why, caplog):
     assert f"No chain was trained by several workers (virtual_nodes): {why}" in caplog.text
 
 
-def test_nothing_is_told_where_workers_trained_together_or_cannot():
+def test_no_reason_is_given_where_a_gang_was_formed_or_is_impossible():
     for executor in (SimulatedExecutor(2, virtual_nodes=2, step_seconds=10.0), SimulatedExecutor(2)):
         search = Search(executor)
         search.run([trial(0, {"a": s.constant(0)}, 50)], [50])

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.sampled(4)
 
 @st.composite
 def courses(draw: st.DrawFn, steps: int) -> dict[str, s.Schedule]:
-    """Schedules of several pieces, alike in their beginnings."""
+    """Schedules of several pieces with equal beginnings."""
     cuts = st.integers(1, steps - 1)
     drops = sorted(draw(st.sets(cuts, min_size=1, max_size=3)))
     warmup = draw(st.integers(0, steps // 4))
@@ -188,7 +188,7 @@ def test_a_worker_that_computes_other_values_than_the_planner_is_named_and_its_s
 
 @given(trials=searches(), every=st.sampled_from([1, 7, None]), workers=st.integers(1, 4), data=st.data())
 @settings(max_examples=20)
-def test_a_stop_at_any_moment_is_heard_within_one_step_and_nothing_is_trained_again(trials, every, workers, data):
+def test_a_stop_at_any_moment_takes_effect_within_one_step_and_nothing_is_trained_again(trials, every, workers, data):
     executor = Watched(workers, step_seconds=3.0, load_seconds=data.draw(st.sampled_from([0.0, 0.7])))
     search = Search(executor, checkpoint_every=every)
     search.driver.add(trials)
@@ -196,17 +196,17 @@ def test_a_stop_at_any_moment_is_heard_within_one_step_and_nothing_is_trained_ag
         search.driver.ask(added.trial, added.steps)
     answers: list[Answer] = []
     for moment in sorted(data.draw(st.lists(st.floats(0.0, 150.0), min_size=1, max_size=3))):
-        executor.join(max(0.0, moment - executor.clock()))  # something that the driver is told of
+        executor.join(max(0.0, moment - executor.clock()))  # an event that the driver receives
         while executor.clock() < moment - 1e-9:  # a sum is rounded, and nothing else may come
             answers += search.driver.wait()
         underway = {flight.chain.id: flight.progress(executor.clock())[0] for flight in executor.under_way()}
-        asked, trained = executor.clock(), sum(span.stop - span.start for span in executor.trained)
+        stopped_at, trained = executor.clock(), sum(span.stop - span.start for span in executor.trained)
         reported = {flight.chain.id: flight.counted_from for flight in executor.under_way()}
         search.driver.finish()
         search.scheduler.validate()
         after = sum(span.stop - span.start for span in executor.trained) - trained
         assert after <= sum(underway[id] + 1 - reported[id] for id in underway)
-        assert executor.clock() <= asked + 3.0 + 0.7
+        assert executor.clock() <= stopped_at + 3.0 + 0.7
         assert search.plan.totals.steps_wasted == 0
     while len(answers) < len(trials):
         answers += search.driver.wait()
@@ -245,7 +245,7 @@ class Counted(Tape):
 
 @given(trials=searches(), every=st.integers(1, 15), seed=st.integers(0, 2**20))
 @settings(max_examples=5)
-def test_training_that_is_stopped_at_any_steps_trains_each_once_and_ends_as_if_alone(trials, every, seed):
+def test_training_stopped_at_any_steps_trains_each_once_and_ends_as_if_undisturbed(trials, every, seed):
     moments = sorted(random.Random(seed).sample(range(1, 40), 4))
     executor = hpstage.InlineExecutor()
     tape = Counted(executor, moments)
@@ -288,8 +288,8 @@ def test_training_keeps_its_states_when_the_seconds_are_over_wherever_it_is(tmp_
     executor.close()
 
 
-def test_a_training_function_is_told_that_its_state_will_be_kept_before_it_stops(tmp_path: Path) -> None:
-    """A kept state holds its metrics, which the function gives when it is asked: for that it takes one more step."""
+def test_a_training_function_reports_metrics_for_the_state_saved_at_a_stop(tmp_path: Path) -> None:
+    """A saved state holds its metrics, which the function reports on request: for that it takes one more step."""
     executor = hpstage.InlineExecutor()
     steps: list[int] = []
 
@@ -331,9 +331,7 @@ def test_a_training_function_is_told_that_its_state_will_be_kept_before_it_stops
 
 
 @pytest.mark.parametrize("horizons", [(100, 200, 400, 800), (800, 400, 200, 100)], ids=["longer", "shorter"])
-def test_horizons_of_warm_up_stable_decay_as_studies_one_after_the_other_train_distinct_steps_only(
-    horizons: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_wsd_horizons_as_consecutive_studies_train_only_unique_steps(horizons: tuple[int, ...], tmp_path: Path) -> None:
     journal = MemoryJournal()
     for horizon in horizons:
         result = hpstage.optimize(

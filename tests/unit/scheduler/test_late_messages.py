@@ -32,7 +32,7 @@ class LateExecutor(SimulatedExecutor):
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         def act() -> None:
-            if worker in self.cluster.live:  # else it died meanwhile, which is reported already
+            if worker in self.cluster.live:  # else it has died, which is reported already
                 super(LateExecutor, self).start(worker, chain)
 
         self._send(chain.id, self._out(), act)
@@ -47,8 +47,8 @@ class LateExecutor(SimulatedExecutor):
     def wait(self, timeout: float | None) -> list[Report]:
         while not self._arrived and not self.nothing_is_coming():
             for report in super().wait(None):
-                told = report.reached if isinstance(report, BoundaryReached) else report
-                self._send(told.worker, self._back(), lambda report=report: self._take(report))
+                payload = report.reached if isinstance(report, BoundaryReached) else report
+                self._send(payload.worker, self._back(), lambda report=report: self._take(report))
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -87,7 +87,7 @@ def check(search: Search, answers: list[Answer], expected: set[tuple[str, int]])
         assert answer.metrics == value_of_key(key, answer.step)
 
 
-def test_what_a_chain_has_passed_before_word_of_it_came_is_trained_from_the_state_before():
+def test_steps_passed_before_a_request_arrived_are_trained_from_the_state_before():
     executor = LateExecutor(1, out=lambda: 1.0, back=lambda: 1.5)
     search = Search(executor, checkpoint_every=2)
     search.driver.add([trial(i, {"a": s.constant(1)}, 8) for i in range(3)])
@@ -144,12 +144,12 @@ def test_every_target_is_answered_once_however_late_messages_are(latency, order,
         executor.kill(WorkerId(f"sim-{rng.randrange(workers)}"), rng.uniform(0, 30))
         executor.join(rng.uniform(0, 40))
     answers: list[Answer] = []
-    asked: set[tuple[str, int]] = set()
+    requests: set[tuple[str, int]] = set()
     for added, stop in order:
         if added.trial not in search.plan.trials:
             search.driver.add([added])
         search.driver.ask(added.trial, stop)
-        asked.add((added.trial, stop))
+        requests.add((added.trial, stop))
         for _ in range(rng.randint(0, 3)):
             if not search.scheduler.idle():
                 answers += search.driver.wait()
@@ -157,12 +157,12 @@ def test_every_target_is_answered_once_however_late_messages_are(latency, order,
         if executor.kept and rng.random() < 0.1:
             executor.kept.discard(rng.choice(sorted(executor.kept)))
     answers += finish(search, executor)
-    check(search, answers, asked)
+    check(search, answers, requests)
 
 
 @given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
 @settings(max_examples=20)
-def test_what_is_asked_for_at_once_is_trained_once_however_late_messages_are(order, seed, workers):
+def test_requests_made_at_once_are_trained_once_however_late_messages_are(order, seed, workers):
     rng = random.Random(seed)
     late: Delay = functools.partial(rng.uniform, 0.0, 5.0)
     executor = LateExecutor(workers, out=late, back=late)

@@ -48,7 +48,7 @@ def test_trials_that_are_proposed_while_others_run_train_nothing_again(seed: int
     assert result.savings.steps_trained == result.savings.steps_unique < result.savings.steps_asked
 
 
-def test_where_saving_costs_more_than_training_again_only_asked_states_are_kept() -> None:
+def test_only_requested_states_are_saved_where_saving_costs_more_than_training_again() -> None:
     dear = search(0, FullTraining(), step_seconds=0.01, save_seconds=2.0)
     cheap = search(0, FullTraining(), step_seconds=1.0, save_seconds=0.2)
     assert dear.plan.totals.saves < cheap.plan.totals.saves

@@ -161,7 +161,7 @@ def test_enough_workers_reach_the_critical_path():
         assert makespan(tree, 7) == longest
 
 
-def test_a_load_is_paid_in_full_when_its_chain_is_amended_meanwhile():
+def test_a_load_counts_in_full_when_its_chain_is_amended_during_it():
     """While a fork is loaded, a trial arrives that puts a boundary on its way."""
     executor = SimulatedExecutor(1, load_seconds=5.0)
     search = Search(executor)

@@ -29,7 +29,7 @@ from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
 
 @given(searches(), st.data(), st.integers(1, 3))
-def test_every_distinct_prefix_is_trained_exactly_once(trials, data, workers):
+def test_every_unique_prefix_is_trained_exactly_once(trials, data, workers):
     stops = [data.draw(st.integers(1, t.steps)) for t in trials]
     search = Search(SimulatedExecutor(workers))
     answers = search.run(trials, stops)
@@ -69,22 +69,22 @@ def test_keys_agree_exactly_when_training_agrees(first, second, data):
 def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
     search = Search(SimulatedExecutor(2))
     answers = []
-    asked = 0
+    requests = 0
     stops = []
     for added in trials:
         stop = data.draw(st.integers(1, added.steps))
         stops.append(stop)
         search.driver.add([added])
         search.driver.ask(added.trial, stop)
-        asked += 1
+        requests += 1
         for _ in range(data.draw(st.integers(0, 2))):
-            if len(answers) < asked:
+            if len(answers) < requests:
                 answers += search.driver.wait()
                 search.scheduler.validate()
-    answers += search.answers(asked - len(answers))
+    answers += search.answers(requests - len(answers))
     trained = search.plan.totals.steps_trained
     assert trained >= merged(search.plan).steps_unique == len(histories(trials, stops))
-    # What is trained again lies before a boundary that was passed before anybody asked for it.
+    # Steps trained again lie before a boundary that was passed before anybody requested it.
     assert trained <= merged(search.plan).steps_asked
 
 
@@ -106,7 +106,7 @@ def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials,
 
 
 @given(searches(), st.data())
-def test_a_new_driver_on_the_same_journal_goes_on_where_the_old_one_was(trials, data):
+def test_a_new_driver_on_the_same_journal_continues_where_the_old_one_was(trials, data):
     stops = [t.steps for t in trials]
     kept: set[StateKey] = set()
     first = Search(SimulatedExecutor(2, kept=kept))
@@ -151,7 +151,7 @@ def test_lost_checkpoints_are_recomputed_from_the_nearest_kept_ancestor(trials, 
 
 
 @given(searches(most=6), st.data())
-def test_what_only_a_driver_wanted_that_has_left_is_trained_no_more(trials, data):
+def test_requests_of_a_driver_that_has_left_are_trained_no_more(trials, data):
     search = Search(SimulatedExecutor(1))
     search.driver.add(trials)
     other = DriverId("other")
@@ -172,13 +172,13 @@ def test_what_only_a_driver_wanted_that_has_left_is_trained_no_more(trials, data
         search.driver.wait()
     assert search.scheduler.idle()
     mine = [t for t in trials if t.trial not in left]
-    # One chain was under way when the other left.
+    # One chain was running when the other left.
     assert search.plan.totals.steps_trained <= len(histories(mine, [t.steps for t in mine])) + trials[0].steps
 
 
 @given(searches(), st.integers(1, 3))
 @settings(max_examples=20)
-def test_without_sharing_every_trial_is_trained_alone(trials, workers):
+def test_without_sharing_every_trial_is_trained_separately(trials, workers):
     search = Search(SimulatedExecutor(workers), sharing=False)
     search.run(trials, [t.steps for t in trials])
     assert search.plan.totals.steps_trained == sum(t.steps for t in trials)
@@ -186,7 +186,7 @@ def test_without_sharing_every_trial_is_trained_alone(trials, workers):
     assert search.plan.totals.loads == 0, "from its beginning to its end, without a fork"
 
 
-def test_an_inert_parameter_does_not_part_two_trials():
+def test_an_inert_parameter_does_not_separate_two_trials():
     search = Search(SimulatedExecutor(1))
     search.run(
         [
@@ -201,7 +201,7 @@ def test_an_inert_parameter_does_not_part_two_trials():
 
 
 def test_the_closed_form_of_the_grid_holds():
-    """120 epochs, lr0 x first drop x factor x late batch: 24 trials, 2,880 steps asked, 1,180 unique."""
+    """120 epochs, lr0 x first drop x factor x late batch: 24 trials, 2,880 steps requested, 1,180 unique."""
     trials = []
     for lr0 in (0.1, 0.05):
         for drop in (60, 80, 100):

@@ -52,7 +52,7 @@ def ask(driver: Driver) -> list[Answer]:
     return answers
 
 
-def test_it_fails_with_the_story_of_its_attempts() -> None:
+def test_a_poisoned_stage_fails_with_the_history_of_its_attempts() -> None:
     Deadly.deaths = 0
     answers = {answer.trial: answer for answer in ask(driver_on(MemoryJournal(), Deadly(2), "d"))}
     assert Deadly.deaths == 3
@@ -80,7 +80,7 @@ def test_attempts_of_earlier_drivers_count(before: int) -> None:
     answers = {answer.trial: answer for answer in ask(driver_on(journal, Deadly(1, kept=kept), "second"))}
     assert Deadly.deaths == 3 - before
     assert answers["1"].failure is not None
-    # Asked anew after it was given up, as by the user's next call, it has all its attempts again.
+    # Requested again after it was given up, as by the user's next call, it has all its attempts again.
     Deadly.deaths = 0
     ask(driver_on(journal, Deadly(1, kept=kept), "third"))
     assert Deadly.deaths == 3

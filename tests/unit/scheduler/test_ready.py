@@ -23,7 +23,7 @@ change = st.one_of(
 
 
 @given(st.lists(change, max_size=400))
-def test_the_first_heads_are_those_of_a_sorted_list(changes: list[tuple[str, int, int]]) -> None:
+def test_the_first_ready_stages_are_those_of_a_sorted_list(changes: list[tuple[str, int, int]]) -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(COUNT // 2)]
     seconds, pace = dict[tuple[int, int], int](), 1.0  # by branch and step: two on each branch
     ready = ReadyStages(branches, lambda branch, step: seconds[branch.node.id, step] * pace)
@@ -48,7 +48,7 @@ def test_the_first_heads_are_those_of_a_sorted_list(changes: list[tuple[str, int
     assert ids == sorted(seconds, key=lambda stage: (-seconds[stage], *stage))
 
 
-def test_heads_that_are_estimated_anew_as_they_are_looked_at_stay_in_order() -> None:
+def test_ready_stages_stay_in_order_when_their_estimates_are_renewed() -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(3)]
     seconds = [3.0, 2.0, 1.0]
     ready = ReadyStages(branches, lambda branch, step: seconds[branch.node.id])
@@ -59,7 +59,7 @@ def test_heads_that_are_estimated_anew_as_they_are_looked_at_stay_in_order() -> 
     assert [(left, branch.node.id) for left, branch, _ in ready.first(2)] == [(5.0, 1), (3.0, 0)]
 
 
-def test_with_one_head_of_a_line_all_of_them_are_estimated_anew() -> None:
+def test_putting_one_stage_of_a_branch_renews_the_estimates_of_all() -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(2)]
     seconds = {(0, 0): 9.0, (0, 10): 5.0, (0, 20): 4.0, (1, 0): 7.0}
     ready = ReadyStages(branches, lambda branch, step: seconds[branch.node.id, step])
@@ -78,7 +78,7 @@ def test_with_one_head_of_a_line_all_of_them_are_estimated_anew() -> None:
 
 
 @pytest.mark.parametrize("paces", [(1.0, 1.2), (1.0, 0.8), (1.0, -1.0)], ids=["longer", "shorter", "reversed"])
-def test_looking_at_many_heads_that_are_estimated_anew_costs_as_much_for_each(paces: tuple[float, float]) -> None:
+def test_renewing_many_estimates_costs_as_much_for_each(paces: tuple[float, float]) -> None:
     def cost(most: int) -> int:
         branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(most)]
         seconds = [2.0 * most - id for id in range(most)]

@@ -30,9 +30,7 @@ from tests.unit.searches import Search, trial
         (("adam",), "'adam'"),
     ],
 )
-def test_numbers_are_told_apart_by_where_they_lie_and_all_else_by_what_it_is(
-    values: tuple[object, ...], kinds: str
-) -> None:
+def test_numbers_are_classified_by_range_and_other_values_by_themselves(values: tuple[object, ...], kinds: str) -> None:
     for value in values:
         assert regime(["a"], [Constant(value)], [Constant(value)]) == (("a", kinds),)
 
@@ -60,7 +58,7 @@ def test_what_a_chain_was_to_verify_before_it_ended_is_news_again() -> None:
 
 
 class Verifying(SimulatedExecutor):
-    """Notes where it is told to verify."""
+    """Records where it is to verify."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

@@ -50,7 +50,7 @@ def constants(count: int, steps: int = 10) -> list[TrialAdded]:
     return [trial(number, {"a": s.constant(number)}, steps) for number in range(count)]
 
 
-def beside(facts: Iterable[Fact]) -> list[tuple[WorkerId, Counter[WorkerId]]]:
+def loads(facts: Iterable[Fact]) -> list[tuple[WorkerId, Counter[WorkerId]]]:
     """The worker of each chain, and how many chains each worker has by then, this one included."""
     on: dict[ChainId, WorkerId] = {}
     found = []
@@ -63,10 +63,10 @@ def beside(facts: Iterable[Fact]) -> list[tuple[WorkerId, Counter[WorkerId]]]:
     return found
 
 
-def test_as_many_are_trained_side_by_side_as_pays() -> None:
+def test_as_many_chains_share_a_worker_as_is_worthwhile() -> None:
     run = fused(2)
     run.run(constants(16), [10] * 16)
-    assert max(max(chains.values()) for _, chains in beside(read_facts(run.journal))) == 4
+    assert max(max(chains.values()) for _, chains in loads(read_facts(run.journal))) == 4
     # Two rounds of four on each worker, whose steps take 2 s.
     assert run.executor.clock() == pytest.approx(2 * 10 * 2.0)
     assert run.plan.totals.train_seconds == pytest.approx(2 * 2 * 10 * 2.0)
@@ -75,19 +75,19 @@ def test_as_many_are_trained_side_by_side_as_pays() -> None:
 
 @settings(max_examples=20)
 @given(searches(), st.integers(1, 3), st.data())
-def test_no_chain_is_put_beside_another_while_a_worker_is_idle(
+def test_no_two_chains_share_a_worker_while_another_is_idle(
     trials: list[TrialAdded], workers: int, data: st.DataObject
 ) -> None:
     run = fused(workers, load_seconds=0.5, save_seconds=0.25)
     run.run(trials, [data.draw(st.integers(1, added.steps)) for added in trials])
-    for host, chains in beside(read_facts(run.journal)):
+    for host, chains in loads(read_facts(run.journal)):
         assert chains[host] <= 4
         assert chains[host] == 1 or len(chains) == workers
 
 
 @settings(max_examples=20)
 @given(searches(), st.integers(1, 2), st.data())
-def test_seconds_of_chains_side_by_side_are_shares_and_what_each_takes_alone_is_known(
+def test_chains_that_share_a_worker_divide_its_seconds_and_know_their_own(
     trials: list[TrialAdded], workers: int, data: st.DataObject
 ) -> None:
     run = fused(workers, step_seconds=3.0)
@@ -108,7 +108,7 @@ def test_seconds_of_chains_side_by_side_are_shares_and_what_each_takes_alone_is_
     assert saved.workers <= workers
 
 
-def test_a_chain_is_slower_beside_others_and_so_it_is_expected() -> None:
+def test_a_chain_that_shares_a_worker_is_expected_to_be_slower() -> None:
     run = fused(1)
     trials = [trial(number, {"a": s.constant(number)}, steps) for number, steps in enumerate([100, 200])]
     run.driver.add(trials)
@@ -161,8 +161,8 @@ class Turns:
         )
 
 
-def test_what_has_killed_a_worker_is_not_starved_by_others_that_refill_slots() -> None:
-    """It trains alone, so that a worker must be free of others for once."""
+def test_a_suspect_chain_is_not_starved_by_others_that_refill_slots() -> None:
+    """It trains without others, so that a worker must be free of them for once."""
     turns = Turns()
     for number in range(1, 4):
         turns.ask(number, 8)
@@ -179,11 +179,11 @@ def test_what_has_killed_a_worker_is_not_starved_by_others_that_refill_slots() -
         turns.scheduler.fold(ChainClosed(chain.chain, 3.0))
     [again] = turns.started()
     assert again.spans[0] == Span(suspect.spans[0].node, 5, 100)
-    assert turns.started() == []  # nothing is put beside it
+    assert turns.started() == []  # nothing is put next to it
     turns.scheduler.validate()
 
 
-def test_what_has_killed_a_worker_makes_no_other_branch_at_its_step_a_suspect() -> None:
+def test_a_suspect_chain_makes_no_other_branch_at_its_step_a_suspect() -> None:
     turns = Turns()
     turns.ask(0, 100)
     turns.join("a")
@@ -196,7 +196,7 @@ def test_what_has_killed_a_worker_makes_no_other_branch_at_its_step_a_suspect() 
     turns.scheduler.validate()
 
 
-def test_what_has_killed_a_worker_keeps_no_other_branch_at_its_step_from_a_gang() -> None:
+def test_a_suspect_chain_keeps_no_other_branch_at_its_step_from_a_gang() -> None:
     turns = Turns(widest=2)
     turns.ask(0, 100)
     turns.join("a")

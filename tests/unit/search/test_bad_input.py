@@ -147,7 +147,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "лр", "学習率", "a\nb", "a/b", '"', "__proto__", "x" * 10_000, "\0", "self"])
-def test_any_text_is_a_name_of_a_hyper_parameter(tmp_path, name):
+def test_any_text_is_a_name_of_a_hyperparameter(tmp_path, name):
     result = search(make=lambda trial: {name: trial.suggest_categorical("a", [1, 2])}, store=tmp_path, n_trials=2)
     check_values(result)
     assert search(make=lambda trial: {name: 1}, store=tmp_path, n_trials=1).savings.steps_trained == 0
@@ -191,7 +191,7 @@ def test_three_hundred_trials_of_one_step():
     assert result.savings.steps_trained == len({trial.params["a"] for trial in study.trials})
 
 
-def test_an_objective_of_optuna_is_told_what_a_training_function_is_given() -> None:
+def test_an_objective_of_optuna_fails_with_what_a_training_function_is_given() -> None:
     def objective(trial: Any) -> float:
         return float(trial.suggest_float("x", 0.0, 1.0))
 
@@ -199,7 +199,7 @@ def test_an_objective_of_optuna_is_told_what_a_training_function_is_given() -> N
     assert "is given a run, not a trial; suggest in space(trial)" in trial.user_attrs["hpstage:failure"]
 
 
-def test_a_space_that_asks_its_trial_for_what_runs_have_is_told_of_swapped_arguments() -> None:
+def test_swapped_space_and_training_function_are_named() -> None:
     def train(run):
         run.attach()
         for _ in run.steps():
@@ -215,7 +215,7 @@ def test_a_space_that_asks_its_trial_for_what_runs_have_is_told_of_swapped_argum
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"audit": "always"}, "audit is 'always'; give one of 'idle', 'winner', 'off'"),
         ({"audit": True}, "audit is True; give one of"),
@@ -227,9 +227,9 @@ def test_a_space_that_asks_its_trial_for_what_runs_have_is_told_of_swapped_argum
         ({"audit_budget": None}, "audit_budget is None; give a number"),
     ],
 )
-def test_what_no_audit_can_be_is_named_before_anything_is_written(given: dict[str, Any], told: str) -> None:
+def test_bad_audit_arguments_are_named_before_anything_is_written(given: dict[str, Any], message: str) -> None:
     journal = MemoryJournal()
-    with pytest.raises(UsageError, match=re.escape(told)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         search(store=journal, **given)
     assert len(journal) == 0
 

@@ -109,7 +109,7 @@ def test_one_that_only_a_step_reads_is_named_in_its_trials_failure() -> None:
     assert "the space returns no hyperparameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
 
 
-def test_a_training_function_is_told_which_hyper_parameter_the_space_does_not_return() -> None:
+def test_reading_a_hyperparameter_that_the_space_does_not_return_is_named() -> None:
     def train(run: hpstage.Run) -> None:
         run.attach()
         assert run.hp["dropout"]

@@ -50,17 +50,17 @@ def search(
     stop_at: int = 0,
     n_trials: int = 6,
 ) -> hpstage.Result:
-    """The same call in a new process, as far as one process can tell. ``stop_at``: the parameter, counted through all
+    """The same call in a new process, simulated in this one. ``stop_at``: the parameter, counted through all
     trials, after which it is cut off as by kill -9: nothing of ours is done any more for the trial."""
     folder.mkdir(exist_ok=True)
-    asked = 0
+    suggested = 0
 
     def space(trial: optuna.Trial) -> dict[str, object]:
         def cut(value: float) -> float:
-            nonlocal asked
+            nonlocal suggested
             ours = trial.study.study_name == "x"  # not one of those with which the space is tried out
-            asked += ours
-            if ours and asked == stop_at:
+            suggested += ours
+            if ours and suggested == stop_at:
                 raise KeyboardInterrupt
             return value
 
@@ -141,7 +141,7 @@ def test_a_fork_that_is_cut_off_becomes_no_other_of_the_same_donor(seed: int, tm
 @pytest.mark.parametrize("algorithm", [FullTraining(window=2), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.one_in(2)
-def test_a_study_that_goes_on_in_one_store_leaves_what_it_has_begun_in_another_alone(
+def test_a_study_resumed_in_one_store_leaves_its_open_trials_in_another(
     storage: str, algorithm: Algorithm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def call(trainable: Tape, store: str, stop_at: int = 0) -> optuna.Study:

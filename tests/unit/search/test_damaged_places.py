@@ -72,7 +72,7 @@ def test_a_record_that_contradicts_the_journal_is_named(tmp_path, change):
         search(store=tmp_path)
 
 
-def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path):
+def test_a_file_of_another_kind_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "plan.sqlite").write_bytes(b"my thesis " * 1000)
     with pytest.raises(StoreError, match="not a journal of hpstage"):
         search(store=tmp_path)
@@ -124,18 +124,18 @@ def test_a_checkpoint_that_cannot_be_written_costs_others_or_stops_the_search_an
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(GRID, seed=0))
         options: dict[str, Any] = {"metric": "score", "steps": 8, "n_trials": 8, "checkpoint_every": 3}
         options |= {"store": journal, "checkpoints": failing}
-        told = ""
+        message = ""
         try:
             hpstage.optimize(study, Tape(), space, executor=hpstage.InlineExecutor(), **options)
         except CheckpointError as error:
-            told = str(error)
+            message = str(error)
         if failing.left > 0:
             break
-        if not told:
+        if not message:
             assert any(b"the disk is full" in record for record in journal.read())
             assert [t.value for t in study.trials] == [t.value for t in whole.study.trials]
             continue
-        assert "disk is full" in told
+        assert "disk is full" in message
         result = hpstage.optimize(study, Tape(), space, executor=hpstage.InlineExecutor(), **options)
         assert [t.value for t in result.study.trials] == [t.value for t in whole.study.trials]
         assert result.plan.totals.steps_trained <= whole.plan.totals.steps_trained + 3
@@ -184,13 +184,13 @@ def spoil_by_deleting(folder: Path) -> None:
 @pytest.mark.parametrize("spoil", [spoil_by_truncating, spoil_by_flipping_a_bit, spoil_by_deleting])
 @pytest.mark.parametrize("which", [slice(None), slice(0, None, 2)], ids=["all", "half"])
 @pytest.mark.ci_one_in(2)
-def test_spoilt_checkpoints_are_computed_anew_and_values_stay_the_same(tmp_path, spoil, which):
+def test_damaged_checkpoints_are_trained_again_and_values_stay_the_same(tmp_path, spoil, which):
     search(store=tmp_path, algorithm=SuccessiveHalving(2, 2))
     folders = sorted(path.parent for path in (tmp_path / "checkpoints").glob("*/*/manifest.json"))
     assert len(folders) > 5
     for folder in folders[which]:
         spoil(folder)
-    # All trials are trained to the end now: those that were halved away go on from states that are spoilt.
+    # All trials are trained to the end now: those that halving had stopped continue from damaged states.
     result = search(store=tmp_path)
     check_values(result)
     again = search(store=tmp_path)

@@ -133,7 +133,7 @@ def test_a_fork_that_leaves_the_default_continues_its_donor(tmp_path: Path) -> N
     assert {trial.params["decay"] for trial in complete} > {0.0}
     assert all(trial.value == alone(result, trial.number) for trial in complete)
     begun = [node for node in result.plan.nodes if node.parent is None]
-    assert len(begun) <= 12 < len(result.study.trials), "no fork begins anew"
+    assert len(begun) <= 12 < len(result.study.trials), "no fork begins from scratch"
 
 
 def test_the_winner_is_trained_further_with_a_new_hyperparameter_as_the_error_of_then_says(tmp_path: Path) -> None:

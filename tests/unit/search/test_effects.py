@@ -80,7 +80,7 @@ def parting(name: str) -> Space:
     ids=["read where it begins", "read in each step", "read by evaluate()", "NaN", "read by nobody", "two"],
 )
 @pytest.mark.parametrize("sharing", [True, False])
-def test_what_has_no_effect_is_told_once(
+def test_a_hyperparameter_without_effect_is_logged_once(
     trainable: object, space: Space, named: str | None, sharing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler = optuna.samplers.GridSampler({"at": [2, 3, 4, 5]}, seed=0)
@@ -88,6 +88,6 @@ def test_what_has_no_effect_is_told_once(
         optuna.create_study(sampler=sampler), trainable, space, metric="value", steps=8, n_trials=4,
         store=MemoryJournal(), executor=hpstage.InlineExecutor(), show_progress_bar=False, sharing=sharing,
     )  # fmt: skip
-    told = [text for record in caplog.records if "no effect" in (text := record.getMessage())]
-    assert len(told) == (named is not None)
-    assert named is None or f"{named} had no effect on training so far: trials " in told[0]
+    messages = [text for record in caplog.records if "no effect" in (text := record.getMessage())]
+    assert len(messages) == (named is not None)
+    assert named is None or f"{named} had no effect on training so far: trials " in messages[0]

@@ -96,7 +96,7 @@ def search(store: object, *, trainable: object = None, n_trials: int = 12, **opt
 
 
 def alone(schedules: Mapping[str, s.Schedule]) -> tuple[str, int, float | None]:
-    """How a trial that is trained alone in a plain loop ends, its steps, and its value."""
+    """How a trial ends that a plain loop trains, its steps, and its value."""
     tape = Ending()
     tape.setup({name: schedule.value(0) for name, schedule in schedules.items()})
     for step in range(STEPS):
@@ -113,7 +113,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     return [(trial.params, trial.state, trial.value, trial.intermediate_values) for trial in result.study.trials]
 
 
-def test_trials_end_where_they_would_alone_and_nothing_beyond_is_trained_or_counted() -> None:
+def test_trials_end_where_a_plain_loop_ends_them_and_nothing_beyond_is_trained_or_counted() -> None:
     trainable = Ending()
     result = search(MemoryJournal(), trainable=trainable, verify="off")
     ends = set()
@@ -157,12 +157,12 @@ class Silent(Ending):
 
 
 @pytest.mark.parametrize("error", [optuna.TrialPruned(), hpstage.StopTraining()], ids=["pruned", "complete"])
-def test_an_end_without_a_message_is_told_by_its_name_and_step(error: Exception) -> None:
+def test_an_end_without_a_message_is_described_by_its_name_and_step(error: Exception) -> None:
     result = search(MemoryJournal(), trainable=Silent(error), n_trials=1)
     assert result.study.trials[0].user_attrs["hpstage:ended"] == f"{type(error).__name__} in step 2"
 
 
-def test_an_evaluation_that_prunes_without_a_message_is_told_by_its_name() -> None:
+def test_an_evaluation_that_prunes_without_a_message_is_described_by_its_name() -> None:
     result = search(MemoryJournal(), trainable=Silent(optuna.TrialPruned(), "evaluate"), n_trials=1)
     assert result.study.trials[0].state == TrialState.PRUNED
     assert "TrialPruned" in result.study.trials[0].user_attrs["hpstage:ended"]
@@ -175,7 +175,7 @@ def test_stopping_where_no_step_is_trained_says_where_it_may_be_done(where: str)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
-def test_shared_and_alone_end_alike_under_every_algorithm(algorithm: Algorithm) -> None:
+def test_endings_are_equal_with_and_without_sharing_under_every_algorithm(algorithm: Algorithm) -> None:
     shared = search(MemoryJournal(), algorithm=algorithm)
     apart = search(MemoryJournal(), algorithm=algorithm, sharing=False)
     assert outcome(shared) == outcome(apart)
@@ -210,15 +210,15 @@ def test_an_extended_search_leaves_what_has_ended_as_it_is(tmp_path: Path) -> No
     validate(longer.plan)
 
 
-def test_the_journal_tells_a_stranger_the_same(tmp_path: Path) -> None:
+def test_a_reader_of_the_journal_sees_the_same_endings(tmp_path: Path) -> None:
     result = search(tmp_path, evaluate_every=3)
     journal = SQLiteJournal(tmp_path / "plan.sqlite")
     facts = list(read_facts(journal))
-    told = open_existing_plan(journal)
+    restored = open_existing_plan(journal)
     journal.close()
     assert {fact.outcome for fact in facts if isinstance(fact, TrainingEnded)} == {"complete", "pruned"}
-    assert told.totals == result.plan.totals
-    assert {id: (t.requested, t.answered, t.targets) for id, t in told.trials.items()} == {
+    assert restored.totals == result.plan.totals
+    assert {id: (t.requested, t.answered, t.targets) for id, t in restored.trials.items()} == {
         id: (t.requested, t.answered, t.targets) for id, t in result.plan.trials.items()
     }
 
@@ -250,7 +250,7 @@ class Diverging(Ending):
         super().train(step, hp)
 
 
-def test_a_divergence_is_said_once_and_the_best_trial_is_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_divergence_is_logged_once_and_the_best_trial_is_another(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         result = search(MemoryJournal(), trainable=Diverging())
     diverged = [t for t in result.study.trials if "loss is nan" in t.user_attrs.get("hpstage:ended", "")]
@@ -278,7 +278,7 @@ def test_an_evaluation_that_fails_at_the_end_fails_its_trials() -> None:
 
 
 def plan_of(*ends: int) -> SearchPlan:
-    """A plan of trials that part at steps 4 and 8, each asked to its end."""
+    """A plan of trials that branch at steps 4 and 8, each requested to its end."""
     plan = SearchPlan("w")  # type: ignore[arg-type]
     lines = [s.constant(1.0), s.piecewise({0: 1.0, 4: 2.0}), s.piecewise({0: 1.0, 8: 3.0})]
     for number, (line, end) in enumerate(zip(lines, ends, strict=True)):
@@ -295,7 +295,7 @@ def ended(plan: SearchPlan, step: int, outcome: str) -> TrainingEnded:
 
 
 @pytest.mark.parametrize(
-    ("step", "outcome", "asked"),
+    ("step", "outcome", "requested"),
     [
         (9, "complete", [10, 12, 16]),  # the others have parted before
         (7, "complete", [8, 12, 8]),  # the last parts where training has ended
@@ -305,17 +305,17 @@ def ended(plan: SearchPlan, step: int, outcome: str) -> TrainingEnded:
         (0, "pruned", [0, 0, 0]),
     ],
 )
-def test_an_end_is_one_of_the_trials_that_have_its_step(step: int, outcome: str, asked: list[int]) -> None:
+def test_an_end_applies_to_all_trials_that_contain_its_step(step: int, outcome: str, requested: list[int]) -> None:
     plan = plan_of(16, 12, 16)
     fact = ended(plan, step, outcome)
     check(plan, fact)
     plan.apply(fact)
     validate(plan)
-    assert [trial.requested for trial in plan.trials.values()] == asked
-    for number in range(3):  # asked again, and further
+    assert [trial.requested for trial in plan.trials.values()] == requested
+    for number in range(3):  # requested again, and further
         plan.apply(TargetAsked(TrialId(f"s/{number}"), 16))
     validate(plan)
-    after = [16 if was in (12, 16) else was for was in asked]
+    after = [16 if was in (12, 16) else was for was in requested]
     assert [trial.requested for trial in plan.trials.values()] == after
     assert all(a <= b for a, b in pairwise(sorted(plan.trials[TrialId("s/0")].targets)))
 

@@ -62,7 +62,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     ids=lambda algorithm: type(algorithm).__name__,
 )
 @pytest.mark.ci_one_in(2)
-def test_curves_have_the_values_of_training_alone_and_change_nothing_else(algorithm: Algorithm, every: int) -> None:
+def test_curves_have_the_values_without_sharing_and_change_nothing_else(algorithm: Algorithm, every: int) -> None:
     plain = search(MemoryJournal(), algorithm=algorithm)
     result = search(MemoryJournal(), algorithm=algorithm, evaluate_every=every)
     assert outcome(result) == outcome(plain)
@@ -79,7 +79,7 @@ def test_curves_have_the_values_of_training_alone_and_change_nothing_else(algori
         )
 
 
-def test_an_interrupted_search_goes_on_with_its_curves() -> None:
+def test_an_interrupted_search_resumes_with_its_curves() -> None:
     class Interrupted(hpstage.InlineExecutor):
         left = 10
 
@@ -119,7 +119,7 @@ def test_a_metric_that_is_missing_on_the_way_is_named_and_nan_is_passed_over() -
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True, "5"])
-def test_a_number_that_is_none_is_refused(every: object) -> None:
+def test_an_invalid_interval_is_refused(every: object) -> None:
     with pytest.raises(UsageError, match="evaluate_every"):
         search(MemoryJournal(), evaluate_every=every)
 
@@ -131,7 +131,7 @@ def answered(step: int) -> Answer:
     return Answer(TrialId("study/0"), step, {"score": float(step)})
 
 
-def told(targets: Targets) -> tuple[int, list[int]]:
+def next_target(targets: Targets) -> tuple[int, list[int]]:
     """The next target's step, and the steps of the answers that it waited for."""
     found = targets.next()
     assert found is not None
@@ -147,8 +147,8 @@ def test_a_synchronous_order_waits_for_the_first_target_and_all_steps_on_its_way
         targets.answer(0, answered(step))
         assert targets.next() is None
     targets.answer(0, answered(4))
-    assert told(targets) == (8, [2, 4, 8])
-    assert told(targets) == (8, [8])
+    assert next_target(targets) == (8, [2, 4, 8])
+    assert next_target(targets) == (8, [8])
     assert targets.next() is None and not len(targets)
 
 
@@ -161,7 +161,7 @@ def test_a_target_whose_steps_were_answered_on_the_way_to_another_does_not_wait(
     assert targets.ask(0, 4) == []
     targets.answer(0, answered(8))
     targets.answer(0, answered(8))
-    assert sorted(told(targets) for _ in range(2)) == [(4, [4]), (8, [4, 8])]
+    assert sorted(next_target(targets) for _ in range(2)) == [(4, [4]), (8, [4, 8])]
     assert targets.next() is None and not len(targets)
 
 
@@ -187,9 +187,9 @@ def test_a_target_beyond_the_end_of_its_trial_is_answered_there(synchronous: boo
     targets = Targets(synchronous=synchronous)
     assert targets.ask(0, 4, end=5) == [4]
     targets.answer(0, answered(4))
-    assert told(targets) == (4, [4])
+    assert next_target(targets) == (4, [4])
     for step in (8, 16):  # the second time, it is known
         assert targets.ask(0, step, end=5) == [5]
         targets.answer(0, answered(5))
-        assert told(targets) == (step, [5])
+        assert next_target(targets) == (step, [5])
     assert targets.reach(0) == 5

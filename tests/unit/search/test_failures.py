@@ -1,4 +1,4 @@
-"""Exceptions and missing values in the user's code: which trials fail, what is told of it, and how the others go on."""
+"""Exceptions and missing values in the user's code: which trials fail, what is logged, and how the others continue."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_stops_the_study_is_an_instance_of_the_builtin_exception_that_was_r
     assert names[-1] == "train"
 
 
-def test_a_nan_objective_fails_its_trial_and_the_study_goes_on():
+def test_a_nan_objective_fails_its_trial_and_the_study_continues():
     class Nan(Tape):
         def evaluate(self):
             return {"score": math.nan if self.score > 5 else self.score}
@@ -147,7 +147,7 @@ def test_a_search_whose_trials_all_fail_says_so_once_at_the_end(caplog):
 
 
 @pytest.mark.parametrize("where", ["setup", "evaluate"])
-def test_a_trial_that_is_pruned_outside_a_step_is_pruned_and_the_others_go_on(where):
+def test_a_trial_that_is_pruned_outside_a_step_is_pruned_and_the_others_continue(where):
     class Pruning(Tape):
         version = f"pruning in {where}"
 
@@ -183,10 +183,10 @@ def test_a_failure_may_name_a_file_whose_name_is_no_text():
 
 def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
     result = run(create(), Failing(), space=lambda trial: {"a": 7, "b": trial.number}, n_trials=4)
-    told = [text for text in map(logging.LogRecord.getMessage, caplog.records) if text.startswith("Trial")]
-    assert len(told) == 2
-    assert "Trial 0 failed: ZeroDivisionError" in told[0] and "toys.py" in told[0]
-    assert told[1] == "Trial 1 failed as trial 0 did; no more of these failures are logged"
+    messages = [text for text in map(logging.LogRecord.getMessage, caplog.records) if text.startswith("Trial")]
+    assert len(messages) == 2
+    assert "Trial 0 failed: ZeroDivisionError" in messages[0] and "toys.py" in messages[0]
+    assert messages[1] == "Trial 1 failed as trial 0 did; no more of these failures are logged"
     assert result.savings.failed == 4
 
 
@@ -197,7 +197,7 @@ def test_nothing_is_saved_by_trials_that_all_fail():
 
 
 @pytest.mark.parametrize("rejects", [False, True], ids=["trained", "rejected"])
-def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_go_on(rejects: bool, tmp_path: Path) -> None:
+def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_continue(rejects: bool, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
 
     def space(trial: optuna.Trial) -> dict[str, float]:

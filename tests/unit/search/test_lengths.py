@@ -50,7 +50,7 @@ ALGORITHMS = [
 
 
 def stated(trial: optuna.Trial) -> dict[str, object]:
-    """Many trials begin alike, and end at different steps."""
+    """Many trials begin equally, and end at different steps."""
     lr = s.piecewise({0: trial.suggest_int("first", 1, 2), 4: trial.suggest_int("late", 1, 2)})
     return {"lr": lr, "steps": trial.suggest_int("length", 1, STEPS)}
 
@@ -111,8 +111,8 @@ def test_a_length_in_the_space_and_the_end_of_a_schedule_are_one_trial() -> None
     assert result.savings.steps_asked == sum(int(trial.params["length"]) for trial in result.study.trials)
 
 
-@pytest.mark.parametrize(("short", "asked"), [(5, [3, 4, 4, 4]), (1, [3, 12, 12, 4])])
-def test_a_trial_that_ends_before_a_rung_is_compared_there_by_its_last_value(short: int, asked: list[int]) -> None:
+@pytest.mark.parametrize(("short", "requested"), [(5, [3, 4, 4, 4]), (1, [3, 12, 12, 4])])
+def test_a_trial_that_ends_before_a_rung_is_compared_there_by_its_last_value(short: int, requested: list[int]) -> None:
     """Trials 1 and 2 are one line. At step 4, one candidate of three continues; the trial that is over is complete."""
     values, lengths = [short, 2, 2, 1], [3, 12, 12, 12]
     result = search(
@@ -122,9 +122,9 @@ def test_a_trial_that_ends_before_a_rung_is_compared_there_by_its_last_value(sho
         algorithm=SuccessiveHalving(4, 2),
         n_trials=4,
     )
-    assert [result.trial(number).planned.requested for number in range(4)] == asked
+    assert [result.trial(number).planned.requested for number in range(4)] == requested
     assert [trial.state for trial in result.study.trials] == [
-        TrialState.COMPLETE if asked[number] == lengths[number] else TrialState.PRUNED for number in range(4)
+        TrialState.COMPLETE if requested[number] == lengths[number] else TrialState.PRUNED for number in range(4)
     ]
     assert result.study.trials[0].value == 3 * short
 
@@ -300,7 +300,7 @@ def test_an_extension_that_would_shorten_a_trial_is_refused() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2)], ids=repr)
-def test_an_interrupted_search_of_several_lengths_ends_as_one_that_was_left_alone(
+def test_an_interrupted_search_of_several_lengths_ends_as_an_undisturbed_one(
     algorithm: Algorithm, tmp_path: Path
 ) -> None:
     Fused.fuse = Fuse()

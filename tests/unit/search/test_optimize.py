@@ -59,7 +59,7 @@ def create(seed: int = 0, **options: object) -> optuna.Study:
 
 @given(st.lists(st.tuples(schedules(8), schedules(8)), min_size=1, max_size=6), st.data())
 @settings(max_examples=15)
-def test_every_trial_has_the_metrics_and_state_that_it_has_alone(pairs, data):
+def test_every_trial_has_the_metrics_and_state_that_it_has_without_sharing(pairs, data):
     order = data.draw(st.permutations(range(len(pairs))))
 
     def listed(trial: optuna.Trial) -> dict[str, object]:
@@ -441,7 +441,7 @@ def test_a_study_with_trials_of_another_workload_is_warned_of(caplog):
     assert "trials of another plan" in caplog.text
 
 
-def test_the_lower_bound_is_told_only_for_a_search_done_in_one_call():
+def test_the_lower_bound_is_given_only_for_a_search_done_in_one_call():
     journal = MemoryJournal()
     first = run(create(), store=journal)
     assert first.savings.lower_bound_seconds is not None

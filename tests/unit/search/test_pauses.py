@@ -54,7 +54,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def changed(journal: MemoryJournal, change: Callable[[Fact, int], Fact]) -> MemoryJournal:
-    """The journal with each fact as ``change`` makes it, which is told the number of the call that was at work."""
+    """The journal with each fact as ``change`` makes it, which gets the number of the call that was running."""
     calls: dict[DriverId, int] = {}
     now = 0
     facts: list[Fact] = []
@@ -95,7 +95,7 @@ def renamed(journal: MemoryJournal) -> MemoryJournal:
 
 @pytest.fixture(scope="module")
 def called_twice() -> tuple[MemoryJournal, float]:
-    """Of two calls that went on at once, the second's clock begun anew; and when the first was over."""
+    """Two calls of one search, the second with a clock from 0 again; and when the first was over."""
     journal, kept = MemoryJournal(), set[StateKey]()  # else threads look for the first one's states, on no virtual time
     first = search(journal, n_trials=8, kept=kept)
     book = open_book(journal)
@@ -198,7 +198,7 @@ def test_the_elapsed_time_is_that_within_the_first_and_last_period_but_outside_o
     assert pauses.seconds == sum(map(is_pause, range(-5, 80)))
 
 
-def test_a_search_that_was_interrupted_is_told_of_as_a_whole() -> None:
+def test_an_interrupted_search_is_reported_as_a_whole() -> None:
     """What its calls did, and how long they were at work, count from where it began; the night between does not."""
     journal, shelf = MemoryJournal(), set[StateKey]()
     study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1))

@@ -1,4 +1,4 @@
-"""Schedules that a metric decides: one line of training until it parts them."""
+"""Schedules that a metric decides: one branch until the metric separates them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def by_hand(params: Mapping[str, Any], steps: int) -> tuple[list[float], list[fl
 def check(result: hpstage.Result, *, once: bool = True) -> None:
     """Every trial has the schedule and the values of the loop by hand, and no step was trained twice or in vain.
 
-    Unless ``once``: a metric that is asked for after others have trained past it costs the steps to it.
+    Unless ``once``: a metric that is requested after others have trained past it costs the steps to it.
     """
     validate(result.plan)
     prefixes: set[tuple[object, ...]] = set()
@@ -187,11 +187,11 @@ def test_a_search_that_is_interrupted_anywhere_decides_the_same(
     with pytest.raises(KeyboardInterrupt):
         once()
     result = once()
-    left_alone = search(**(options | {"store": MemoryJournal()}))
-    for one, other in zip(result.study.trials, left_alone.study.trials, strict=True):
+    undisturbed = search(**(options | {"store": MemoryJournal()}))
+    for one, other in zip(result.study.trials, undisturbed.study.trials, strict=True):
         assert (one.value, one.params) == (other.value, other.params)
         assert one.intermediate_values == other.intermediate_values
-        assert result.schedules(one.number) == left_alone.schedules(other.number)
+        assert result.schedules(one.number) == undisturbed.schedules(other.number)
     validate(result.plan)
 
 
@@ -241,20 +241,22 @@ def test_an_extension_goes_on_as_the_space_now_says(before: object, after: objec
     ],
     ids=["patience", "metric", "constant"],
 )
-def test_an_extension_does_not_decide_anew_what_is_trained(before: object, after: object, tmp_path: Path) -> None:
+def test_an_extension_does_not_change_decisions_about_trained_steps(
+    before: object, after: object, tmp_path: Path
+) -> None:
     short = search(lambda trial: {"lr": before}, n_trials=1, steps=6, store=tmp_path)
     with pytest.raises(UsageError, match="trial 0 had another schedule of 'lr' in its first 6 steps"):
         search(lambda trial: {"lr": after}, n_trials=1, steps=14, store=tmp_path, study=short.study, extend=True)
 
 
-def test_alone_without_sharing_it_is_the_same() -> None:
+def test_plateaus_are_the_same_without_sharing() -> None:
     shared, separate = search(n_trials=5), search(n_trials=5, sharing=False)
     assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
     assert separate.savings.steps_trained == 5 * STEPS
 
 
-def test_a_fixed_schedule_with_the_same_values_is_the_same_line() -> None:
-    """What was decided can be asked for by hand: nothing is trained for it."""
+def test_a_fixed_schedule_with_the_same_values_is_the_same_branch() -> None:
+    """What was decided can be requested by hand: nothing is trained for it."""
     store = MemoryJournal()
     result = search(store=store, n_trials=1)
     schedules = result.schedules(0)

@@ -126,7 +126,7 @@ def test_at_half_time_of_full_training_the_time_left_is_estimated_within_a_quart
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("algorithm", [FullTraining(window=8), SuccessiveHalving(10), MedianStopping(20, grace=20)])
-def test_at_half_time_the_estimate_is_within_a_factor_of_three_where_more_is_asked_as_results_come(
+def test_at_half_time_the_estimate_is_within_a_factor_of_three_where_requests_follow_results(
     monkeypatch, workers, algorithm
 ):
     executor = SimulatedExecutor(workers, evaluate_seconds=0.02, save_seconds=0.01)
@@ -355,6 +355,6 @@ def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at
         display.show(VIEW)
     display.end(VIEW)
     assert LINE_SECONDS == 10.0
-    first, told, *others = stream.getvalue().splitlines()
-    assert told == "Watch it at http://näher"
+    first, address, *others = stream.getvalue().splitlines()
+    assert address == "Watch it at http://näher"
     assert [first, *others] == [line(VIEW)] * 5

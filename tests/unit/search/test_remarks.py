@@ -125,14 +125,14 @@ def test_a_misspelt_hyper_parameter_is_named_once(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("pruner", "algorithm", "said"),
     [
-        (None, FullTraining(), False),  # Optuna's default, which nobody asked for
+        (None, FullTraining(), False),  # Optuna's default, which nobody chose
         (optuna.pruners.NopPruner(), FullTraining(), False),
         (optuna.pruners.HyperbandPruner(), SuccessiveHalving(2, 2), True),
         (optuna.pruners.MedianPruner(n_warmup_steps=3), FullTraining(), True),
         (optuna.pruners.MedianPruner(n_warmup_steps=3), OptunaPruner(2), False),
     ],
 )
-def test_a_pruner_that_nothing_asks_is_named(
+def test_a_pruner_that_is_never_called_is_named(
     pruner: optuna.pruners.BasePruner | None, algorithm: Algorithm, said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study(pruner=pruner, sampler=optuna.samplers.RandomSampler(seed=0))

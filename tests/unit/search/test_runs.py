@@ -274,7 +274,7 @@ def test_a_branch_has_branches_and_fewer_steps(tmp_path: Path) -> None:
     second = run.branch(2, lr=0.03, **inline()).branch(4, wd=1.0, steps=6, **inline())
     assert second.planned.steps == 6
     assert exact(second)
-    assert trained(run) == STEPS + 6 + 2 + 2  # no checkpoint of the first branch is kept at step 4
+    assert trained(run) == STEPS + 6 + 2 + 2  # the first branch has no checkpoint at its step 4
 
 
 def test_the_state_of_an_evicted_trial_is_trained_again(tmp_path: Path) -> None:

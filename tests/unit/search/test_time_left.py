@@ -90,7 +90,7 @@ def watched(
 
 def errors(views: list[ProgressView]) -> list[float]:
     """Estimated / true time left of each view, from a quarter of the search on. Of its last twentieth, nothing is
-    asked: there, a single trial more or less is many times what is left."""
+    requested: there, a single trial more or less is many times what is left."""
     end = views[-1].elapsed
     judged = [view for view in views[:-1] if 0.25 * end <= view.elapsed <= 0.95 * end]
     assert judged and all(view.seconds_left is not None for view in judged)
@@ -145,7 +145,7 @@ def test_trials_that_an_algorithm_forks_are_foreseen(monkeypatch):
 
 
 def test_a_forecast_leaves_the_search_as_it_is(monkeypatch):
-    """With and without a display, the same is asked for."""
+    """With and without a display, the requests are the same."""
     found = []
     for shown in (True, False):
         executor, study = SimulatedExecutor(3), optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
@@ -171,11 +171,11 @@ def test_a_forecast_leaves_the_search_as_it_is(monkeypatch):
     assert found[0] == found[1]
 
 
-def test_a_search_told_the_same_again_asks_for_the_same() -> None:
+def test_a_replayed_search_makes_the_same_requests() -> None:
     setting = Setting(steps=81, n_trials=None, maximize=False, adaptive=False)
     history = History(ASHA(3, 3, window=4), setting, Trials())
     open = [action for index in range(4) for action in history.added(index)]
-    asked: list[object] = list(open)
+    requested: list[object] = list(open)
     for number in range(40):
         action = open.pop(0)
         if isinstance(action, Finish):
@@ -185,12 +185,12 @@ def test_a_search_told_the_same_again_asks_for_the_same() -> None:
         if history.room():
             actions += history.added(100 + number)
         open += actions
-        asked += actions
+        requested += actions
     calls = copy.deepcopy(history.calls)
     replay = history.again(Trials())
     assert list(replay.open) == [(one.index, one.step) for one in open if isinstance(one, Ask)]
     replay.call("reported", *next(iter(replay.open)), 0.0)
-    assert history.calls == calls, "another search was told"
+    assert history.calls == calls, "the replay is another search"
 
 
 # --- trials by what they wait for ---------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_search_that_trains_nothing_says_why(
 ) -> None:
     store = MemoryJournal()
     won = search("first", several, store, STEPS, trainable=trainable).trial(0)
-    # One schedule alone goes on, so that the others decide the trial's length.
+    # Only one schedule continues, so that the others decide the trial's length.
     longer = won.then({}) if isinstance(trainable, Ending) else won.schedules | {"lr": won.schedules["lr"].then(0.1)}
     with caplog.at_level(logging.INFO, "hpstage"):
         assert "Nothing was trained" not in caplog.text

@@ -33,7 +33,7 @@ def real(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def milestones(trial: optuna.Trial) -> dict[str, Any]:
-    """Trials that begin alike, with rates that drop twice and batches that grow."""
+    """Trials that begin equally, with rates that drop twice and batches that grow."""
     drops = [trial.suggest_categorical("first", [40, 60, 80]), trial.suggest_categorical("second", [100, 120, 140])]
     rate, factor = trial.suggest_categorical("lr", [0.1, 0.05, 0.02]), trial.suggest_categorical("gamma", [0.1, 0.2])
     return {

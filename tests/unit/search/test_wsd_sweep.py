@@ -1,4 +1,4 @@
-"""Warm-up, stable, decay in one call: a trunk is trained once, a decay once, whatever is asked first."""
+"""Warm-up, stable, decay in one call: a trunk is trained once, a decay once, whatever is requested first."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ordered(order: str) -> list[int]:
 
 
 def closed_form(horizons: Sequence[int], forms: int) -> int:
-    """S / p distinct steps, less what the closed form counts for every decay: its first step, still at the full rate,
+    """S / p unique steps, less what the closed form counts for every decay: its first step, still at the full rate,
     is the trunk's."""
     total, longest, trials = forms * sum(horizons), max(horizons), forms * len(horizons)
     return round((1 - FRACTION) * longest + FRACTION * total) - (trials - 1)
@@ -73,7 +73,7 @@ def check_values(result: hpstage.Result) -> None:
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
 @pytest.mark.parametrize("sampler", [None, optuna.samplers.RandomSampler(seed=1)], ids=["tpe", "random"])
-def test_six_horizons_and_two_decays_in_one_call_train_the_distinct_steps_of_the_closed_form(
+def test_six_horizons_and_two_decays_in_one_call_train_the_unique_steps_of_the_closed_form(
     order: str, sampler: Any, tmp_path: Path
 ) -> None:
     study = optuna.create_study(sampler=sampler)
@@ -92,7 +92,7 @@ def test_six_horizons_and_two_decays_in_one_call_train_the_distinct_steps_of_the
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
-def test_horizons_asked_one_after_the_other_train_the_same_steps_in_any_order(order: str, tmp_path: Path) -> None:
+def test_horizons_requested_one_after_the_other_train_the_same_steps_in_any_order(order: str, tmp_path: Path) -> None:
     """Each horizon in a call, and a study, of its own; the sweep is said whole, as is known from the beginning."""
     trained = 0
     for horizon in ordered(order):
@@ -115,7 +115,7 @@ def test_a_horizon_that_nobody_named_begins_on_the_stated_grid(tmp_path: Path) -
     assert trained == 15 + 20  # the decays: those of 75 and 100 begin at 60 and 80
 
 
-def test_states_on_the_trunk_are_kept_alone_and_never_evicted(tmp_path: Path) -> None:
+def test_only_states_on_the_trunk_are_kept_and_they_are_never_evicted(tmp_path: Path) -> None:
     result = search(sweep(keep_every=50), tmp_path, checkpoint_every=10**6, checkpoint_budget=0)
     trunk = result.trial(10)
     assert trunk.schedules["lr"].length == 160
@@ -123,8 +123,10 @@ def test_states_on_the_trunk_are_kept_alone_and_never_evicted(tmp_path: Path) ->
     assert [step for step in trunk.kept if step < 160] == sorted([*begins, 50, 100])
     needed = {state.key for state in kept_states(result.plan) if state.needed}
     assert {trunk.planned.node_at(step).states[step].kept.key for step in trunk.kept if step < 160} <= needed
-    beside = {state.step for state in result.plan.kept.values() if state.node is not trunk.planned.node_at(state.step)}
-    assert beside <= set(HORIZONS)
+    elsewhere = {
+        state.step for state in result.plan.kept.values() if state.node is not trunk.planned.node_at(state.step)
+    }
+    assert elsewhere <= set(HORIZONS)
 
 
 def test_what_changes_with_a_decay_branches_off_the_trunk_and_has_seeds_of_its_own(tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ def test_an_exponential_decay_falls_by_one_factor() -> None:
 # --- keep_at, of any space --------------------------------------------------------------------------------
 
 
-def test_steps_to_keep_are_heard_of_by_chains_that_run() -> None:
+def test_running_chains_save_states_at_steps_requested_later() -> None:
     """The trial is added while a chain passes by; another driver's fold of the journal has the same steps."""
     executor = SimulatedExecutor(1, step_seconds=1.0)
     run = Search(executor)

@@ -10,7 +10,7 @@ from hpstage.training.code.graph import Graph
 from hpstage.training.code.owner import is_users_code
 
 
-def test_a_class_that_was_asked_about_is_freed() -> None:
+def test_a_class_that_was_looked_up_is_freed() -> None:
     cls = type("Made", (), {})
     assert is_users_code(cls)
     seen = weakref.ref(cls)
@@ -19,7 +19,7 @@ def test_a_class_that_was_asked_about_is_freed() -> None:
     assert seen() is None
 
 
-def test_the_slots_of_the_classes_asked_about_last_are_remembered() -> None:
+def test_the_slots_of_the_classes_looked_up_last_are_remembered() -> None:
     cls = type("Made", (), {"__slots__": ("a",)})
     assert list(slots_of(cls)) == ["a"]
     seen = weakref.ref(cls)

@@ -54,7 +54,7 @@ def test_a_number_is_kept_as_a_float(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("0.5", "str is no number"),
         (None, "NoneType is no number"),
@@ -68,8 +68,8 @@ def test_a_number_is_kept_as_a_float(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_number_is_refused_by_its_name(value: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=rf"log\('x', ...\): .*{told}"):
+def test_values_that_are_not_numbers_are_refused_by_name(value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"log\('x', ...\): .*{message}"):
         points({0: [value]})
 
 
