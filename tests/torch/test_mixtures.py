@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import hpstage
 from hpstage import schedule as s
@@ -21,6 +21,7 @@ from hpstage.search.results.microanneal import _quantile
 from hpstage.torch.data import batches_of
 from hpstage.torch.loading.mixture import MixedSeed, Mixture, seed_in
 from hpstage.torch.loading.taken_over import Workers
+from tests.bundled import Unmeasured
 
 SIZES = {"a": 30, "b": 50, "c": 7}
 
@@ -89,8 +90,12 @@ def test_weights_that_are_none_are_refused_by_name(changed: dict[str, Any], mess
 def test_a_loader_whose_order_a_mixture_would_decide_is_refused() -> None:
     with pytest.raises(UsageError, match="return the Mixture itself"):
         batches_of(DataLoader(Mixture(numbers()), batch_size=4), None, None)
+    with pytest.raises(UsageError, match="is a Subset of a Mixture, whose weights would count for nothing"):
+        batches_of(Subset(Mixture(numbers()), [1, 2]), None, None)
     with pytest.raises(UsageError, match="no source"):
         Mixture({})
+    with pytest.raises(UsageError, match="source 'a' of the mixture is empty"):
+        Mixture({"a": TensorDataset(torch.empty(0))})
     with pytest.raises(UsageError, match=r"for dataset\(\) of a TorchTrainable"):
         batches_of(Mixture(numbers()), None, None).take(0, 0, 4)  # type: ignore[union-attr]
 
@@ -131,6 +136,10 @@ class Stacked(Mixed):
     numerics, max_stacked = "stacked", 4
 
 
+class Loading(Mixed):
+    num_workers = 2
+
+
 class InParts(Mixed):
     virtual_nodes = 2
 
@@ -169,9 +178,9 @@ def tensors(trial: hpstage.TrainedTrial) -> list[Any]:
     return [value.tolist() for value in trial.weights().values()]
 
 
-@pytest.mark.parametrize("kind", [Mixed, Stacked, InParts, "function"])
-def test_five_mixtures_and_three_seeds_are_each_that_trial_trained_alone(kind: Any, tmp_path: Path) -> None:
-    here: dict[str, Any] = {"executor": hpstage.InlineExecutor()}
+@pytest.mark.parametrize("kind", [Mixed, Stacked, InParts, Loading, "function"])
+def test_five_mixtures_and_three_seeds_are_each_that_trial_trained_by_itself(kind: Any, tmp_path: Path) -> None:
+    here: dict[str, Any] = {"executor": Unmeasured()}
     trainable = by_function if kind == "function" else kind()
     trunk = hpstage.train(trainable, HP, steps=12, metric="loss", store=tmp_path / "store", checkpoint_every=4, **here)
     found = trunk.microanneal(MIXTURES, control="as before", at=8, steps=6, **here)
@@ -209,6 +218,7 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
         ({"control": "z"}, "control is 'z', which is none of the mixtures: x, y"),
         ({"mixtures": {"y": {"lo": 1}}}, "no hyperparameter 'mixture.lo'; did you mean 'mixture.low'"),
         ({"seeds": [1, 1]}, "seeds is .1, 1.; give different seeds"),
+        ({"mixtures": {"y": {"low": 0}}}, "mixture 'y' is .'low': 0.; its weights must be at least 0, and one above"),
         ({"seeds": 0}, "seeds is 0"),
         ({"steps": 0}, "steps is 0"),
         ({"at": 9}, "has 8 steps and cannot be branched at step 9"),
@@ -222,6 +232,16 @@ def test_what_cannot_be_annealed_is_refused(options: dict[str, Any], message: st
     given: dict[str, Any] = {"mixtures": {"x": {"high": 1}, "y": {"low": 1}}, "control": "y", "at": 8, "steps": 2}
     with pytest.raises(UsageError, match=message):
         trunk.microanneal(**{**given, **options}, **here)
+
+
+def test_a_trunk_without_a_seed_is_refused_by_a_remedy_that_works(tmp_path: Path) -> None:
+    here: dict[str, Any] = {"executor": hpstage.InlineExecutor(), "store": tmp_path, "metric": "loss"}
+    hp = {name: value for name, value in HP.items() if name != "seed"}
+    given: dict[str, Any] = {"mixtures": {"x": {"high": 1}}, "control": "x", "at": 2, "steps": 1}
+    with pytest.raises(UsageError, match="train it with 'seed' among its hyperparameters, and branch that"):
+        hpstage.train(Mixed(), hp, steps=2, **here).microanneal(**given)
+    trunk = hpstage.train(Mixed(), {**hp, "seed": 0}, steps=2, **here)
+    assert len(trunk.microanneal(**given, executor=here["executor"]).trials["x"]) == 3
 
 
 def test_quantiles_are_those_of_student() -> None:

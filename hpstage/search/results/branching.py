@@ -69,6 +69,11 @@ def branches(
 def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mapping[str, Any], steps: int) -> None:
     """Raise :class:`UsageError` if the trial has no hyperparameter of one of the names."""
     for name in names:
+        if name not in own and name in ("seed", "batch_size"):  # of which defaults cannot state what was meant
+            raise UsageError(
+                f"trial {planned.id} was trained without the hyperparameter {name!r}, and its branches cannot change "
+                f"it; train it with {name!r} among its hyperparameters, and branch that"
+            )
         if name not in own:
             near = nearest(name, own)
             meant = "" if near is None else f"; did you mean {near!r}?"

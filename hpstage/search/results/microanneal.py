@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 from statistics import NormalDist, fmean, stdev
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
 
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import whole
@@ -84,7 +84,7 @@ def decays(
     control: str,
     at: int,
     steps: int,
-    seeds: int | Sequence[int],
+    seeds: SupportsIndex | Sequence[int],
     values: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """Return what the decays of each mixture change at ``at``: weights, the seeds, and ``lr`` unless it is given.
@@ -94,11 +94,14 @@ def decays(
     """
     if control not in mixtures:
         raise UsageError(f"control is {control!r}, which is none of the mixtures: {', '.join(map(str, mixtures))}")
+    for name, mixture in mixtures.items():
+        if not mixture or min(mixture.values()) < 0 or not 0 < sum(mixture.values()) < inf:
+            raise UsageError(f"mixture {name!r} is {dict(mixture)}; its weights must be at least 0, and one above it")
     own, last = planned.schedules, max(0, min(whole(0).of("at", at), planned.steps - 1))
     weights = {MIXTURE + source for mixture in mixtures.values() for source in mixture}
     weights |= {name for name in own if name.startswith(MIXTURE)}
     check_names(planned, own, dict.fromkeys(["seed", *sorted(weights), *values]), at)
-    if isinstance(seeds, int):
+    if isinstance(seeds, SupportsIndex):
         first: Any = own["seed"].value(last)
         seeds = [first + number for number in range(whole().of("seeds", seeds))]
     if len(set(seeds)) < len(seeds) or not seeds:

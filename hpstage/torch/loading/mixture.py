@@ -44,6 +44,9 @@ class Mixture(ConcatDataset[Any]):
     def __init__(self, sources: Mapping[str, Dataset[Any]]) -> None:
         if not sources:
             raise UsageError("the mixture has no source; give at least one data set by name")
+        for name, source in sources.items():
+            if not (hasattr(source, "__len__") and len(source)):
+                raise UsageError(f"source {name!r} of the mixture is empty, or a stream; give a map-style data set")
         self.names = tuple(sources)
         super().__init__(sources.values())
 
@@ -74,6 +77,21 @@ class Mixture(ConcatDataset[Any]):
         if not 0 < whole < inf:
             raise UsageError(f"the weights of the mixture add up to {whole}; give a finite sum above 0")
         return MixedSeed(seed_of(hp), (*(part / whole for part in upto), 1.0))
+
+
+def mixture_of(data: Any, *, who: str = "the data set") -> Mixture | None:
+    """Return a data set if it is a mixture, ``None`` if it is another. Raise :class:`UsageError` if one is within it:
+    its weights would count for nothing."""
+    if isinstance(data, Mixture):
+        return data
+    parts = getattr(data, "datasets", ())
+    inner = [*(parts.values() if isinstance(parts, dict) else parts), getattr(data, "dataset", None)]
+    if any(mixture_of(part) for part in inner if part is not None and part is not data):
+        raise UsageError(
+            f"{who} is a {type(data).__name__} of a Mixture, whose weights would count for nothing: make a Mixture of "
+            f"such data sets instead"
+        )
+    return None
 
 
 class MixedSeed(int):

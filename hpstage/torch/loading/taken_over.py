@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from hpstage.errors import UsageError
 from hpstage.torch.loading.cut import Cut
-from hpstage.torch.loading.mixture import Mixture
+from hpstage.torch.loading.mixture import mixture_of
 from hpstage.torch.loading.orders import order_of
 from hpstage.torch.loading.samples import Collate
 from hpstage.training.sample_order import SampleOrder
@@ -72,8 +72,8 @@ class Source:
 def of_dataset(dataset: Any, collate: Collate | None, workers: Workers, *, by_epoch: bool = False) -> Source:
     """Return the source of a map-style data set: shuffled, with full batches, or ``by_epoch`` with a short last one."""
     order, options = SampleOrder(len(dataset)), {}
-    if isinstance(dataset, Mixture):
-        order, options = dataset.order(), {"order": "mixture", "sources": dataset.names}
+    if (mixture := mixture_of(dataset)) is not None:
+        order, options = mixture.order(), {"order": "mixture", "sources": mixture.names}
     cut = Cut(order.population, "short" if by_epoch else "full")
     return Source(dataset, collate, order, cut, workers, options=options)
 
@@ -95,9 +95,9 @@ def of_loader(loader: DataLoader[Any]) -> Source:
             f"hpstage cannot make a function of seed and position, as they must be for training to be forked at any "
             f"step: give it batch_size, shuffle or sampler, and drop_last"
         )
-    if isinstance(loader.dataset, Mixture):
+    if mixture_of(loader.dataset) is not None:
         raise UsageError(
-            "the DataLoader's data set is a Mixture, whose order it would decide: return the Mixture itself"
+            "the DataLoader's data set is a Mixture, whose order it would decide; return the Mixture itself"
         )
     order, options = order_of(loader.sampler)
     if options["order"] != "sequential" and not _noted:

@@ -341,6 +341,12 @@ def test_a_run_under_a_plateau_is_continued_and_found_again(tmp_path: Path) -> N
         (4.5, {"lr": 0.1}, None, "at is 4.5"),
         (4, {}, None, "without a change is that trial"),
         (4, {"rate": 0.1}, None, "no hyperparameter 'rate'; it has lr, wd"),
+        (
+            4,
+            {"seed": 1},
+            None,
+            "was trained without the hyperparameter 'seed', and its branches cannot change it; train",
+        ),
         (4, {"wdd": 0.1}, None, "no hyperparameter 'wdd'; did you mean 'wd'"),
         (4, {"lr": []}, None, "lr is an empty list"),
         (4, {"lr": object()}, None, "branch of trial runs/0 at step 4, hyperparameter 'lr'"),
