@@ -186,6 +186,31 @@ def test_the_drawer_draws_the_metric_on_the_path_to_a_branch(show: Callable[...,
     assert tree.drawer.locator("svg polyline").first.get_attribute("points").count(",") == 4
 
 
+def test_two_trials_are_compared_by_what_differs(show: Callable[..., Tree]) -> None:
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        return {"a": s.piecewise({0: 1, 4: trial.suggest_int("late", 0, 9)}), "b": 2}
+
+    study, journal = optuna.create_study(), MemoryJournal()
+    for late in (5, 7):
+        study.enqueue_trial({"late": late})
+    result = hpstage.optimize(
+        study, Tape(), space, metric="score", steps=8, n_trials=2, evaluate_every=2,
+        executor=hpstage.InlineExecutor(), store=journal, show_progress_bar=False, verify="off",
+    )  # fmt: skip
+    tree = show(open_book(journal), height=1400)
+    tree.find("trial 0")
+    tree.drawer.get_by_role("button", name="Compare").click()
+    tree.drawer.get_by_role("button", name="Compare with none").wait_for()
+    tree.find("trial 1")
+    tree.drawer.get_by_role("button", name="Compare with trial 0").click()
+    tree.drawer.get_by_role("heading", name="Trials 0 and 1 diverge at step 4").wait_for()
+    text = tree.drawer.inner_text()
+    assert "1 to 5; 1 to 7" in text
+    first, second = (result.trial(number).metrics[8]["score"] for number in (0, 1))
+    assert f"{first:.4g}"[:5] in text and f"{second:.4g}"[:5] in text
+    keep(tree.page, "report-compared")
+
+
 def test_names_of_users_are_data_everywhere(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("failed")

@@ -17,6 +17,7 @@ function receive(text) {
     for (const set of [F, L, opened, closed]) set.clear()
     hits = revealed = []
     shut()
+    picked = undefined
     looked = {}
   }
   fill(B, rows.branches)

@@ -16,7 +16,7 @@ sheet.textContent = `.hpstage-drawer { position: fixed; z-index: 1000; top: 0; r
 .hpstage-drawer section { content-visibility: auto; contain-intrinsic-height: auto 180px }
 .hpstage-drawer dl { display: grid; grid-template-columns: minmax(5em, max-content) minmax(60%, 1fr); gap: 1px 12px; margin: 2px 0 }
 .hpstage-drawer dt { opacity: .7 } .hpstage-drawer dd { margin: 0 }
-.hpstage-drawer .copy { float: right; font: 11px system-ui, sans-serif; margin-left: 8px; cursor: pointer }
+.hpstage-drawer .copy { float: right; font: 11px system-ui, sans-serif; margin-left: 8px; cursor: pointer } .hpstage-drawer section > .copy { margin-top: 14px }
 .hpstage-drawer .close { position: absolute; top: 6px; right: 8px; font: 20px/1 sans-serif; padding: 6px 10px; border: 0; background: none;
   color: inherit; cursor: pointer } .hpstage-drawer svg { display: block; width: 100%; height: 46px }
 body.hpstage-drawn { padding-right: 410px }
@@ -74,7 +74,7 @@ function curve(points) {
 
 function card(t) {
   const metric = header.metric && short(T.value[t]) && `${cut(header.metric, 60)} ${short(T.value[t])}`
-  const parts = [element("h3", `Trial ${T.name[t]}: ${[T.state[t], metric].filter(Boolean).join(", ")}`)]
+  const parts = [compareButton(t), element("h3", `Trial ${T.name[t]}: ${[T.state[t], metric].filter(Boolean).join(", ")}`)]
   parts.push(pairs([...Object.entries(T.params[t]), ["step", number(T.requested[t])], ["worker seconds", short(T.seconds[t])]]))
   for (const [name, points] of schedules(t)) {
     const ys = points.map((p) => p[1]), values = new Set(ys)
@@ -94,11 +94,13 @@ function pathTo(i) {
 
 const range = (name, points) => element("p", `${name}: ${short(points[0][1])} to ${short(points.at(-1)[1])}`)
 
+// The metric by step, along a path.
+const evaluated = (path) => path.flatMap((i, k) => B.points[i].filter(([step]) => k + 1 == path.length || step <= B.x[path[k + 1]]))
+
 // The metric and what else was logged on the path to the end of a branch, as curves, and what the branch has printed.
 function logged(i) {
   const path = pathTo(i), curves = new Map()
-  const evaluated = path.flatMap((branch, k) => B.points[branch].filter(([step]) => k + 1 == path.length || step <= B.x[path[k + 1]]))
-  const parts = evaluated.length > 1 ? [range(cut(header.metric, 60), evaluated), curve(evaluated)] : []
+  const values = evaluated(path), parts = values.length > 1 ? [range(cut(header.metric, 60), values), curve(values)] : []
   for (const branch of path)
     for (const [name, points] of Object.entries(L.get(branch)?.curves ?? {}))
       curves.set(name, [...(curves.get(name) ?? []).filter((p) => p[0] < B.x[branch]), ...points])
@@ -110,6 +112,31 @@ function logged(i) {
     parts.at(-1).style.borderColor = "#888888"
   }
   return parts
+}
+
+// Where two trials diverge, the hyperparameters that differ, and the metric where both were evaluated after that.
+let picked // the trial that others are compared with
+function compared(a, b) {
+  const [first, second] = [a, b].map((t) => pathTo(T.leaf[t])), k = first.findIndex((i, k) => i != second[k])
+  const after = [first, second].flatMap((path) => k >= 0 && path[k] !== undefined ? [B.x[path[k]]] : [])
+  const step = Math.min(...after, T.requested[a], T.requested[b]), [one, other] = [schedules(a), schedules(b)]
+  const text = (points) => points ? [...new Set([points[0][1], points.at(-1)[1]])].map((value) => typeof value == "number" ? short(value) : value).join(" to ") : "-"
+  const differing = [...new Set([...one.keys(), ...other.keys()])].filter((name) => JSON.stringify(one.get(name)) != JSON.stringify(other.get(name)))
+  const theirs = new Map(evaluated(second))
+  const metrics = evaluated(first).filter(([at]) => at > step && theirs.has(at)).map(([at, value]) => [`${cut(header.metric, 40)}, step ${number(at)}`, `${short(value)}, ${short(theirs.get(at))}`])
+  return [element("h3", `Trials ${T.name[a]} and ${T.name[b]} diverge at step ${number(step)}`),
+    pairs([...differing.map((name) => [name, `${text(one.get(name))}; ${text(other.get(name))}`]), ...metrics])]
+}
+
+function compareButton(t) {
+  const button = element("button", picked === undefined ? "Compare" : picked == t ? "Compare with none" : `Compare with trial ${T.name[picked]}`)
+  button.className = "copy"
+  button.onclick = () => {
+    if (picked !== undefined && picked != t) return button.parentElement.replaceWith(element("section", null, ...compared(picked, t)), card(t))
+    picked = picked == t ? undefined : t
+    open(...inDrawer)
+  }
+  return button
 }
 
 // The cards of some trials, and a button for the others.
