@@ -315,7 +315,7 @@ class Environ(Small):
 
 
 class Cached(Small):
-    """A cache of what was computed under the values of the step that asked first."""
+    """A cache of what was computed under the values of the first step that called it."""
 
     @functools.lru_cache  # noqa: B019
     def scale(self) -> float:
@@ -386,7 +386,7 @@ class HostName(Small):
 
 
 class Background(Small):
-    """A thread that works beside training."""
+    """A thread that works during training."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         self.ticks = 0
@@ -450,7 +450,7 @@ NAMED: dict[str, tuple[Callable[[], object], str]] = {
     "a generator without a seed": (Unseeded, r"self\.rng"),
     "seeding by the clock": (SeedsByTime, r"the global generator of torch"),
     "a variable of the host's": (HostName, r"names os\.environ"),
-    "a thread beside training": (Background, r"self\.ticks"),
+    "a thread during training": (Background, r"self\.ticks"),
     "data split by the clock": (RandomSplit, r"the workload's data"),
     "torch.set_num_threads()": (SetsThreads, r"torch\.get_num_threads"),
 }

@@ -129,13 +129,13 @@ class Weighted(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The head learns faster."""
-        head = list(self.model.classifier.parameters())
-        others = [p for p in self.model.parameters() if all(p is not one for one in head)]
+        """The classifier learns faster."""
+        classifier = list(self.model.classifier.parameters())
+        others = [p for p in self.model.parameters() if all(p is not one for one in classifier)]
         self.optimizer = torch.optim.AdamW(
             [
                 {"params": others, "weight_decay": self.args.weight_decay},
-                {"params": head, "lr": 4 * self.args.learning_rate, "weight_decay": 0.0},
+                {"params": classifier, "lr": 4 * self.args.learning_rate, "weight_decay": 0.0},
             ],
             lr=self.args.learning_rate,
         )

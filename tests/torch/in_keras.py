@@ -35,7 +35,7 @@ def searched(store: Path, **options: Any) -> tuple[hpstage.Result, list[Any]]:
     return result, [[trial.value for trial in study.trials], weights]
 
 
-def test_a_stage_tree_of_keras_is_verified_and_equals_every_trial_alone(tmp_path: Path) -> None:
+def test_a_stage_tree_of_keras_is_verified_and_equals_every_unshared_trial(tmp_path: Path) -> None:
     shared, found = searched(tmp_path / "shared", verify="all")
     apart, alone = searched(tmp_path / "alone", sharing=False)
     assert found == alone

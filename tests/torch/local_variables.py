@@ -126,7 +126,7 @@ def counting_in_an_inner_function(run: Run) -> None:
         stepped(run, parts, counted() if step >= LATE else 0)
 
 
-def counting_in_a_function_made_anew(run: Run) -> None:
+def counting_in_a_function_made_again(run: Run) -> None:
     parts = begun(run)
     count = 0
     for step in run.steps():
@@ -419,7 +419,7 @@ EXACT: list[Callable[[Run], None]] = [
     changing_a_tensor_by_another_name,
     metering_late,
     counting_in_an_inner_function,
-    counting_in_a_function_made_anew,
+    counting_in_a_function_made_again,
     read_by_an_inner_function_before_it_is_set,
     conditional,
     caught,

@@ -113,7 +113,7 @@ AVERAGES: dict[str, Callable[[nn.Module], Any]] = {
     "new memory": Swapped,
 }
 
-# --- things that count, wherever they are kept
+# --- objects that count, wherever they are kept
 
 
 @dataclass

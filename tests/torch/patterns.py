@@ -1,4 +1,4 @@
-"""Training code as people write it, with state in places that no ``state_dict()`` tells of."""
+"""Training code as people write it, with state in places that no ``state_dict()`` contains."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ class Unfreezing(Small):
 
 
 class Aliases(Small):
-    """Names for what is there already: the best weights so far, which look at the model's own memory."""
+    """Names for existing memory: the best weights so far, which look at the model's own memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -498,7 +498,7 @@ PATTERNS: dict[str, Callable[[], Small]] = {
     "an attached scheduler": Scheduled,
     "channels_last under a fused optimizer": ChannelsLast,
     "layers that thaw": Unfreezing,
-    "two names for one thing": Aliases,
+    "two names for one tensor": Aliases,
     "evaluate() that counts": EvaluatingCounts,
     "settings of the process": Settings,
     "gradients that evaluate() reads": GradientsMeasured,

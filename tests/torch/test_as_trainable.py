@@ -50,7 +50,7 @@ class Whole(Drawing):
         vars(self).update(settings)
 
 
-def test_names_of_settings_that_mean_something_else_are_left_alone() -> None:
+def test_names_of_settings_with_another_meaning_are_ignored() -> None:
     for settings in ({"numerics": "eager"}, {"numerics": "float16"}, {"virtual_nodes": 1}, {"virtual_nodes": "a, b"}):
         as_trainable(Whole(**settings))
 
@@ -68,7 +68,7 @@ def test_names_of_settings_that_mean_something_else_are_left_alone() -> None:
         (lambda run, other: None, "must take one argument"),
     ],
 )
-def test_what_cannot_be_trained_is_told_why(obj: object, match: str) -> None:
+def test_objects_that_cannot_be_trained_are_refused_with_the_reason(obj: object, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         as_trainable(obj)
 

@@ -106,7 +106,7 @@ class FiveMethods:
         return float(hp["depth"])
 
 
-def test_of_an_object_with_five_methods_setup_alone_comes_first() -> None:
+def test_of_an_object_with_five_methods_only_setup_comes_first() -> None:
     assert read_at_first(FiveMethods(), "width")
     assert not read_at_first(FiveMethods(), "depth")
 

@@ -64,21 +64,21 @@ def one_line(text: object) -> str:
 
 
 # Found, refused and named as others here: as what a local variable holds, as an iterator, as a name in the code.
-ALIKE = {
+EQUAL = {
     *list(HELD)[2:],
     "a DataLoader's iterator in a local variable",
     "a generator function",
     "an address",
     "entropy",
 }
-ALIKE |= {"the position of a reader", "hash() of a string"}
-ALIKE |= {"a generator without a seed", "seeding by the clock", "a thread beside training", "seeding with a constant"}
+EQUAL |= {"the position of a reader", "hash() of a string"}
+EQUAL |= {"a generator without a seed", "seeding by the clock", "a thread during training", "seeding with a constant"}
 # Each tried in processes of its own, as the variables of its environment differ.
 SLOWLY = {"counters of an optimizer", "torch.set_num_threads()"}
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if name in ALIKE else [pytest.mark.ci] if name in SLOWLY else []
+    return [pytest.mark.slow] if name in EQUAL else [pytest.mark.ci] if name in SLOWLY else []
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks_of(n)) for n in NAMED])
@@ -86,14 +86,14 @@ def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) 
     make, match = NAMED[name]
     report = check(make())
     assert not report.ok
-    # By the first that is told, which is the likely cause of all others.
+    # By the first difference that is reported, which is the likely cause of all others.
     assert re.search(match, one_line(report.differences[0])), str(report)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE or n not in EXACT else [])
+        pytest.param(n, marks=[pytest.mark.slow] if n in EQUAL or n not in EXACT else [])
         for n in (*EXACT, *CASES, *PATTERNS)
     ],
 )
@@ -159,13 +159,13 @@ def test_a_metric_that_is_named_noisy_is_not_compared(check: Callable[..., hpsta
     assert "noisy" in report.differences[0].remedy
 
 
-def test_of_a_pickle_it_is_told_what_to_give_instead(children: Children) -> None:
+def test_a_pickle_in_the_state_is_reported_with_a_replacement(children: Children) -> None:
     report = hpstage.check(Plainly("linear"), of_estimators, steps=5, n_forks=1, children=children)
     assert not report.ok
     assert any("hpstage.pickled" in finding.remedy for finding in report.differences), report
 
 
-def test_a_report_tells_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_a_report_says_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:
     report = check(in_the_environment(), steps=6, n_forks=2)
     finding = report.differences[0]
     assert (finding.way, finding.verdict, finding.what) == ("forked from memory", "differs", "model.0.weight")
@@ -200,7 +200,7 @@ def test_steps_go_on_past_the_first_joint_of_the_schedules_where_it_is_near(chil
 
 
 @pytest.mark.ci
-def test_code_that_fails_is_told_with_its_traceback(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_code_that_fails_is_reported_with_its_traceback(check: Callable[..., hpstage.CheckReport]) -> None:
     class Failing(Small):
         def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
             raise ZeroDivisionError("no samples")
@@ -211,7 +211,7 @@ def test_code_that_fails_is_told_with_its_traceback(check: Callable[..., hpstage
     assert "conduct.py" not in report.differences[0].cause
 
 
-def test_training_that_ends_itself_is_told_with_the_steps_before(children: Children) -> None:
+def test_training_that_ends_itself_is_reported_with_the_steps_before(children: Children) -> None:
     def search(trial: optuna.Trial) -> dict[str, object]:
         return {"lr": 0.3}
 
@@ -219,7 +219,7 @@ def test_training_that_ends_itself_is_told_with_the_steps_before(children: Child
     assert "has ended itself in step 5, complete" in str(report) and "with steps=5" in str(report)
 
 
-def test_a_process_that_dies_is_told(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_a_process_that_dies_is_reported(check: Callable[..., hpstage.CheckReport]) -> None:
     def dying(run: Run) -> None:
         import os
 
@@ -285,8 +285,8 @@ def test_the_demo_and_the_examples_are_exact(trainable: str, script: str, childr
     assert report.ok, str(report)
 
 
-@pytest.mark.slow  # three processes import torch anew
-def test_the_command_tells_how_it_goes_on_and_exits_with_0_for_what_is_exact() -> None:
+@pytest.mark.slow  # three processes import torch
+def test_the_command_shows_progress_and_exits_with_0_for_exact_training() -> None:
     done = command("scripts/demo_digits.py:Digits", "scripts/demo_digits.py:space", "--steps", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Digits is exact" in done.stdout

@@ -152,7 +152,7 @@ class CountsInside(Compiled):
 
 
 @pytest.mark.skipif(OLD, reason="torch 2.5 compiles as often as there is something new")
-def test_what_is_compiled_anew_at_each_step_is_refused() -> None:
+def test_code_that_is_recompiled_at_each_step_is_refused() -> None:
     trainable: Any = fresh(CountsInside("eager"))
     with pytest.raises(Exception, match="recompile_limit"):
         advance(trainable, 0, 40)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.torch.edits.cases import DECIDES, HEAD, LIMITS, SAME, filled
+from tests.torch.edits.cases import DECIDES, LIMITS, PRELUDE, SAME, filled
 
 pytestmark = pytest.mark.sampled(16)
 
@@ -35,7 +35,7 @@ def keys(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         place = tmp_path_factory.mktemp(f"checkout{number}")
         for name in tested:
             (place / NAMES[name]).mkdir()
-            (place / NAMES[name] / "edited.py").write_text(HEAD + filled((DECIDES | SAME)[name], value))
+            (place / NAMES[name] / "edited.py").write_text(PRELUDE + filled((DECIDES | SAME)[name], value))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(number)}
         words = [sys.executable, "-m", "tests.torch.edits.process", str(place)]
         running.append(subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))

@@ -146,7 +146,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("function", [breaking, returning, stopping, pruning, Stopping()], ids=lambda f: str(f)[:20])
-def test_training_that_ends_itself_is_the_same_shared_and_alone(function: object) -> None:
+def test_training_that_ends_itself_is_the_same_with_and_without_sharing(function: object) -> None:
     shared, alone = search(function, verify="all"), search(function, sharing=False)
     assert outcome(shared) == outcome(alone)
     ended = [trial for trial in shared.study.trials if "hpstage:ended" in trial.user_attrs]
@@ -204,7 +204,7 @@ def diverging(trial: optuna.Trial) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("finite", [True, False])
-def test_a_loss_that_is_not_finite_prunes_unless_told_otherwise(finite: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_not_finite_prunes_unless_set_otherwise(finite: bool, caplog: pytest.LogCaptureFixture) -> None:
     line = Line()
     line.terminate_on_nan = finite
     result = search(line, space=diverging, grid={"lr": [0.1, 1e30]})
@@ -220,17 +220,17 @@ def test_a_loss_that_is_not_finite_prunes_unless_told_otherwise(finite: bool, ca
     assert math.isfinite(result.best_value)
 
 
-def test_of_trials_that_diverge_at_different_steps_one_is_told_and_that_there_are_more(
+def test_of_trials_that_diverge_at_different_steps_one_is_logged_and_that_there_are_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
         return {"lr": s.piecewise({0: 0.1, trial.suggest_categorical("at", [2, 3, 4]): 1e30})}
 
     search(Line(), space=space, grid={"at": [2, 3, 4]})
-    told = [record.getMessage() for record in caplog.records if "pruned" in record.getMessage()]
-    assert len(told) == 2
-    assert "is pruned: the training loss is" in told[0]
-    assert "is pruned, too, as trial " in told[1]
+    messages = [record.getMessage() for record in caplog.records if "pruned" in record.getMessage()]
+    assert len(messages) == 2
+    assert "is pruned: the training loss is" in messages[0]
+    assert "is pruned, too, as trial " in messages[1]
 
 
 @pytest.mark.filterwarnings("ignore:`constraints_func` has been deprecated:FutureWarning")

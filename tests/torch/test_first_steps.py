@@ -200,7 +200,7 @@ class WithTorch(InNumPy):
         self.adam.load_state_dict(state["adam"])
 
 
-def told(
+def logged(
     trainable: object,
     store: Path,
     caplog: pytest.LogCaptureFixture,
@@ -240,7 +240,7 @@ def told(
 def test_a_trial_that_learns_nothing_is_warned_of_once(
     make: Callable[[], object], steps: int, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert told(make(), tmp_path, caplog, steps=steps) == [f"Trial 0: {what}"]
+    assert logged(make(), tmp_path, caplog, steps=steps) == [f"Trial 0: {what}"]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_trial_that_learns_later_or_is_not_to_learn_is_not_warned_of(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert told(make(), tmp_path, caplog, steps=steps, hp=hp) == []
+    assert logged(make(), tmp_path, caplog, steps=steps, hp=hp) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
@@ -287,7 +287,7 @@ def test_a_module_of_lightning_that_learns_nothing_is_warned_of(
     from tests.torch.lit import CPU, LitShapes, ShapesDataModule
 
     trainable = LightningTrainable(LitShapes, ShapesDataModule(), trainer=CPU)
-    assert told(trainable, tmp_path / "usual", caplog, metric="val_loss", hp={"lr": 0.1}) == []
+    assert logged(trainable, tmp_path / "usual", caplog, metric="val_loss", hp={"lr": 0.1}) == []
 
     class Still(LitShapes):
         def configure_optimizers(self) -> Any:
@@ -295,7 +295,7 @@ def test_a_module_of_lightning_that_learns_nothing_is_warned_of(
             return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)]
 
     trainable = LightningTrainable(Still, ShapesDataModule(), trainer=CPU)
-    assert told(trainable, tmp_path / "still", caplog, metric="val_loss", hp={"lr": 0.1}) == [f"Trial 0: {RATES}"]
+    assert logged(trainable, tmp_path / "still", caplog, metric="val_loss", hp={"lr": 0.1}) == [f"Trial 0: {RATES}"]
 
 
 def test_a_trainer_of_hugging_face_that_learns_nothing_is_warned_of(
@@ -305,5 +305,5 @@ def test_a_trainer_of_hugging_face_that_learns_nothing_is_warned_of(
     from tests.torch.hugging_face import arguments, setup
 
     usual, still = setup(), setup(args=arguments(learning_rate=0.0))
-    assert told(usual, tmp_path / "usual", caplog, steps=8, metric="eval_loss") == []
-    assert told(still, tmp_path / "still", caplog, steps=8, metric="eval_loss") == [f"Trial 0: {RATES}"]
+    assert logged(usual, tmp_path / "usual", caplog, steps=8, metric="eval_loss") == []
+    assert logged(still, tmp_path / "still", caplog, steps=8, metric="eval_loss") == [f"Trial 0: {RATES}"]

@@ -1,4 +1,4 @@
-"""A look at the user's code asks nothing of what it finds: proxies make up attributes, or raise for any name."""
+"""The survey of the user's code calls nothing that it finds: proxies make up attributes, or raise for any name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sampled(4)
 
 class Raises:
     def __getattr__(self, name: str) -> object:
-        raise RuntimeError(f"asked for {name}")
+        raise RuntimeError(f"lookup of {name}")
 
 
 class MakesUp:
@@ -30,7 +30,7 @@ class MakesUp:
 
 class Meta(type):
     def __getattr__(cls, name: str) -> object:
-        raise RuntimeError(f"asked for {name}")
+        raise RuntimeError(f"lookup of {name}")
 
 
 class Made(metaclass=Meta):
@@ -39,7 +39,7 @@ class Made(metaclass=Meta):
 
 class Lazy(types.ModuleType):
     def __getattr__(self, name: str) -> object:
-        raise RuntimeError(f"asked for {name}")
+        raise RuntimeError(f"lookup of {name}")
 
 
 FOREIGN = {
@@ -54,21 +54,21 @@ FOREIGN = {
     "operators": torch.ops.aten,
     "operator": torch.ops.aten.add,
 }
-THING: object = None
+PROXY: object = None
 
 
 class Reads(Tape):
     def train(self, step: int, hp: object) -> None:
         self.classes = self.ops = torch.nn
-        THING.load.more()  # type: ignore[attr-defined]
-        with THING.classes:  # type: ignore[attr-defined]
+        PROXY.load.more()  # type: ignore[attr-defined]
+        with PROXY.classes:  # type: ignore[attr-defined]
             super().train(step, hp)
 
 
 class Stores(Tape):
     def train(self, step: int, hp: object) -> None:
-        torch.classes.loaded = THING
-        THING.classes = self.classes = 1  # type: ignore[attr-defined]
+        torch.classes.loaded = PROXY
+        PROXY.classes = self.classes = 1  # type: ignore[attr-defined]
         super().train(step, hp)
 
 
@@ -77,7 +77,7 @@ class Stores(Tape):
 def test_code_that_names_a_foreign_object_is_described(
     name: str, kind: type[Tape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(globals(), "THING", FOREIGN[name])
+    monkeypatch.setitem(globals(), "PROXY", FOREIGN[name])
     assert code_identity(kind()) == code_identity(kind())
     assert Graph(kind).reached()
     assert kind.train in functions_reached(kind)

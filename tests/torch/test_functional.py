@@ -123,7 +123,7 @@ def by_errors(step: int) -> float:
 
 
 @pytest.mark.parametrize("number", [by_context, by_thread, by_mode, by_autocast, by_errors])
-def test_what_a_function_sets_for_its_thread_alone_is_in_the_state(number: Any) -> None:
+def test_settings_of_only_the_functions_thread_are_in_the_state(number: Any) -> None:
     def train(run: Run) -> None:
         total = Total()
         run.attach(total=total)
@@ -331,12 +331,12 @@ def takes_too_little(run: Run) -> None:
         (takes_too_little, "batch size is 0"),
     ],
 )
-def test_misuse_is_told_with_its_remedy(function: Any, match: str) -> None:
+def test_misuse_is_named_with_its_remedy(function: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         trained(made(function), 1, 1)
 
 
-def test_a_function_that_returns_before_its_loop_is_told_so() -> None:
+def test_a_function_that_returns_before_its_loop_is_an_error() -> None:
     with pytest.raises(TrainingError, match=r"loops_never returned before its first step.*raise optuna.TrialPruned"):
         trained(made(loops_never), 1, 1)
 
@@ -351,7 +351,7 @@ def test_a_function_that_never_loops_stops_the_search() -> None:
     assert len(study.trials) < 40
 
 
-def test_a_function_that_returns_before_its_loop_fails_its_trials_alone() -> None:
+def test_a_function_that_returns_before_its_loop_fails_only_its_trials() -> None:
     def choosy(run: Run) -> None:
         run.attach(total=(total := Total()))
         if run.hp["lr"] > 1:
@@ -380,7 +380,7 @@ def test_a_function_that_returns_before_its_loop_fails_its_trials_alone() -> Non
             assert sorted(trial.state.name for trial in study.trials) == ["COMPLETE", "FAIL"]
 
 
-def test_a_function_that_leaves_its_loop_is_told_so() -> None:
+def test_a_function_that_leaves_its_loop_is_an_error() -> None:
     def leaving(run: Run) -> None:
         run.attach()
         for _ in run.steps():

@@ -97,7 +97,7 @@ def test_evaluating_at_every_step_changes_nothing(name: str) -> None:
         assert outcome(trainable) == expected
 
 
-@pytest.mark.slow  # by default tests/torch/test_exactness.py goes on in a new process; CI has these, too
+@pytest.mark.slow  # by default tests/torch/test_exactness.py continues in a new process; CI has these, too
 def test_a_fork_in_a_new_process_equals_training_straight_through(tmp_path: Path) -> None:
     store = FolderCheckpoints(str(tmp_path), "tests")
     for number, name in enumerate(PATTERNS):

@@ -83,9 +83,7 @@ BATCHES = {"epochs": 15, "steps": 11, "both": 11, "accumulation": 15, "accumulat
         (CosineByEpochs, "epochs"),
     ],
 )
-def test_schedulers_sized_by_lightnings_trainer_are_those_of_the_trainer_alone(
-    module: type[LitShapes], length: str
-) -> None:
+def test_schedulers_sized_by_lightnings_trainer_equal_those_of_lightning(module: type[LitShapes], length: str) -> None:
     arguments, steps = LENGTHS[length], BATCHES[length]
     alone, trainer = fitted(module, {"lr": 0.1}, **arguments)
     adapter: Any = fresh(LightningTrainable(module, ShapesDataModule(), trainer={**CPU, **arguments}), lambda step: HP)
@@ -130,7 +128,7 @@ SCRIPTS: Mapping[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_schedulers_sized_by_training_arguments_are_those_of_trainer_alone(name: str) -> None:
+def test_schedulers_sized_by_training_arguments_equal_those_of_transformers(name: str) -> None:
     adapter = hugging_face.fresh(SCRIPTS[name](), {"seed": 42})
     for step in range(hugging_face.STEPS - 1):
         adapter.train(step, {"seed": 42})
@@ -144,7 +142,7 @@ def test_schedulers_sized_by_training_arguments_are_those_of_trainer_alone(name:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_schedulers_sized_by_epochs_are_those_of_trainer_alone(name: str) -> None:
+def test_schedulers_sized_by_epochs_equal_those_of_transformers(name: str) -> None:
     """(Randomness is keyed once in an epoch.)"""
     length = {"max_steps": -1, "num_train_epochs": 2}
     here, there = SCRIPTS[name](**length), SCRIPTS[name](**length)
@@ -185,7 +183,7 @@ def hugging_face_of(**length: int) -> Any:
     ("make", "trainer"), [(lightning_of, "lightning.Trainer"), (hugging_face_of, "TrainingArguments")]
 )
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "warning"),
     [
         (6, ""),
         (4, "Trial 0: it has 4 steps, but code sizes a schedule by {}(max_steps=6), which are 6 steps"),
@@ -193,8 +191,8 @@ def hugging_face_of(**length: int) -> Any:
     ],
 )
 @pytest.mark.ci_one_in(2)
-def test_a_length_that_differs_is_told_once(
-    make: Any, trainer: str, steps: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_length_that_differs_is_logged_once(
+    make: Any, trainer: str, steps: int, warning: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainable, metric = make(max_steps=6)
     study = optuna.create_study(study_name="study")
@@ -210,6 +208,6 @@ def test_a_length_that_differs_is_told_once(
             executor=hpstage.InlineExecutor(),
         )
     found = [record.getMessage() for record in caplog.records if " steps, but " in record.getMessage()]
-    assert len(found) == bool(told) and all(text.startswith(told.format(trainer)) for text in found)
+    assert len(found) == bool(warning) and all(text.startswith(warning.format(trainer)) for text in found)
     assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.COMPLETE] * 2
     assert [result.load(number).step for number in range(2)] == [min(steps, 6)] * 2

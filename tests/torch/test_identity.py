@@ -264,7 +264,7 @@ def test_what_a_function_closes_over_counts() -> None:
     assert code_identity(one) != code_identity(other)
 
 
-def test_lambdas_on_one_line_are_told_apart() -> None:
+def test_lambdas_on_one_line_are_distinguished() -> None:
     one, other = (lambda run: 1), (lambda run: 2)
     assert code_identity(one)["code"] != code_identity(other)["code"]
 

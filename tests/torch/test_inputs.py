@@ -257,7 +257,7 @@ class InDataset(Tiny):
 
 
 class Rows(Dataset[Any]):
-    """Its rows are made from a file when they are asked for, after the 64 that are looked at, too."""
+    """Its rows are made from a file when they are read, after the 64 that are looked at, too."""
 
     def __init__(self, path: str) -> None:
         self.folder, self.name = os.path.split(path)
@@ -452,7 +452,7 @@ def test_what_training_writes_is_no_input(folder: Path, caplog: pytest.LogCaptur
 
 
 class Settings(Tiny):
-    """Code asks libraries and Python for much that is no input."""
+    """Code calls libraries and Python for much that is no input."""
 
     def scale(self) -> float:
         import calendar  # noqa: F401
@@ -478,7 +478,7 @@ def test_workers_that_read_different_contents_end_the_search(folder: Path) -> No
     search(trainable)
 
     class Blind(hpstage.InlineExecutor):
-        """Its workers cannot be asked before they train."""
+        """Its workers cannot be reached before they train."""
 
         def look_at(self, inputs: Any) -> dict[str, str]:
             return {}
@@ -562,7 +562,7 @@ def test_two_checkouts_of_equal_code_and_data_have_one_key_and_of_other_data_not
     assert "taken" not in printed["third"]
 
 
-def test_a_state_that_is_fetched_meanwhile_is_no_input(tmp_path: Path) -> None:
+def test_a_state_that_is_fetched_during_training_is_no_input(tmp_path: Path) -> None:
     for name in ("state.safetensors", "data"):
         (tmp_path / name).write_bytes(b"content")
     inputs = Inputs(Tiny())

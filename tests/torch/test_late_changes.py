@@ -25,7 +25,7 @@ LATE, STEPS = 6, 20
 
 
 class Anchored:
-    """Weights that are drawn to where they were at a late step, which the state does not tell."""
+    """Weights that are drawn to where they were at a late step, which the state does not contain."""
 
     def setup(self, hp: Mapping[str, Any]) -> None:
         self.weights = np.ones(3)
@@ -33,7 +33,7 @@ class Anchored:
         self.counts = {"late": 0}
 
     def train(self, step: int, hp: Mapping[str, Any]) -> None:
-        self.last = float(self.weights.sum())  # which is written anew before it is read
+        self.last = float(self.weights.sum())  # which is written again before it is read
         self.weights = self.weights - hp["lr"] * np.random.randn(3)
         self.late(step)
 
@@ -291,6 +291,6 @@ class Once(Temporary):
             (self.folder / f"{step} {float(self.weights.sum())}").mkdir()
 
 
-def test_a_step_that_cannot_be_trained_once_more_is_told_as_such(tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_trained_once_more_is_named(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be trained once more from a saved state.*FileExistsError"):
         search(Once(tmp_path))

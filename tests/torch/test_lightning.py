@@ -44,7 +44,7 @@ pytestmark = [
 FORKS = (3, EPOCH)
 
 
-def metrics_without_sharing(case: Case) -> Any:
+def trained_by_lightning(case: Case) -> Any:
     alone, _ = fitted(
         case.module, case.hp, data=case.data(), callbacks=case.callbacks(), **{"max_epochs": 2, **case.trainer}
     )
@@ -85,9 +85,9 @@ class TestContract(TrainableContract):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.ci_one_in(2)
-def test_training_equals_that_of_the_trainer_alone_and_forks_at_any_step(name: str) -> None:
+def test_training_equals_that_of_lightnings_trainer_and_forks_at_any_step(name: str) -> None:
     case = CASES[name]
-    alone = metrics_without_sharing(case)
+    alone = trained_by_lightning(case)
     assert len(alone.weights) >= 6 and alone.metrics
     hp = {**case.hp, "seed": 3}
     trainer: Any = fresh(case.trainable(), lambda step: hp)
@@ -134,7 +134,7 @@ def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
 
 
 def test_an_epoch_is_a_step() -> None:
-    alone = metrics_without_sharing(CASES["step per epoch"])
+    alone = trained_by_lightning(CASES["step per epoch"])
     trainable = LightningTrainable(Scheduled, ShapesDataModule(), trainer=CPU, step_unit="epoch")
     trainer: Any = fresh(trainable, lambda step: HP)
     trainer.train(0, HP)
@@ -422,11 +422,11 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
 
 
 def test_an_error_of_the_module_is_its_own_and_an_abandoned_fit_is_none() -> None:
-    told: list[BaseException] = []
+    raised: list[BaseException] = []
 
     class Listening(L.Callback):
         def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-            told.append(exception)
+            raised.append(exception)
 
     class Failing(LitShapes):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -438,10 +438,10 @@ def test_an_error_of_the_module_is_its_own_and_an_abandoned_fit_is_none() -> Non
     trainer = advanced(trainable, HP, 1)
     trainer.setup(HP)
     trainer.train(0, HP)
-    assert told == []
+    assert raised == []
     with pytest.raises(ZeroDivisionError, match="mine"):
         trainer.train(1, HP)
-    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [type(error) for error in raised] == [ZeroDivisionError]
 
 
 def test_code_and_arguments_of_the_trainer_are_in_the_key_and_the_name_of_the_module_too() -> None:

@@ -171,7 +171,7 @@ def test_a_module_that_is_used_as_a_whole_counts_with_all_that_it_holds(
         "def train(run):\n    import nets\n    return [lambda: nets.build() for _ in run]",
     ],
 )
-def test_a_member_that_is_taken_of_a_module_counts_alone(script: str, write: Write) -> None:
+def test_of_a_module_only_the_imported_member_counts(script: str, write: Write) -> None:
     before = code(write("script", script=script, nets=NETS, parts=PARTS).train)
     assert code(write("script", nets=NETS.replace("return 2", "return 3")).train) == before
     assert code(write("script", nets=NETS.replace("WIDTH = 3", "WIDTH = 4")).train) != before
@@ -261,7 +261,7 @@ def test_a_module_of_workers_own_is_no_difference_but_code_that_both_have_is(wri
     assert differences(here, edited) == ["nets.other"]
 
 
-def test_constants_are_compared_and_what_a_host_computes_is_only_told(write: Write) -> None:
+def test_constants_are_compared_and_values_computed_by_a_host_are_only_logged(write: Write) -> None:
     nets = """
         import os, torch
         GAIN = 1
@@ -390,7 +390,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
         "with open(sys.argv[1], 'rb') as file: trainable, _ = pickle.load(file)\n"
         "with open(sys.argv[2], 'wb') as file: file.write(cloudpickle.dumps(identify(trainable)))\n"
     )
-    for seed, words in (("1", ["script.py", "sent"]), ("2", ["-c", worker, "sent", "told"])):
+    for seed, words in (("1", ["script.py", "sent"]), ("2", ["-c", worker, "sent", "received"])):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
@@ -399,7 +399,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
     reader = (
         "import pickle\n"
         "with open('sent', 'rb') as file: _, here = pickle.load(file)\n"
-        "with open('told', 'rb') as file: there = pickle.load(file)\n"
+        "with open('received', 'rb') as file: there = pickle.load(file)\n"
         "from hpstage.training.identity.workload import differences\n"
         "assert not differences(here.loaded, there.loaded), differences(here.loaded, there.loaded)\n"
         "assert here == there, (here.described, there.described)\n"

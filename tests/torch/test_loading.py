@@ -54,7 +54,7 @@ def test_processes_give_the_bits_of_the_training_process_straight_through_and_fo
     assert not any(map(runs, processes))
 
 
-def test_what_a_sample_draws_depends_on_its_position_alone() -> None:
+def test_what_a_sample_draws_depends_only_on_its_position() -> None:
     def made(batch_sizes: list[int]) -> torch.Tensor:
         trainable: Any = fresh(Loading())
         batches, taken, position = trainable._data(), [], 0
@@ -69,7 +69,7 @@ def test_what_a_sample_draws_depends_on_its_position_alone() -> None:
     assert not torch.equal(epochs[:30].sort(0).values, epochs[30:].sort(0).values), "another epoch, other augmentation"
 
 
-def test_loading_leaves_the_random_numbers_of_training_alone() -> None:
+def test_loading_does_not_change_the_random_numbers_of_training() -> None:
     class Drawing(Loading):
         def loss(self, model: Any, batch: Any) -> torch.Tensor:
             drawn.append(torch.rand(()).item())
@@ -119,7 +119,7 @@ def test_a_search_keeps_its_processes_from_chain_to_chain() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda count: with_workers(Loading(), count), by_batch])
-def test_shared_and_verified_trials_equal_those_trained_alone(make: Any) -> None:
+def test_shared_and_verified_trials_equal_unshared_ones(make: Any) -> None:
     result = search(make(2), verify="all")
     for trial in result.study.trials:
         alone: Any = as_trainable(make(0))

@@ -124,7 +124,7 @@ class OwnLoader(DataLoader[Any]):
 
 
 @pytest.mark.parametrize(
-    ("loader", "told"),
+    ("loader", "message"),
     [
         (lambda: DataLoader(NUMBERS, 4, sampler=Own()), "sampler is a Own"),
         (lambda: DataLoader(NUMBERS, 4, sampler=DistributedSampler(NUMBERS, 2, 0)), "nothing to distribute"),
@@ -137,12 +137,12 @@ class OwnLoader(DataLoader[Any]):
         (lambda: OwnLoader(NUMBERS, 4), "subclass of DataLoader"),
     ],
 )
-def test_what_would_change_its_meaning_is_refused_by_name(loader: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_would_change_its_meaning_is_refused_by_name(loader: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         batches_of(loader(), None, None)
 
 
-def test_a_loader_beside_a_method_collate_is_refused() -> None:
+def test_a_loader_together_with_a_method_collate_is_refused() -> None:
     class Twice(OfLoader):
         def collate(self, samples: list[Any]) -> Any:
             return samples
@@ -182,7 +182,7 @@ def test_the_hyper_parameter_comes_before_the_attribute_and_that_before_the_load
     assert subject.sizes == [size]
 
 
-def test_a_batch_larger_than_the_data_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_larger_than_the_data_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     trainable = as_trainable(Loading())
     values = hp_of(SAMPLES + 1)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -208,13 +208,13 @@ def test_functions_name_a_batch_size_that_is_missing_and_other_data() -> None:
                 list(run.batches(data))
 
     values = {"lr": 0.1, "momentum": 0.9}
-    for function, told in (
+    for function, message in (
         (sizeless, "the batch size is None"),
         (of_two, "30 samples in an epoch before, and with 10"),
     ):
         trainable = as_trainable(function)
         trainable.setup(values)
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             trainable.train(0, values if function is sizeless else hp_of(4))
         trainable.close()  # type: ignore[attr-defined]
 

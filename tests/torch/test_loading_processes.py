@@ -70,7 +70,7 @@ class Dying(Augmented):
         return super().__getitem__(index)
 
 
-def test_processes_that_die_again_and_again_are_an_error_that_tells_how() -> None:
+def test_processes_that_die_repeatedly_are_an_error_that_says_how() -> None:
     trainable = fresh(Given(Dying()))
     with pytest.raises(TrainingError, match=r"3 times in a row .* samples 0 to 7 .* left with exit status 7"):
         trainable.train(0, hp_at(0))

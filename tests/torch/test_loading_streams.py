@@ -132,7 +132,7 @@ def test_the_end_of_a_stream_is_that_of_an_epoch(make: Any, unit: Any, sizes: li
     assert subject.sizes == sizes
 
 
-def test_the_data_of_a_stream_are_told_by_its_first_samples() -> None:
+def test_the_data_of_a_stream_are_identified_by_its_first_samples() -> None:
     class Others(Shards):
         def __init__(self) -> None:
             super().__init__()
@@ -155,7 +155,7 @@ class Plain(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (Plain, r"unless it reports its position in state_dict\(\)"),
         (lambda: DataLoader(Plain(), batch_size=8), r"unless it reports its position in state_dict\(\)"),
@@ -163,8 +163,8 @@ class Plain(IterableDataset[Any]):
         (lambda: DataLoader(Shards(), drop_last=True), "the batch size is 31, Shards ended after 30 samples"),
     ],
 )
-def test_streams_that_cannot_be_forked_are_refused_by_name(make: Any, told: str) -> None:
+def test_streams_that_cannot_be_forked_are_refused_by_name(make: Any, message: str) -> None:
     values = {**hp_at(0), "batch_size": SAMPLES + 1}
     trainable = fresh(Sizes(make), values)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         trainable.train(0, values)

@@ -230,7 +230,7 @@ def test_a_variable_that_is_named_stateless_may_change(function: Callable[[Run],
     trainable.close()
 
 
-def begun_anew(run: Run) -> None:
+def started_again(run: Run) -> None:
     parts = begun(run)
     steps = run.steps()
     for _ in range(3):
@@ -238,7 +238,7 @@ def begun_anew(run: Run) -> None:
             stepped(run, parts)
 
 
-def asked_at_two_places(run: Run) -> None:
+def stepping_at_two_places(run: Run) -> None:
     parts = begun(run)
     steps = run.steps()
     next(steps)
@@ -248,15 +248,15 @@ def asked_at_two_places(run: Run) -> None:
         stepped(run, parts)
 
 
-def test_a_loop_that_begins_anew_is_refused() -> None:
+def test_a_loop_that_starts_again_is_refused() -> None:
     """What counts its steps is no local variable, and a fork would have it count from there."""
     with pytest.raises(UsageError, match="looped over twice"):
-        trained(begun_anew, 7)
+        trained(started_again, 7)
 
 
 def test_steps_that_are_asked_for_at_another_place_are_refused() -> None:
-    trainable = trained(asked_at_two_places, 3)
-    with pytest.raises(StateError, match="asked_at_two_places waits for the next step at another place"):
+    trainable = trained(stepping_at_two_places, 3)
+    with pytest.raises(StateError, match="stepping_at_two_places waits for the next step at another place"):
         trainable.state_dict()
     trainable.close()
 

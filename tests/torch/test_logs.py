@@ -1,4 +1,4 @@
-"""Training logs: a trial's log is that of the trial trained alone, whatever the search made of it."""
+"""Training logs: a trial's log is that of the trial trained without sharing, whatever the search made of it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def result(tmp_path: Path) -> hpstage.Result:
     return search(Line(), tmp_path)
 
 
-def test_the_log_of_each_trial_is_that_of_the_trial_alone(result: hpstage.Result) -> None:
+def test_the_log_of_each_trial_is_that_of_the_unshared_trial(result: hpstage.Result) -> None:
     assert result.savings.steps_trained < 4 * STEPS
     check_logs(result, Line)
     assert result.log(0).values.keys() == {"train_loss", "rate"}
@@ -117,7 +117,9 @@ def test_logging_changes_no_bit(tmp_path: Path) -> None:
     silent.logs = False
     with_logs, without = search(Line(), tmp_path / "a"), search(silent, tmp_path / "b")
     digests = [
-        {state.ref: state.digest for state in result.plan.kept.values()}  # their code is told apart by its attributes
+        {
+            state.ref: state.digest for state in result.plan.kept.values()
+        }  # their code is distinguished by its attributes
         for result in (with_logs, without)
     ]
     assert digests[0] == digests[1] != {}
@@ -314,7 +316,7 @@ def test_a_stream_that_training_holds_is_recorded_and_no_part_of_its_state(
 ) -> None:
     read, write = os.pipe()
     with os.fdopen(read) as reader:
-        with os.fdopen(write, "w") as stream:  # as a terminal's, it cannot tell how far it is
+        with os.fdopen(write, "w") as stream:  # as a terminal's, it cannot give its position
             monkeypatch.setattr(sys, "stdout", stream)
             result = search(Holding(), tmp_path, verify="all")
             monkeypatch.undo()

@@ -378,8 +378,8 @@ def hpstage_abstract() -> Any:
 # --- cost -------------------------------------------------------------------------------------------------
 
 
-def test_a_step_costs_little_beside_what_every_step_needs() -> None:
-    """Beside keying the generators and taking the batch. Both are timed in turns, since the machine may be busy."""
+def test_a_step_costs_little_more_than_every_step_needs() -> None:
+    """Without keying the generators and taking the batch. Both are timed in turns, since the machine may be busy."""
 
     class Idle(Small):
         def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:

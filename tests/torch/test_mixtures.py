@@ -58,7 +58,7 @@ def test_what_is_sampled_is_a_function_of_seed_position_and_the_ratio_of_weights
 
 
 @pytest.mark.parametrize(("name", "weights"), [("a", (1, 0, 0)), ("b", (0, 1, 0)), ("c", (0, 0, 2))])
-def test_a_single_source_is_sampled_as_the_data_set_alone(name: str, weights: tuple[int, int, int]) -> None:
+def test_a_single_source_is_sampled_as_its_data_set(name: str, weights: tuple[int, int, int]) -> None:
     alone = batches_of(numbers()[name], None, None)
     assert drawn(weighed(*weights), 20, 100) == alone.take(3, 20, 100)[0].tolist()  # type: ignore[union-attr]
 

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 STEPS, FORK = 6, 3
-# Made twice in one process, a hook has another number each time; here and in another process alike it has one.
+# Made twice in one process, a hook has another number each time; here and in another such process it has one.
 MADE_ONCE = {"hooks of tensors, with a closure"}
 # A trial that changes what is met in model() alone is followed by no other: tests/torch/test_world.py.
 MET_BEFORE = {"a module that an attribute holds"}

@@ -1,4 +1,4 @@
-"""Every optimizer that the installed torch has, under each of its switches, goes on exactly from a state."""
+"""Every optimizer that the installed torch has, under each of its switches, continues exactly from a state."""
 
 from __future__ import annotations
 

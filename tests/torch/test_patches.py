@@ -58,7 +58,7 @@ PATCHES: dict[str, tuple[Any, str, object]] = {
 
 
 @pytest.mark.parametrize("place", PATCHES)
-def test_a_patch_of_this_process_alone_is_refused_by_name_elsewhere(place: str) -> None:
+def test_a_patch_of_only_this_process_is_refused_by_name_elsewhere(place: str) -> None:
     owner, name, value = PATCHES[place]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, value, raising=False)
@@ -147,8 +147,8 @@ def test_a_mode_that_is_open_around_a_search_is_refused_by_name() -> None:
 
 def test_code_that_names_a_part_of_torch_that_is_no_plain_module_can_be_sent() -> None:
     names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
-    exec("def asked():\n    return torch.backends.mkldnn.matmul.fp32_precision", names)
-    assert unpack(pack(names["asked"], LIBRARIES))() == torch.backends.mkldnn.matmul.fp32_precision
+    exec("def precision():\n    return torch.backends.mkldnn.matmul.fp32_precision", names)
+    assert unpack(pack(names["precision"], LIBRARIES))() == torch.backends.mkldnn.matmul.fp32_precision
 
 
 class PatchingData(Small):

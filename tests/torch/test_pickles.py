@@ -1,4 +1,4 @@
-"""Pickles in the state of an object of the user's own: their bytes tell more than what is in them."""
+"""Pickles in the state of an object of the user's own: their bytes hold more than their contents."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_estimator_is_forked_by_what_pickled_gives(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pickle_whose_bytes_alone_differ_is_refused_with_what_to_give_instead(kind: str) -> None:
+def test_a_pickle_that_differs_only_in_bytes_is_refused_with_a_replacement(kind: str) -> None:
     with pytest.raises(StateError, match=r"^state\['steps'\]\[0\] is pickled, and its bytes .* hpstage\.pickled\("):
         search(Plainly(kind))
 

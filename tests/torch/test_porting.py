@@ -16,12 +16,12 @@ PORTS = ["function", "trainable"]
 
 
 @pytest.fixture(autouse=True)
-def _beside_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_the_folder_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER.parent))
 
 
 def changed(port: str) -> list[str]:
-    """Lines of training code that the ported script has and the script has not, wherever they stand there. Imports and
+    """Code for training that the ported script has and the script has not, wherever they stand there. Imports and
     the search are no part of it."""
     lines = [re.sub(r"\s*# (changed|new)$", "", line) for line in (FOLDER / f"{port}.py").read_text().splitlines()]
     code = lines[lines.index("digits = load_digits()") : lines.index('if __name__ == "__main__":')]
@@ -42,7 +42,7 @@ def test_at_most_ten_lines_change(port: str) -> None:
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_shared_equals_alone_and_the_accuracy_is_that_of_the_model(port: str, tmp_path: Path) -> None:
+def test_shared_equals_unshared_training_and_the_accuracy_is_that_of_the_model(port: str, tmp_path: Path) -> None:
     from porting import function, trainable  # type: ignore[import-not-found]
 
     subject = function.main if port == "function" else trainable.Digits()

@@ -143,14 +143,14 @@ BOUNDS: dict[str, Any] = {
 @pytest.mark.ci
 @settings(max_examples=10, derandomize=True, **BOUNDS)
 @given(recipes, trials)
-def test_trials_that_share_equal_trials_alone(recipe: Recipe, tree: list[Trial]) -> None:
+def test_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list[Trial]) -> None:
     check(recipe, tree)
 
 
 @pytest.mark.slow
 @settings(max_examples=1500, **BOUNDS)
 @given(recipes, trials)
-def test_many_trials_that_share_equal_trials_alone(recipe: Recipe, tree: list[Trial]) -> None:
+def test_many_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list[Trial]) -> None:
     check(recipe, tree)
 
 

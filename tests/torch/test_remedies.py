@@ -293,7 +293,7 @@ def test_a_number_in_a_pointer_is_a_number() -> None:
         searched(Numbered())
 
 
-def test_a_bare_name_is_an_attribute_of_the_trainable_alone() -> None:
+def test_a_bare_name_is_only_an_attribute_of_the_trainable() -> None:
     subject = by_trainer()
     subject.stateless = ("loss",)  # type: ignore[attr-defined]
     with pytest.raises(StateError, match=r"self\.loss"):

@@ -256,7 +256,7 @@ def test_the_second_chain_from_nothing_is_trained_again(tmp_path: Path, monkeypa
 def test_a_state_is_taken_once_in_a_chain_also_where_a_stage_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a state is taken depends on the time that steps take: asked twice, the answers may differ."""
+    """Where a state is taken depends on the time that steps take: taken twice, the states may differ."""
     chosen: list[tuple[str, int]] = []
     choose = Reruns._choose
 

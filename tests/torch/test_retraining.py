@@ -68,7 +68,7 @@ class Leaking(Small):
 @pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.ci_one_in(2)
-def test_a_trial_of_every_style_is_trained_again_alone_with_the_same_bits(
+def test_a_trial_of_every_style_is_retrained_without_sharing_to_the_same_bits(
     name: str, captured: bool, tmp_path: Path
 ) -> None:
     result = searched(CASES[name](), tmp_path)
@@ -123,7 +123,7 @@ def test_a_metric_that_is_never_the_same_is_not_compared_and_one_that_is_counts(
     assert again.apart is not None and again.apart.what == "the metric host"
 
 
-def test_a_state_that_is_gone_is_compared_by_its_digest_alone(tmp_path: Path) -> None:
+def test_a_state_that_is_gone_is_compared_only_by_its_digest(tmp_path: Path) -> None:
     result = searched(Small(), tmp_path)
     elsewhere = FolderCheckpoints(tmp_path / "empty", "none")
     again = retrain(as_trainable(Small()), elsewhere, segment(result))
@@ -147,7 +147,7 @@ class Failing(Small):
         return super().loss(model, batch)
 
 
-def test_code_that_fails_now_is_told_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_fails_now_is_reported_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = searched(Failing(), tmp_path)
     monkeypatch.setenv("HPSTAGE_TEST_FAIL", "1")
     assert result.checkpoints is not None

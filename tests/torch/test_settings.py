@@ -86,7 +86,7 @@ def test_a_setting_made_before_the_search_is_in_the_key_and_can_be_taken_back_an
     assert settings.read_all() == made
 
 
-def test_a_setting_that_can_be_read_by_the_newer_interface_alone_is_set_back_after_both_were_used() -> None:
+def test_a_setting_readable_only_by_the_newer_interface_is_restored_after_both_were_used() -> None:
     before = settings.read_all()
     torch.set_float32_matmul_precision("medium")
     BACKENDS.cuda.matmul.fp32_precision = "ieee"

@@ -78,7 +78,7 @@ def test_a_state_that_differs_when_it_is_trained_again_is_an_error_that_names_it
     assert fact.where in page.read_text()
 
 
-def test_what_was_lost_and_is_trained_again_alike_is_no_news(tmp_path: Path) -> None:
+def test_a_lost_state_that_is_trained_again_equally_is_not_logged(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(Small(), journal, tmp_path, 4)
     plan = open_existing_plan(journal)
@@ -92,16 +92,16 @@ def test_what_was_lost_and_is_trained_again_alike_is_no_news(tmp_path: Path) -> 
 def test_marks_name_the_leaf_or_its_neighbourhood() -> None:
     few = {f"leaf{index}": torch.tensor(float(index)) for index in range(5)}
     many = {f"leaf{index:03d}": torch.tensor(float(index)) for index in range(200)}
-    for state, changed, told in ((few, "leaf3", "leaf3"), (many, "leaf121", "one of leaf120 to leaf123")):
+    for state, changed, named in ((few, "leaf3", "leaf3"), (many, "leaf121", "one of leaf120 to leaf123")):
         _, one = summary(state)
         _, other = summary({**state, changed: torch.tensor(-1.0)})
-        assert differing(one, other, list(state)) == told
+        assert differing(one, other, list(state)) == named
         assert differing(one, one, list(state)) is None
         assert len(one) <= 256
     assert marks_of([]) == ""
 
 
-def test_saving_a_key_again_tells_of_the_state_that_was_given(tmp_path: Path) -> None:
+def test_saving_a_key_again_describes_the_given_state(tmp_path: Path) -> None:
     store = FolderCheckpoints(str(tmp_path), "workload")
     first = store.save(StateKey("ab" * 16), {"x": torch.zeros(2)}, step=1, parent=None)
     second = store.save(StateKey("ab" * 16), {"x": torch.ones(2)}, step=1, parent=None)

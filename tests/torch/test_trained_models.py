@@ -236,7 +236,7 @@ def test_averaged_weights_are_exported_by_their_name(tmp_path: Path) -> None:
         result.trial(0).weights(part="self.ema")
 
 
-def test_a_store_alone_gives_its_trials_and_their_models(found: hpstage.Result) -> None:
+def test_a_store_without_a_study_gives_its_trials_and_their_models(found: hpstage.Result) -> None:
     assert found.store is not None
     plan = hpstage.open(found.store)
     assert plan.studies == ["study"] and plan.trials == [f"study/{number}" for number in range(3)]
@@ -251,7 +251,7 @@ def test_a_store_alone_gives_its_trials_and_their_models(found: hpstage.Result) 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (lambda result: result.load(7), "no trial 'study/7' .*there are 3 trials, of studies study"),
         (lambda result: result.load(0, 9), "no state after step 9: it has 8 steps"),
@@ -263,8 +263,8 @@ def test_a_store_alone_gives_its_trials_and_their_models(found: hpstage.Result) 
         (lambda result: result.trial(0).load(ordinary_loop), "this is no state of a training function"),
     ],
 )
-def test_what_is_not_there_is_named(found: hpstage.Result, wrong: Any, told: str) -> None:
-    with pytest.raises((UsageError, StoreError, StateError, AttributeError), match=told):
+def test_what_is_not_there_is_named(found: hpstage.Result, wrong: Any, message: str) -> None:
+    with pytest.raises((UsageError, StoreError, StateError, AttributeError), match=message):
         wrong(found)
 
 
@@ -325,7 +325,7 @@ def test_a_damaged_checkpoint_is_named_and_trained_again(tmp_path: Path) -> None
     assert all(torch.equal(again[name], value) for name, value in whole.items())
 
 
-def test_a_study_of_several_objectives_and_a_pruner_are_told_what_to_do(tmp_path: Path) -> None:
+def test_a_study_of_several_objectives_and_a_pruner_are_refused_with_the_remedy(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="two", directions=["minimize", "maximize"])
     result = hpstage.optimize(
         study, Small(), space, metric=["loss", "accuracy"], steps=4, n_trials=2,

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.sampled(10)
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
-def test_weights_are_those_of_trainer_alone(name: str) -> None:
+def test_weights_equal_those_of_transformers_trainer(name: str) -> None:
     here = trained(fresh(CASES[name](), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS)
     expected = alone(CASES[name](), 42)
     found = weights(here)
@@ -53,7 +53,7 @@ def test_weights_are_those_of_trainer_alone(name: str) -> None:
         assert torch.equal(found[key], value), key
 
 
-def test_epochs_are_those_of_trainer_alone() -> None:
+def test_epochs_equal_those_of_transformers_trainer() -> None:
     """In epochs the last batch, and the last accumulation, are short. (Randomness is keyed once in an epoch.)"""
     args = arguments(gradient_accumulation_steps=2, max_steps=-1, num_train_epochs=2, weight_decay=0.1)
     here = setup(args=args, model_init=without_dropout)

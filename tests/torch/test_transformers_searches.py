@@ -176,7 +176,7 @@ def test_a_tokenizer_pads_the_batches(tmp_path: Path) -> None:
     tokenizer = words()
 
     class Sentences(torch.utils.data.Dataset[dict[str, Any]]):
-        """Tokenized when they are asked for."""
+        """Tokenized when they are read."""
 
         def __init__(self, samples: list[dict[str, Any]]) -> None:
             self.texts = [" ".join(map(str, sample["input_ids"])) for sample in samples]

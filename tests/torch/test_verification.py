@@ -163,7 +163,7 @@ class CachedNoise(Small):
 
 
 class Incomplete:
-    """An object whose ``state_dict()`` leaves out what it goes on with."""
+    """An object whose ``state_dict()`` leaves out what it continues with."""
 
     def setup(self, hp: Any) -> None:
         self.weight, self.velocity = 1.0, 0.0
@@ -268,7 +268,7 @@ def test_one_fork_per_kind_of_values_is_verified_and_never_again(tmp_path: Path)
     assert all(fact.seconds > 0 for fact in found)
 
 
-def test_all_chains_verify_when_asked_to_and_none_when_not() -> None:
+def test_all_chains_verify_when_requested_and_none_when_not() -> None:
     journal = MemoryJournal()
     search(Small(), journal, verify="off")
     assert not any(isinstance(fact, ForkVerified) for fact in read_facts(journal))

@@ -1,4 +1,4 @@
-"""What one trial does to the process is not the next one's; looking at things changes nothing; groups come and go."""
+"""What one trial does to the process is not the next one's; inspection changes nothing; groups come and go."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.sampled(4)
 
 
 class Wide(Small):
-    """It sets torch's default dtype where a hyperparameter asks for it."""
+    """It sets torch's default dtype where a hyperparameter is set."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["wide"]:
@@ -66,7 +66,7 @@ def test_a_state_holds_the_settings_that_training_has_made_and_not_those_of_the_
 
 
 class Decaying(Small):
-    """It hooks into all optimizers of the process where a hyperparameter asks for it."""
+    """It hooks into all optimizers of the process where a hyperparameter is set."""
 
     def optimizer(self, model: Any, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         def decay(optimizer: torch.optim.Optimizer, *given: Any) -> None:
@@ -80,7 +80,7 @@ class Decaying(Small):
 
 
 class Dimming(Small):
-    """It hooks into all modules of the process where a hyperparameter asks for it."""
+    """It hooks into all modules of the process where a hyperparameter is set."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["decay"]:
@@ -116,7 +116,7 @@ def damped(*, by: float = 1.0) -> float:
 
 
 class Rewriting(Small):
-    """It gives functions other code and defaults where a hyperparameter asks for it."""
+    """It gives functions other code and defaults where a hyperparameter is set."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["other"]:
@@ -147,7 +147,7 @@ def test_code_and_defaults_that_a_trial_gives_functions_are_not_the_next_trials_
 
 
 class Patching(Small):
-    """It replaces functions of torch's where a hyperparameter asks for it, under names that are found by nobody."""
+    """It replaces functions of torch's where a hyperparameter is set, under names that are found by nobody."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         if hp["decay"]:
@@ -388,7 +388,7 @@ class MetLate(Small):
         return super().loss(model, batch) * len(self.late.COUNTS)
 
 
-def test_what_a_trial_changes_in_a_module_that_is_met_in_setup_alone_is_refused_to_the_next_one() -> None:
+def test_a_change_to_a_module_met_only_in_setup_is_refused_to_the_next_trial() -> None:
     trainable: Any = fresh(MetLate())
     advance(trainable, 0, 2)
     trainable.setup(hp_at(0))
@@ -431,7 +431,7 @@ class Scheduling(Small):
         return {"loss": 0.5}
 
 
-def test_what_evaluate_changes_and_is_put_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_by_evaluate_that_is_undone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     trainable: Any = advance(fresh(Scheduling()), 0, 1)
     for _ in range(2):
         trainable.evaluate()

@@ -111,10 +111,10 @@ def test_a_soup_is_the_mean_of_the_weights_as_the_trainable_evaluates_it(found: 
         "import json, sys; from safetensors import safe_open\n"
         "with safe_open(sys.argv[1], 'pt') as file: print(json.dumps([sorted(file.keys()), file.metadata()]))"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "new" / "soup.safetensors"], capture_output=True, check=True, text=True
     )
-    names, about = json.loads(told.stdout)
+    names, about = json.loads(done.stdout)
     assert names == sorted(soup.weights()) and about["loss"] == repr(soup.metrics["loss"])
     assert about["members"] == "wsd/11 after step 25, wsd/3 after step 10, wsd/8 after step 20"
 

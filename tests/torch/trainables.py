@@ -1,4 +1,4 @@
-"""Small trainables for the tests; run as a script, it goes on from kept states in a process of its own."""
+"""Small trainables for the tests; run as a script, it continues from saved states in a process of its own."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def advance(trainable: Trainable, start: int, stop: int) -> Trainable:
 
 
 def outcome(trainable: Trainable) -> list[object]:
-    """Everything that must agree: the metrics, before and after the state is asked for, and the digest of it."""
+    """Everything that must agree: the metrics, before and after the state is read, and the digest of it."""
     metrics = dict(trainable.evaluate())
     return [digest(trainable.state_dict()), metrics, dict(trainable.evaluate())]
 

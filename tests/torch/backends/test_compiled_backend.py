@@ -88,7 +88,7 @@ def changing(step: int) -> dict[str, Any]:
 
 
 @pytest.mark.ci
-def test_values_that_change_at_every_step_compile_nothing_anew() -> None:
+def test_values_that_change_at_every_step_do_not_recompile() -> None:
     trainable = fresh(by("compiled", Weighted)(), changing(0))
     for step in range(2):
         trainable.train(step, changing(step))
@@ -274,7 +274,7 @@ def test_a_passing_failure_of_the_compiler_is_no_verdict_on_the_code(
     assert compiled_of(trainable).compiled and compiled_of(trainable).state() is None
 
 
-def test_another_failure_of_the_compiler_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_failure_of_the_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: CompiledBackend, graph: Any, inputs: Any) -> Any:
         raise NotImplementedError("no such kernel")
 

@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 
 
 class Frozen(hpstage.torch.TorchTrainable):
-    """A frozen backbone that each model() makes again, and a head."""
+    """A frozen backbone that each model() makes again, and a classifier."""
 
     device = "cpu"
     numerics = "stacked"
@@ -38,9 +38,9 @@ class Frozen(hpstage.torch.TorchTrainable):
     width = WIDTH
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        head = nn.Linear(self.width, 2)
+        classifier = nn.Linear(self.width, 2)
         torch.manual_seed(0)
-        return nn.Sequential(self.backbone().requires_grad_(False), head)
+        return nn.Sequential(self.backbone().requires_grad_(False), classifier)
 
     def backbone(self) -> nn.Module:
         return nn.Sequential(nn.Linear(self.width, self.width), nn.Tanh(), nn.Linear(self.width, self.width))

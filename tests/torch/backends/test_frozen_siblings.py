@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
 
 class Backbone(Sibling):
-    """A frozen backbone that is the same in all members, and a head; batches of 6 x 16 numbers."""
+    """A frozen backbone that is the same in all members, and a classifier; batches of 6 x 16 numbers."""
 
     def model(self, hp: Hp) -> nn.Module:
         own = torch.get_rng_state()
@@ -213,7 +213,7 @@ def storages(bundle: Bundle, name: str) -> int:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("members", [3, pytest.param(8, marks=pytest.mark.ci)])
-def test_bits_are_those_of_a_member_alone(name: str, members: int) -> None:
+def test_bits_are_those_of_a_single_member(name: str, members: int) -> None:
     subject = KINDS[name]()
     found = states(*together(subject, list(range(members))))
     for id in (0, members - 1):
@@ -224,7 +224,7 @@ def test_bits_are_those_of_a_member_alone(name: str, members: int) -> None:
 @pytest.mark.parametrize("name", ["OneBatch", "Adapted", "Dropped", "AdaptedFirst", "ImagesInEval"])
 @pytest.mark.parametrize("members", range(1, 17))
 def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
-    test_bits_are_those_of_a_member_alone(name, members)
+    test_bits_are_those_of_a_single_member(name, members)
 
 
 @pytest.mark.one_in(4)
@@ -310,8 +310,8 @@ def test_a_layer_that_is_unfrozen_is_trained_from_then_on(unfreeze: bool) -> Non
     def run(ids: list[int]) -> list[dict[str, Any]]:
         trials = [Trial(subject, id) for id in ids]
         for trial in trials:
-            backbone, _, head = trial.model
-            groups = [{"params": part.parameters()} for part in (backbone[0], backbone[3], head)]
+            backbone, _, classifier = trial.model
+            groups = [{"params": part.parameters()} for part in (backbone[0], backbone[3], classifier)]
             trial.optimizer = torch.optim.AdamW(groups, lr=0.01)
         bundle = Bundle(builder(subject))
         train(bundle, trials)

@@ -51,7 +51,7 @@ def is_done_at_once(shape: Any, members: int) -> bool:
 
 @pytest.mark.parametrize("members", [3, 5, 8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_where_so_many_members_have_other_bits_than_each_alone_one_follows_the_other(
+def test_members_are_trained_in_turn_where_stacking_changes_bits(
     shape: Any, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_all = images._gradients
@@ -71,7 +71,7 @@ def test_where_so_many_members_have_other_bits_than_each_alone_one_follows_the_o
 
 @pytest.mark.parametrize("members", [2, 3, 5, 8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_of_a_member_have_the_same_bits_whatever_is_beside_it(shape: Any, members: int) -> None:
+def test_gradients_of_a_member_have_the_same_bits_whatever_the_other_members(shape: Any, members: int) -> None:
     options = options_of(shape)
     each = drawn(members, *shape)
     together = gradients_of_all(*map(torch.stack, zip(*each, strict=True)), [shape[1]], *options)

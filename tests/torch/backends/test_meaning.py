@@ -203,7 +203,7 @@ class Loud(Busy):
         return loss
 
 
-def test_a_comparison_is_not_heard(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     trained(Loud(), "graphed", 3)
     assert capsys.readouterr().out == "a step\n" * 3
 

@@ -72,7 +72,7 @@ def test_as_many_as_no_memory_holds_are_named_before_training(caplog: pytest.Log
     assert "max_stacked = 16, but 4 siblings cannot be trained as one here (MemoryError: no room)" in caplog.text
 
 
-def test_what_fails_alone_is_not_blamed_on_stacking() -> None:
+def test_a_failure_without_stacking_is_not_blamed_on_it() -> None:
     with pytest.raises(MemoryError):
         measured(Sleepers(0.0, most=0), 4)
 
@@ -99,16 +99,16 @@ def test_measuring_leaves_no_trace_in_training(numerics: str) -> None:
     assert trained(measure=True) == trained(measure=False)
 
 
-class Told(hpstage.InlineExecutor):
+class Measured(hpstage.InlineExecutor):
     """Has measured this."""
 
     def __init__(self, **found: float) -> None:
         super().__init__()
         self.found = found
-        self.asked = 0
+        self.measurements = 0
 
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
-        self.asked += 1
+        self.measurements += 1
         return self.found
 
 
@@ -120,14 +120,14 @@ LOSES = {"stacked, 1 at a time": 1.1, "stacked, 2 at a time": 2.3, "stacked, 4 a
 @pytest.mark.parametrize(("found", "numerics", "slots"), [(PAYS, "stacked", 2), (LOSES, "eager", 1), ({}, "eager", 1)])
 def test_auto_trains_siblings_as_one_where_that_pays(found: dict[str, float], numerics: str, slots: int) -> None:
     journal = MemoryJournal()
-    result = search("auto", journal, Told(**EAGER, **found))
+    result = search("auto", journal, Measured(**EAGER, **found))
     assert read_header(journal).described[NUMERICS].startswith(numerics)
     facts = list(read_facts(journal))
     assert len({fact.worker for fact in facts if isinstance(fact, ChainStarted)}) == slots
     assert sum(isinstance(fact, StepsTimed) for fact in facts) == (slots > 1)
-    beside = [fact for fact in facts if isinstance(fact, StateReached) and fact.workers < 1]
-    assert bool(beside) == (slots > 1)
-    for fact in beside:
+    stacked = [fact for fact in facts if isinstance(fact, StateReached) and fact.workers < 1]
+    assert bool(stacked) == (slots > 1)
+    for fact in stacked:
         assert fact.alone_seconds == pytest.approx(fact.train_seconds / fact.workers * 1.1 / 1.2, rel=0.5)
     assert (result.savings.fused_seconds > 0) == (slots > 1)
 
@@ -146,7 +146,7 @@ def test_bundles_are_not_expected_where_few_trials_are_trained_at_a_time(caplog:
             n_trials=n_trials,
             timeout=None if n_trials else 3.0,
             algorithm=hpstage.algos.FullTraining(window=1) if n_trials else None,
-            executor=Told(**EAGER, **PAYS),
+            executor=Measured(**EAGER, **PAYS),
             store=journal,
             callbacks=[lambda study, trial: study.stop()],
         )
@@ -159,16 +159,16 @@ def test_bundles_are_not_expected_where_few_trials_are_trained_at_a_time(caplog:
 
 
 def test_a_plan_remembers_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, again = Told(**PAYS), Told(**PAYS)
+    first, again = Measured(**PAYS), Measured(**PAYS)
     search("stacked", tmp_path, first, show_progress_bar=True)
     assert "Measuring how many siblings to train as one" in capsys.readouterr().err
     search("stacked", tmp_path, again, show_progress_bar=True)
     assert "Measuring" not in capsys.readouterr().err
-    assert (first.asked, again.asked) == (1, 0)
+    assert (first.measurements, again.measurements) == (1, 0)
 
 
 def test_where_it_does_not_pay_siblings_are_trained_one_by_one() -> None:
     journal = MemoryJournal()
-    result: Any = search("stacked", journal, Told(**LOSES))
+    result: Any = search("stacked", journal, Measured(**LOSES))
     assert {fact.worker for fact in read_facts(journal) if isinstance(fact, ChainStarted)} == {"inline"}
     assert result.plan.step_times.best == 1

@@ -28,9 +28,9 @@ def test_an_odd_program_goes_on_exactly_compiled(kind: type[Tiny]) -> None:
 
 
 @needs_compiler
-def test_what_is_not_compiled_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_is_not_compiled_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         trainable = advance(fresh(by("compiled", Printing)()), 0, 6)
-    [told] = [record.getMessage() for record in caplog.records if "without compiling" in record.getMessage()]
-    assert told.startswith("Printing is trained without compiling it: ")
+    [warning] = [record.getMessage() for record in caplog.records if "without compiling" in record.getMessage()]
+    assert warning.startswith("Printing is trained without compiling it: ")
     assert compiled_of(trainable).compiled == 0

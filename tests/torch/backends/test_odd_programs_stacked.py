@@ -1,4 +1,4 @@
-"""What cannot be stacked is trained as it is, in the same numerics class, whoever is trained beside it; or refused."""
+"""Programs that cannot be stacked train as they are, in the same numerics class, next to any others; or are refused."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.sampled(8)
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.recurrent, self.head = nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 3)
+        self.recurrent, self.classifier = nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.recurrent(x.reshape(len(x), 8, 8))[0][:, -1])
+        out: Tensor = self.classifier(self.recurrent(x.reshape(len(x), 8, 8))[0][:, -1])
         return out
 
 
@@ -134,7 +134,7 @@ def alone(kind: type[Tiny], id: int, numerics: str = "stacked") -> Any:
     return trainable
 
 
-def beside_others(kind: type[Tiny]) -> list[StackedLoop]:
+def with_others(kind: type[Tiny]) -> list[StackedLoop]:
     """Train siblings 0 to 2 to the end: 1 begins late, 2 continues in the slot of another that has left."""
     subject = by("stacked", kind)()
     subject.max_stacked = 3
@@ -170,8 +170,8 @@ def test_an_odd_program_goes_on_exactly_stacked(kind: type[Tiny]) -> None:
 
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", TRAINED)
-def test_an_odd_program_is_trained_beside_others_as_alone(kind: type[Tiny]) -> None:
-    for id, slot in enumerate(beside_others(kind)):
+def test_an_odd_program_trains_the_same_with_and_without_others(kind: type[Tiny]) -> None:
+    for id, slot in enumerate(with_others(kind)):
         assert outcome(slot) == outcome(alone(kind, id))
 
 
@@ -199,14 +199,14 @@ def test_what_siblings_would_share_is_refused(kind: type[Tiny]) -> None:
         alone(kind, 0)
 
 
-def test_what_is_not_stacked_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_is_not_stacked_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         trainable = fresh(by("stacked", Printing)())
         advance(trainable, 0, 3)
         trainable.setup(hp_at(0))
         advance(trainable, 0, 3)
-    [told] = [record.getMessage() for record in caplog.records if "without stacking" in record.getMessage()]
-    assert told.endswith("Printing.update() needs Python at each step: Python looks at a tensor's value")
+    [warning] = [record.getMessage() for record in caplog.records if "without stacking" in record.getMessage()]
+    assert warning.endswith("Printing.update() needs Python at each step: Python looks at a tensor's value")
     assert isinstance(trainable, StackedLoop) and trainable.stack._builder.tracer.traced == 0
 
 

@@ -1,4 +1,4 @@
-"""What can be done on all members at once does not depend on the values at which that is asked."""
+"""What can be done on all members at once does not depend on the values at which it is planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches whose siblings are trained as one: the bits are those of a stack of one, whoever trains beside."""
+"""Searches whose siblings are trained as one: the bits are those of a stack of one, whatever the others are."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings],
 
 
 @pytest.mark.ci
-def test_shared_is_what_each_is_alone() -> None:
+def test_shared_training_equals_unshared_training() -> None:
     shared, separate = search(Siblings(), 3), search(Siblings(), 3, sharing=False)
     assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
     assert shared.savings.steps_trained < separate.savings.steps_trained
@@ -126,7 +126,7 @@ def test_every_fork_is_verified(kind: type[Siblings]) -> None:
     assert result.plan.verified and not result.plan.differences
 
 
-def test_a_member_whose_loss_is_not_finite_ends_alone() -> None:
+def test_a_member_whose_loss_is_not_finite_ends_without_the_others() -> None:
     def diverging(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": [0.05, 1e30, 0.02][trial.number], "batch_size": 5}
 
@@ -314,7 +314,7 @@ class Logging(Siblings):
 
 
 @pytest.mark.ci
-def test_each_sibling_logs_what_it_would_alone(tmp_path: Path) -> None:
+def test_each_sibling_logs_what_it_logs_without_siblings(tmp_path: Path) -> None:
     eager = Logging()
     eager.numerics = "eager"
     # A step of the eager class has other bits, and what it logs is the same but for rounding.

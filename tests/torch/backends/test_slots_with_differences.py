@@ -131,7 +131,7 @@ def stacked_and_eager(kind: type[Plain], stacked: int, numerics: str) -> Any:
 )
 @pytest.mark.one_in(2)
 @pytest.mark.ci
-def test_siblings_that_differ_train_as_each_alone_and_as_eagerly(kind: type[Plain]) -> None:
+def test_siblings_that_differ_train_as_without_siblings_and_as_eagerly(kind: type[Plain]) -> None:
     alone, together = (stacked_and_eager(kind, stacked, "stacked") for stacked in (1, 4))
     ours, theirs = kept(alone), kept(together)
     common = ours.keys() & theirs.keys()

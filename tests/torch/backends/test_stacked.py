@@ -131,7 +131,7 @@ def test_values_that_change_at_every_step_trace_and_build_nothing(name: str) -> 
     for _ in range(5):
         train(bundle, trials)
     assert counted == (made.tracer.traced, made.built)
-    assert made.tracer.traced == 1  # of three models that are alike
+    assert made.tracer.traced == 1  # of three equal models
 
 
 class Settings:

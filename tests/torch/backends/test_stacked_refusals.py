@@ -163,7 +163,7 @@ class BiasBeforeNormalization(Mlp):
 
 
 @pytest.mark.parametrize("width", [4, 8, 12, 20])
-def test_a_gradient_that_is_rounding_alone_is_no_reason_to_refuse(width: int) -> None:
+def test_a_gradient_that_is_only_rounding_is_no_reason_to_refuse(width: int) -> None:
     subject = BiasBeforeNormalization(width)
     train(Bundle(builder(subject)), [Trial(subject, 0), Trial(subject, 1)])
 

@@ -18,7 +18,7 @@ def read(file: str) -> dict[str, str]:
     return {name: text.strip("\n") for name, _, text in (part.partition("\n") for part in parts)}
 
 
-HEAD = Path(__file__).with_name("head.txt").read_text()
+PRELUDE = Path(__file__).with_name("prelude.txt").read_text()
 """What every edited module begins with."""
 DECIDES, SAME = read("decides.txt"), read("same.txt")
 LIMITS = {

@@ -55,8 +55,8 @@ class Bag(Nodes):
         self.dense = dense
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        head = nn.Linear(4, 3).requires_grad_(self.dense)
-        return nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True, mode="sum"), nn.ReLU(), head)
+        classifier = nn.Linear(4, 3).requires_grad_(self.dense)
+        return nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True, mode="sum"), nn.ReLU(), classifier)
 
     def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         return self.make_optimizer([p for p in model.parameters() if p.requires_grad], hp)

@@ -1,4 +1,4 @@
-"""Followers of gangs: processes of their own, which are told by a test what to join. Run as a script, one of them."""
+"""Followers of gangs: processes of their own, to which a test sends what to join. Run as a script, one of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def key_of(case: str, step: int) -> StateKey:
 
 
 class Follower:
-    """A process that follows when told."""
+    """A process that follows on request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Follower:
             cwd=ROOT,
         )
 
-    def tell(self, **order: Any) -> None:
+    def send(self, **order: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
@@ -97,7 +97,7 @@ class Followers:
         followers = self.first(size - 1)
         address = trainable.open_gang("127.0.0.1")
         for rank, follower in enumerate(followers, start=1):
-            follower.tell(case=case, key=key, address=address, rank=rank, size=size)
+            follower.send(case=case, key=key, address=address, rank=rank, size=size)
         trainable.lead(size, TIMEOUT)
         yield followers
 

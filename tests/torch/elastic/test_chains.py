@@ -54,8 +54,8 @@ def run(followers: Followers, leader: ChainRunner, chain: Chain, case: str = "cn
         if isinstance(report, Gathering):
             assert report.chain == chain.id
             for rank, other in enumerate(others, start=1):
-                told = msgspec.json.encode(chain).decode()
-                other.tell(case=case, chain=told, address=report.address, rank=rank)
+                encoded = msgspec.json.encode(chain).decode()
+                other.send(case=case, chain=encoded, address=report.address, rank=rank)
         else:
             reports.append(report)
     return reports, [other.answer() for other in others]
@@ -85,9 +85,9 @@ def test_the_leader_reports_for_all_and_the_others_go_on_from_its_last_kept_stat
         assert reached.metrics is not None
     assert reports[0].reached.source == "continued"
     assert digest(followers.store.load(key(6))) == expected(6)
-    # The follower goes on without loading anything, and alone.
+    # The follower continues without loading anything, and without the leader.
     (other,) = followers.first(1)
-    other.tell(case="cnn", chain=msgspec.json.encode(chain(6, 8)).decode())
+    other.send(case="cnn", chain=msgspec.json.encode(chain(6, 8)).decode())
     verified = [report for report in other.answer() if report["type"] == "BoundaryReached"]
     assert verified[0]["reached"]["source"] == "continued"
     assert digest(followers.store.load(key(8))) == expected(8)
@@ -105,7 +105,7 @@ def test_a_chain_that_loses_a_worker_is_lost_and_ends_from_its_last_kept_state_w
     (other,) = followers.first(1)
     for report in leader.run(lost, Control()):
         if isinstance(report, Gathering):
-            other.tell(case=case, chain=msgspec.json.encode(lost).decode(), address=report.address, rank=1)
+            other.send(case=case, chain=msgspec.json.encode(lost).decode(), address=report.address, rank=1)
             continue
         reports.append(report)
         if isinstance(report, BoundaryReached):
@@ -152,23 +152,23 @@ def test_a_chain_that_is_closed_leaves_its_gang(followers: Followers) -> None:
     running, (other,) = leader.run(chain(2, 4, 6, workers=2), Control()), followers.first(1)
     gathering = next(running)
     assert isinstance(gathering, Gathering)
-    told = msgspec.json.encode(chain(2, 4, 6, workers=2)).decode()
-    other.tell(case="cnn", chain=told, address=gathering.address, rank=1)
+    encoded = msgspec.json.encode(chain(2, 4, 6, workers=2)).decode()
+    other.send(case="cnn", chain=encoded, address=gathering.address, rank=1)
     assert isinstance(next(running), BoundaryReached)
     running.close()
     assert other.answer() == {}
-    assert digest(trained("cnn").state_dict())  # and the leader's process trains alone
+    assert digest(trained("cnn").state_dict())  # and the leader's process trains without a gang
 
 
 @pytest.mark.parametrize("fault", ["a node of a follower", "an infinite loss", "one that ends training"])
 def test_what_a_follower_raises_ends_the_chain_as_the_leaders_own(followers: Followers, fault: str) -> None:
-    def told(workers: int) -> list[str]:
+    def outcome(workers: int) -> list[str]:
         leader = runner(followers, fault)
         run(followers, leader, chain(0, 1, case=fault), fault)
         reports, _ = run(followers, leader, chain(1, 5, workers=workers, case=fault, verify_new=True), fault)
         return [summary(report) for report in reports]
 
-    assert told(2) == told(1)
+    assert outcome(2) == outcome(1)
 
 
 def summary(report: Any) -> str:

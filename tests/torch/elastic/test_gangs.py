@@ -1,4 +1,4 @@
-"""A gang of processes trains with the bits of one; what happens in any of them is told by its leader."""
+"""A gang of processes trains with the bits of one; its leader reports what happens in any of them."""
 
 from __future__ import annotations
 
@@ -156,14 +156,14 @@ def test_a_follower_that_is_killed_is_missed_and_the_rest_goes_on_from_a_kept_st
 def test_followers_of_a_leader_that_is_killed_are_free(followers: Followers) -> None:
     leader, other = followers.first(2)
     key = "killed"
-    leader.tell(lead=True, case="cnn", key=key, size=2)
-    other.tell(case="cnn", key=key, address=leader.answer(), rank=1, size=2)
+    leader.send(lead=True, case="cnn", key=key, size=2)
+    other.send(case="cnn", key=key, address=leader.answer(), rank=1, size=2)
     assert leader.answer() == "formed"
     leader.kill()
     assert other.answer()["error"] == "GangLost"
 
 
-def test_a_gang_that_does_not_meet_is_named_and_its_leader_goes_on_alone() -> None:
+def test_a_gang_that_does_not_meet_is_named_and_its_leader_continues_without_it() -> None:
     trainable = trained("cnn", stop=2)
     address = trainable.open_gang("127.0.0.1")
     with pytest.raises(GangApart) as apart:
@@ -201,7 +201,7 @@ def test_processes_in_different_states_train_nothing_together(followers: Followe
     key = StateKey("another")
     followers.store.save(key, trained("cnn", stop=1).state_dict(), step=1, parent=None)
     (other,) = followers.first(1)
-    other.tell(case="cnn", key=key, address=trainable.open_gang("127.0.0.1"), rank=1, size=2)
+    other.send(case="cnn", key=key, address=trainable.open_gang("127.0.0.1"), rank=1, size=2)
     with pytest.raises(GangApart, match=r"not in the same state: number 0 is at sample 16, .* number 1 at sample 8"):
         trainable.lead(2, TIMEOUT)
     assert other.answer()["error"] == "GangApart"

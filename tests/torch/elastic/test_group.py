@@ -32,13 +32,13 @@ def in_group(size: int, do: Callable[[Group], T], timeout: float = 60.0) -> list
 
 
 def test_who_waits_for_another_one_does_so_for_longer_than_they_took_to_meet() -> None:
-    def told(group: Group) -> list[bytes]:
+    def exchanged(group: Group) -> list[bytes]:
         if group.rank == 0:
             time.sleep(3.0)  # it evaluates, or writes a state
         group.gather(Message(1))
         return [message.text for message in group.gather(Message(1, str(group.rank).encode()))]
 
-    assert in_group(2, told, timeout=1.0) == [[b"0", b"1"]] * 2
+    assert in_group(2, exchanged, timeout=1.0) == [[b"0", b"1"]] * 2
 
 
 def test_all_hear_all_and_pairs_swap_whatever_its_length() -> None:

@@ -63,7 +63,7 @@ def forms(meeting: Meeting) -> None:
 def test_strangers_are_hung_up_on_and_the_gang_meets(stack: ExitStack, tmp_path: Path) -> None:
     meeting = Meeting.open("127.0.0.1")
     key = bytes.fromhex(meeting.address.partition("/")[2])
-    told = [
+    messages = [
         b"",
         pickle.dumps(Bomb(tmp_path / "injected")) * 9,
         b"\0" * _GREETED,
@@ -74,11 +74,11 @@ def test_strangers_are_hung_up_on_and_the_gang_meets(stack: ExitStack, tmp_path:
         greeting(key, 0, 0),
         greeting(key, 1, 0)[:-1] + b"\0",
     ]
-    strangers = [connected(stack, meeting) for _ in told]
-    for stranger, words in zip(strangers, told, strict=True):
+    strangers = [connected(stack, meeting) for _ in messages]
+    for stranger, words in zip(strangers, messages, strict=True):
         stranger.sendall(words)
     forms(meeting)
-    for stranger, words in zip(strangers, told, strict=True):
+    for stranger, words in zip(strangers, messages, strict=True):
         with suppress(ConnectionResetError):  # with bytes that nobody has read
             assert stranger.recv(1) == b"", words
     assert not (tmp_path / "injected").exists()

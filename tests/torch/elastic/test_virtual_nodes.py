@@ -146,7 +146,7 @@ class Stepping(Nodes):
         return super().update(model, optimizer, batch)
 
 
-class Telling(Nodes):
+class Stateful(Nodes):
     def extra_state(self) -> Any:
         return 1
 
@@ -202,13 +202,13 @@ class Counter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = nn.Linear(64, 3)
+        self.classifier = nn.Linear(64, 3)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.count += int((x > 0).sum())
-        return self.head(x.flatten(1))
+        return self.classifier(x.flatten(1))
 
 
 class Different(Nodes):
@@ -217,7 +217,7 @@ class Different(Nodes):
 
 
 class Lines(IterableDataset[Any]):
-    """A stream of 22 samples that tells its position."""
+    """A stream of 22 samples that gives its position."""
 
     at = 0
 
@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
     "compiled": (lambda: nodes_of(4, numerics="compiled"), "numerics = 'compiled': virtual nodes are trained eagerly"),
     "stacked": (lambda: nodes_of(4, numerics="stacked"), "numerics = 'stacked': virtual nodes are trained eagerly"),
     "update": (Stepping, r"Stepping has an update\(\) of its own, .*register_step_pre_hook"),
-    "extra_state": (Telling, r"Telling has an extra_state\(\) of its own"),
+    "extra_state": (Stateful, r"Stateful has an extra_state\(\) of its own"),
     "a batch": (lambda: nodes_of(16), "the batch size is 8, and 16 virtual nodes share each batch equally"),
     "a short batch": (Short, "the last batch of an epoch has 6 samples, .* drop_last=True"),
     "a short batch for BatchNorm": (

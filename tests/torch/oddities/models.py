@@ -41,7 +41,7 @@ def pruned() -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """It goes on from where it stood."""
+    """It continues from where it stood."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Counting(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "weight_norm and spectral_norm": weight_norm,
-    "a recurrent network that goes on": Recurrent,
+    "a recurrent network that continues": Recurrent,
     "tied weights": Tied,
     "a transformer": transformer,
     "buffers and attributes that come and go": Counting,
@@ -108,7 +108,7 @@ class Doubled(nn.Module):
 
 
 odd(
-    "weights that are made anew at each step, in a graph",
+    "weights that are made again at each step, in a graph",
     network=old_spectral_norm,
 )(lambda kept, self: 0)
 odd(

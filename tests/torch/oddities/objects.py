@@ -101,7 +101,7 @@ class NoAttributes:
         raise RuntimeError("never")
 
 
-@odd("an object whose attributes cannot be asked for", NoAttributes)
+@odd("an object whose attributes cannot be looked up", NoAttributes)
 def _(kept: Any, self: Odd) -> float:
     own = object.__getattribute__(kept, "__dict__")
     own["n"] += 1
@@ -121,7 +121,7 @@ class NoClass:
         raise RuntimeError("never")
 
 
-@odd("an object whose class cannot be asked for", NoClass)
+@odd("an object whose class cannot be looked up", NoClass)
 def _(kept: Any, self: Odd) -> float:
     kept.n += 1
     return kept.n
@@ -153,20 +153,20 @@ class AskedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(1, 1)
-        self.asked: list[str] = []
+        self.looked_up: list[str] = []
         object.__setattr__(self, "n", 0)
 
     def __getattr__(self, name: str) -> Any:
-        if "asked" in self.__dict__:
-            self.asked.append(name)
+        if "looked_up" in self.__dict__:
+            self.looked_up.append(name)
         return super().__getattr__(name)
 
 
-@odd("a module with slots that notes what is asked for", AskedModule)
+@odd("a module with slots that records lookups", AskedModule)
 def _(kept: Any, self: Odd) -> float:
     object.__setattr__(kept, "n", kept.n + 1)
     assert kept.inner is not None
-    return kept.n + len(kept.asked)
+    return kept.n + len(kept.looked_up)
 
 
 class Counted:

@@ -1,4 +1,4 @@
-"""Things that stand somewhere: counts, generators, locks, loaders; tables and estimators of other libraries."""
+"""Objects that have a position: counts, generators, locks, loaders; tables and estimators of other libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from tests.torch.oddities.oddity import Odd, odd
 
-# --- things that stand somewhere
+# --- objects that have a position
 
 
 @odd("a count", itertools.count, refused=r"self\.kept is a itertools\.count that has moved on")
