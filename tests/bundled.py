@@ -20,7 +20,7 @@ class Unmeasured(hpstage.InlineExecutor):
 
 
 class Slot:
-    """A member, which trains only what was trained together before it is advanced."""
+    """A member whose steps were trained together before ``train`` is called for them."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
