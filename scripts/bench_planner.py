@@ -58,7 +58,7 @@ from planner_load import BATCH, LENGTH, STEPS, WORKLOAD, choices, insert, new_dr
 from hpstage import schedule as s
 from hpstage.driver.driver import Driver
 from hpstage.plan.facts import SearchStarted, TargetAsked, TrialEnded, TrialProposed
-from hpstage.plan.log import open_plan, read_facts
+from hpstage.plan.log import open_plan, read_facts, split
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
 from hpstage.scheduler.scheduler import Scheduler
@@ -176,7 +176,8 @@ def fill(folder: Path, events: int) -> None:
             [SearchStarted("study", "Full()", ("value",), STEPS, None, "Random", 0.0, directions=("minimize",))]
         )
         first, chosen = 0, list(choices("shared", events // 5 + BATCH))
-        while len(journal) < events:
+        facts, seen = 0, 0
+        while facts < events:
             batch = list(enumerate(trials_of(chosen, first), first))
             first += BATCH
             driver.add([trial for _, trial in batch], [TrialProposed("study", n, t.trial, {}) for n, t in batch])
@@ -186,6 +187,8 @@ def fill(folder: Path, events: int) -> None:
             while answered < len(batch):
                 answered += len(driver.wait())
             driver.log.write([TrialEnded("study", t.trial, "COMPLETE", (0.001 * n,), STEPS, 0.0) for n, t in batch])
+            facts += sum(len(split(record)) for record in journal.read(seen))
+            seen = plan.position
         driver.finish()
 
 

@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from command_line import parser_of, write
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
 
 from hpstage.errors import StoreError
+from hpstage.plan.log import split
 from hpstage.store import RedisJournal
 from tests.faults.site import Process, Site
 
@@ -136,7 +137,7 @@ class Bench:
     def _ending(self) -> bool:
         """Has the present search trained most of what there is to train?"""
         name = f"full-{self._round}"
-        facts = [json.loads(record) for record in self._journal.read()]
+        facts = facts_of(self._journal.read())
         ended = [fact for fact in facts if fact["type"] == "TrialEnded" and fact["study"] == name]
         return len(ended) > 60
 
@@ -144,8 +145,7 @@ class Bench:
         """The workers of chains that run now, in the order of their starts."""
         running: dict[str, str] = {}
         owners: dict[str, str] = {}
-        for record in self._journal.read():
-            fact = json.loads(record)
+        for fact in facts_of(self._journal.read()):
             match fact["type"]:
                 case "ChainStarted":
                     running[fact["chain"]], owners[fact["chain"]] = fact["worker"], fact["driver"]
@@ -156,13 +156,13 @@ class Bench:
         return running
 
     def _wait(self, since: int, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return the first record from ``since`` on of which that holds, and replace workers that have ended."""
+        """Return the first fact from record ``since`` on of which that holds, and replace workers that have ended."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:
-                for record in self._journal.read(since):
-                    fact: dict[str, Any] = json.loads(record)
-                    since += 1
+                records = self._journal.read(since)
+                since += len(records)
+                for fact in facts_of(records):
                     if holds(fact):
                         return fact
             except StoreError:
@@ -172,6 +172,10 @@ class Bench:
         raise SystemExit(
             "what was waited for did not come; the driver said:\n" + (self._driver or self._start()).tail()
         )
+
+
+def facts_of(records: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(fact) for record in records for fact in split(record)]
 
 
 def main() -> int:

@@ -51,7 +51,7 @@ def search_records(trials: int = 1000) -> list[bytes]:
     from hpstage.driver.driver import Driver
     from hpstage.execution.simulated import SimulatedExecutor
     from hpstage.plan.facts import StateKey, TrialAdded, TrialId
-    from hpstage.plan.log import open_plan
+    from hpstage.plan.log import open_plan, split
     from hpstage.scheduler.scheduler import Scheduler
 
     journal = MemoryJournal()
@@ -66,7 +66,7 @@ def search_records(trials: int = 1000) -> list[bytes]:
     while answered < trials:
         answered += len(driver.wait())
     driver.finish()
-    return journal.read()
+    return [fact for record in journal.read() for fact in split(record)]
 
 
 @contextmanager

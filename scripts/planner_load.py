@@ -74,7 +74,7 @@ def insert(driver: Driver, kind: str, trials: int) -> dict[str, float]:
         added = time.process_time()
         for trial in batch:
             driver.ask(trial.trial, STEPS)
-        driver.log.settle()
+        driver.log.write()
         build, add, ask = build + built - began, add + added - built, ask + time.process_time() - added
     return {"build": build, "add": add, "ask": ask}
 

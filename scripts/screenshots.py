@@ -23,6 +23,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import NodeId, UserFailure, WorkerId
+from hpstage.plan.log import split
 from hpstage.plan.messages import Amendment, BoundaryReached, Chain, Report
 from hpstage.schedule.forms import Form
 from hpstage.store import MemoryJournal
@@ -150,7 +151,8 @@ def simulated(n_trials: int, *, part: float = 1.0) -> MemoryJournal:
     if part == 1.0:
         return journal
     begun = MemoryJournal()
-    begun.append(journal.read(0, round(part * len(journal))))
+    facts = [fact for record in journal.read() for fact in split(record)]
+    begun.append(facts[: round(part * len(facts))])
     return begun
 
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import msgspec
-
 from hpstage.accounting.accounting import Accounting
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD, RECORDS
 from hpstage.cluster.dashboard.pieces import PieceState
@@ -43,7 +41,7 @@ from hpstage.plan.facts import (
     TrialProposed,
     WorkerId,
 )
-from hpstage.plan.log import fold_checked, shares
+from hpstage.plan.log import facts_of, fold_checked, shares
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
@@ -60,8 +58,6 @@ _LOOKED = 5.0
 """Seconds since a page was drawn last after which nobody looks at it any more."""
 _LONGEST = 1e9
 """Seconds that a search may take."""
-
-_decode = msgspec.json.Decoder(Fact).decode
 
 
 class PlanView(Accounting):
@@ -88,10 +84,11 @@ class PlanView(Accounting):
     def fold(self, records: Sequence[bytes]) -> None:
         try:
             if self.position == 0 and records:
-                header = _decode(records[0])
+                header = next(facts_of(records), None)
                 if isinstance(header, PlanCreated):
                     self.plan = SearchPlan(header.workload, sharing=shares(header))
-            fold_checked(self.plan, map(_decode, records), self.position, self.fold_fact)
+            fold_checked(self.plan, records, self.position, self.fold_fact)
+            self.position += len(records)
             self.hash = Cursor(0, self.hash).after(records).hash
         finally:
             self._count()
@@ -384,7 +381,7 @@ class Board:
             try:
                 view.fold(records[view.position - first :])
                 view.has_end = view.has_end or (view.position > 0 and len(records) < RECORDS)
-            except (HpstageError, msgspec.MsgspecError) as error:
+            except HpstageError as error:
                 logger.warning("the dashboard page cannot show a plan: %s", error)
                 view.problem = str(error)
         if view.position or view.problem:

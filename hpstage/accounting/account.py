@@ -159,6 +159,7 @@ class Account(Accounting):
         else:
             self.follow(journal, seen)
             fold_all(journal, self.plan, fold_and_show)
+        self.position = self.plan.position
 
 
 def new_account(journal: Journal) -> Account:

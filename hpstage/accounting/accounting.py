@@ -122,7 +122,6 @@ class Accounting:
 
     def apply(self, fact: Fact) -> Charge | Waste | None:
         """Fold a fact and return the payment that results from it, if any."""
-        self.position += 1
         handler = self.HANDLERS.get(fact.__class__)
         return None if handler is None else handler(self, fact)
 
@@ -134,6 +133,7 @@ class Accounting:
                 for fact in facts_of(records, self.position):
                     self.apply(fact)
                     seen(fact)
+                self.position += len(records)
 
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. The first trial to request a step of a node is charged for it. O(segments)."""

@@ -277,10 +277,10 @@ def workers(book: Book) -> Table:
 
 
 def events(facts: Sequence[Fact]) -> Table:
-    """Return a table with a row per record of the journal.
+    """Return a table with a row per fact of the journal.
 
     ============  ========================================================================================
-    ``position``  position in the journal
+    ``position``  number of facts before it
     ``type``      as in :mod:`hpstage.plan.facts`
     ``at``        when it happened, if the fact records it
     ``text``      summary of its fields

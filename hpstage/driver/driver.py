@@ -182,7 +182,7 @@ class Driver:
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan and write further facts with them. Trials already in the plan are unchanged."""
-        if self.log.requests_any(trial.trial for trial in trials):
+        if not self.log.requested.isdisjoint(trial.trial for trial in trials):
             self.log.write()  # earlier targets of a trial restrict how it may change
         self.log.write([*(trial for trial in trials if not self._knows(trial)), *along])
 
@@ -246,6 +246,8 @@ class Driver:
                 self._looked = time.monotonic()
                 self.remove_dead_drivers()
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
+        if self.log.noted:  # not everything is followed by a report soon
+            timeout = _WATCH if timeout is None else min(timeout, _WATCH)
         if self._probe is not None and self._probe.held:
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
         for due_at in (self.scheduler.back_at(), self.scheduler.audit_due_at()):
@@ -399,7 +401,10 @@ class Driver:
             self._eviction.keep(self.log)
 
     def _perform(self) -> None:
-        self.log.settle()
+        if self.log.requested:
+            self.log.write()
+        else:  # what else is noted affects no claim, and is written with what comes next
+            self.log.catch_up()
         if self.scheduler.back_at() is not None:
             self.scheduler.tick(self._executor.clock())
         if self.scheduler.settled:

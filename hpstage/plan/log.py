@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import MappingProxyType
-from typing import overload
+from typing import Annotated, overload
 
 import msgspec
 
@@ -24,7 +24,8 @@ from hpstage.store.snapshots import Snapshots
 logger = logging.getLogger("hpstage")
 
 encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(Fact)
+_decoder = msgspec.json.Decoder(Fact | Annotated[tuple[Fact, ...], msgspec.Meta(min_length=1)])
+_raw = msgspec.json.Decoder(tuple[msgspec.Raw, ...])
 NOTHING: Mapping[str, str] = MappingProxyType({})
 NUMERICS = "environment:numerics"
 """Name of the numerics class in a workload's description."""
@@ -33,6 +34,8 @@ _SHOWN = 5
 _PIECE = 10_000
 # Facts that are worth a pause of the garbage collector.
 _MANY = 100
+# The most facts of a record: pieces of a journal and snapshots, which count records, stay of a bounded size.
+_JOINED = 10
 
 
 def open_plan(
@@ -57,7 +60,7 @@ def open_plan(
     """
     if len(journal) == 0:
         created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded), *origin)
-        journal.append([_record_of(created)], expect=Cursor())  # may lose a race: the check below covers both
+        journal.append([_record_of([created])], expect=Cursor())  # may lose a race: the check below covers both
     _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
     plan = from_snapshot(journal, workload, sharing)
     if plan is None:
@@ -106,7 +109,7 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
     records, behind = journal.read_on(plan.cursor, limit)
     first = plan.cursor.position
     with _newer_named(journal):
-        fold_checked(plan, facts_of(records, first), first, fold)
+        fold_checked(plan, records, first, fold)
     plan.cursor = behind
     return len(records)
 
@@ -126,8 +129,9 @@ def _newer_named(journal: Journal) -> Iterator[None]:
     except StoreError as error:
         newest = VERSION
         for record in journal.read():
-            with suppress(msgspec.MsgspecError):  # most are of other kinds
-                newest = max(newest, _decode_joined(record).version, key=_numbers)
+            with suppress(msgspec.MsgspecError, RecursionError):  # most are of other kinds
+                for fact in split(record):
+                    newest = max(newest, _decode_joined(fact).version, key=_numbers)
         if newest == VERSION:
             raise
         raise StoreError(
@@ -140,18 +144,18 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def fold_checked(plan: SearchPlan, facts: Iterable[Fact], first: int, fold: Callable[[Fact], object]) -> None:
-    """Fold facts, the first of which is at position ``first`` of the journal.
+def fold_checked(plan: SearchPlan, records: Iterable[bytes], first: int, fold: Callable[[Fact], object]) -> None:
+    """Fold records, the first of which is at position ``first`` of the journal.
 
     Raises:
-        StoreError: one contradicts those before it.
+        StoreError: one is not of facts, or contradicts those before it.
     """
     position = first
     try:
-        for fact in facts:
-            check(plan, fact)
-            fold(fact)
-            position += 1
+        for position, record in enumerate(records, first):
+            for fact in _decode(record, position):
+                check(plan, fact)
+                fold(fact)
     except (InternalError, UsageError, LookupError, ValueError, AssertionError) as error:
         kind = "" if isinstance(error, HpstageError) else f"{type(error).__name__}: "
         raise StoreError(
@@ -180,16 +184,17 @@ class Log:
         self.journal = journal
         self._fold = fold
         self._fences = fences
-        self._noted: list[Fact] = []
+        self.noted: list[Fact] = []
+        """Facts to be written with the next write."""
 
     def note(self, fact: Fact) -> None:
         """Buffer a fact, to be written with the next write."""
-        self._noted.append(fact)
+        self.noted.append(fact)
 
-    def requests_any(self, trials: Iterable[TrialId]) -> bool:
-        """Whether a target of any of these trials is noted but not yet written."""
-        requested = {fact.trial for fact in self._noted if isinstance(fact, TargetAsked)}
-        return not requested.isdisjoint(trials)
+    @property
+    def requested(self) -> set[TrialId]:
+        """Trials of which targets are noted but not yet written."""
+        return {fact.trial for fact in self.noted if isinstance(fact, TargetAsked)}
 
     def commit(self, facts: Sequence[Fact]) -> bool:
         """Write facts and fold them if every earlier record is folded; otherwise fold those and return False.
@@ -197,14 +202,14 @@ class Log:
         Raises the errors of :func:`check`, and :class:`StoreError` for a fact whose record could not be read again:
         nothing is written then.
         """
-        facts = (*self._noted, *facts)
+        facts = (*self.noted, *facts)
         for fact in facts:
             check(self.plan, fact)
-        records = [_record_of(fact) for fact in facts]
+        records = [_record_of(facts[start : start + _JOINED]) for start in range(0, len(facts), _JOINED)]
         if records and self.journal.append(records, expect=self.plan.cursor, fences=self._fences()) is None:
             self.catch_up()
             return False
-        self._noted.clear()
+        self.noted.clear()
         if records:
             self.plan.cursor = self.plan.cursor.after(records)
         with uncollected() if len(facts) >= _MANY else nullcontext():
@@ -216,13 +221,6 @@ class Log:
         """Write facts that hold regardless of others' records, which are folded first."""
         while not self.commit(facts):
             pass
-
-    def settle(self) -> None:
-        """Write the noted facts, if any, and fold the records of others."""
-        if self._noted:
-            self.write()
-        else:
-            self.catch_up()
 
     def catch_up(self) -> None:
         """Fold the records that others have written."""
@@ -238,7 +236,7 @@ def open_existing_plan(journal: Journal) -> SearchPlan:
 def read_header(journal: Journal) -> PlanCreated:
     """Return a journal's first event. Raises as :func:`open_plan` does, also if the journal is empty."""
     records = journal.read(0, 1)
-    header = _decode(records[0], 0) if records else None
+    header = next(facts_of(records), None)
     if not isinstance(header, PlanCreated):
         raise StoreError("this is not the journal of a search plan; choose another store")
     _check_header(records[0], header.workload, header.described, NOTHING, journal)
@@ -254,14 +252,14 @@ class Facts(Sequence[Fact]):
     """The facts of a journal's records, which are decoded as they are looked at: decoded they take twice the memory."""
 
     def __init__(self, records: Sequence[bytes]) -> None:
-        self._records = records
+        self._records = [fact for record in records for fact in split(record)]
 
     @overload
     def __getitem__(self, at: int) -> Fact: ...
     @overload
     def __getitem__(self, at: slice) -> Facts: ...
     def __getitem__(self, at: int | slice) -> Fact | Facts:
-        return Facts(self._records[at]) if isinstance(at, slice) else _decode(self._records[at], at)
+        return Facts(self._records[at]) if isinstance(at, slice) else _decode(self._records[at], at)[0]
 
     def __iter__(self) -> Iterator[Fact]:
         return facts_of(self._records)
@@ -276,20 +274,22 @@ def read_facts(journal: Journal) -> Iterator[Fact]:
         yield from facts_of(journal.read())
 
 
-def facts_of(records: Sequence[bytes], start: int = 0) -> Iterator[Fact]:
+def facts_of(records: Iterable[bytes], start: int = 0) -> Iterator[Fact]:
     """Yield the facts of records, the first of which is at position ``start`` of a journal."""
-    try:
-        yield from map(_decoder.decode, records)
-    except msgspec.MsgspecError:
-        for position, record in enumerate(records, start):
-            _decode(record, position)  # raises an error that names the record
-        raise
+    for position, record in enumerate(records, start):
+        yield from _decode(record, position)
 
 
-def _decode(record: bytes, position: int) -> Fact:
+def split(record: bytes) -> Sequence[bytes]:
+    """Return the facts of a record as they are written."""
+    return [bytes(fact) for fact in _raw.decode(record)] if record.startswith(b"[") else (record,)
+
+
+def _decode(record: bytes, position: int) -> tuple[Fact, ...]:
+    """Return the facts of a record: one, or several that were written together."""
     try:
-        fact: Fact = _decoder.decode(record)
-        return fact
+        found: Fact | tuple[Fact, ...] = _decoder.decode(record)
+        return found if isinstance(found, tuple) else (found,)
     except msgspec.MsgspecError as error:
         raise StoreError(
             f"record {position} of the journal cannot be read ({error}); it was damaged, or written by another version "
@@ -297,14 +297,18 @@ def _decode(record: bytes, position: int) -> Fact:
         ) from error
 
 
-def _record_of(fact: Fact) -> bytes:
-    """Return the record of a fact, which has been read: one that cannot be would make the journal useless for good."""
+def _record_of(facts: Sequence[Fact]) -> bytes:
+    """Return the record of facts, which has been read: one that cannot be would make the journal useless for good."""
     try:
-        record = encode(fact)
+        record = encode(facts if len(facts) > 1 else facts[0])
         _decoder.decode(record)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        if len(facts) > 1:
+            for fact in facts:
+                _record_of([fact])  # raises an error that names the fact
         raise StoreError(
-            f"{type(fact).__name__} cannot be stored, since it could not be read again ({error}); nothing was written"
+            f"{type(facts[0]).__name__} cannot be stored, since it could not be read again ({error}); nothing was "
+            f"written"
         ) from error
     return record
 

@@ -28,6 +28,7 @@ from hpstage.store import Cursor, Journal, MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 from tests.dask.steady import Steady
 from tests.dask.studies import search
+from tests.records import separated
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -38,9 +39,8 @@ def searched(
     name: str = "study", *, trainable: Tape | None = None, seed: int = 7, n_trials: int = 12
 ) -> tuple[hpstage.Result, MemoryJournal]:
     journal = MemoryJournal()
-    return search(
-        trainable or Tape(), hpstage.InlineExecutor(), journal, name=name, seed=seed, n_trials=n_trials
-    ), journal
+    result = search(trainable or Tape(), hpstage.InlineExecutor(), journal, name=name, seed=seed, n_trials=n_trials)
+    return result, separated(journal)
 
 
 def board_of(journal: Journal, stop: int | None = None) -> Board:

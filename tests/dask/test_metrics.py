@@ -30,6 +30,7 @@ from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.dask.commands import until
 from tests.dask.steady import Steady
 from tests.dask.studies import Running, search
+from tests.records import separated
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -268,7 +269,7 @@ def test_studies_that_have_ended_long_ago_go_and_those_that_are_driven_stay(
 ) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=2)
-    records = journal.read()
+    records = separated(journal).read()
     for number in range(200):
         name = f"late {number}"
         records += map(
@@ -297,7 +298,7 @@ def test_studies_that_have_ended_long_ago_go_and_those_that_are_driven_stay(
 def test_a_plan_that_is_sent_again_is_not_exported_half_way(cluster: LocalCluster, client: Client) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)
-    records = journal.read()
+    records = separated(journal).read()
     offer = cluster.scheduler.handlers[HANDLER]
     try:
         offer(plan="half", first=0, records=records[:200])

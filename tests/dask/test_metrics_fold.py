@@ -49,6 +49,7 @@ from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.steady import Steady
 from tests.dask.studies import search
+from tests.records import separated
 from tests.unit.searches import WORKLOAD, searches
 
 
@@ -237,7 +238,7 @@ def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
 def test_a_damaged_plan_is_not_requested_again(change: dict[str, object], problem: str) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=2)
-    facts = [json.loads(record) for record in journal.read()]
+    facts = [json.loads(record) for record in separated(journal).read()]
     kind = "TargetAsked" if "trial" in change else "StateReached"
     position = next(i for i, fact in enumerate(facts) if fact["type"] == kind and fact.get("metrics", 1))
     facts[position] |= change
@@ -249,7 +250,7 @@ def test_a_damaged_plan_is_not_requested_again(change: dict[str, object], proble
 def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)
-    records = journal.read()
+    records = separated(journal).read()
     assert len(records) > RECORDS
     board = Board()
     assert board.offer("plan", 0, []) == 0 and not board.plans["plan"].has_end
@@ -269,7 +270,7 @@ def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unread
     board = Board()
     board.offer("plan", 0, journal.read())
     [view] = board.plans.values()
-    lost = sum(b"StateLost" in record for record in journal.read())
+    lost = sum(b"StateLost" in record for record in separated(journal).read())
     assert lost > 0 and view.states_lost == {"evicted": lost}
     [state, *_] = view.plan.kept.values()
     record = msgspec.json.encode(StateLost(state.node.id, state.step, "unreadable", "its file is not there"))

@@ -30,6 +30,7 @@ import hpstage
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import CheckpointError, ClusterError, StoreError
 from hpstage.optuna.private import cut_torn_line
+from hpstage.plan.log import split
 from hpstage.store import Cursor, RedisJournal
 from hpstage.store.journal import NO_FENCES
 from tests.faults import work
@@ -172,8 +173,8 @@ def connected(scheduler: str) -> Client:
 
 
 def has_ended(record: bytes, study: str) -> bool:
-    fact = json.loads(record)
-    return fact["type"] == "SearchEnded" and fact["study"] == study
+    facts = map(json.loads, split(record))
+    return any(fact["type"] == "SearchEnded" and fact["study"] == study for fact in facts)
 
 
 def dump(study: optuna.Study, path: Path) -> None:

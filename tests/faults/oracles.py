@@ -17,6 +17,7 @@ import redis
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing
+from hpstage.plan.log import split
 from hpstage.store.cursor import HASH_LENGTH
 from tests.faults import work
 
@@ -68,11 +69,11 @@ class Fold:
         self._metrics: dict[tuple[int, int], object] = {}
         self._position = 0
         for self._position, record in enumerate(records):
-            fact = json.loads(record)
-            self.counts[fact["type"]] += 1
-            handler = getattr(self, f"_{fact['type']}", None)
-            if handler is not None:
-                handler(fact)
+            for fact in map(json.loads, split(record)):
+                self.counts[fact["type"]] += 1
+                handler = getattr(self, f"_{fact['type']}", None)
+                if handler is not None:
+                    handler(fact)
 
     def _violate(self, text: str) -> None:
         self.violations.append(f"record {self._position}: {text}")
@@ -185,7 +186,7 @@ def check_written_off(records: Sequence[bytes], damaged: set[str]) -> list[str]:
 
 def check_failures(records: Iterable[bytes]) -> list[str]:
     """No stage failed: nothing in the work does."""
-    facts = map(json.loads, records)
+    facts = (json.loads(fact) for record in records for fact in split(record))
     return [f"a stage failed: {fact['failure']['summary']}" for fact in facts if fact["type"] == "StageFailed"]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 
+from hpstage.plan.log import split
 from tests.faults import oracles, work
 from tests.faults.driver import RUN_AGAIN, Task, search
 from tests.faults.processes import HOUR
@@ -100,7 +101,7 @@ def raw(site: Site) -> list[bytes]:
 
 
 def facts(site: Site) -> list[dict[str, Any]]:
-    return [json.loads(record) for record in raw(site)]
+    return [json.loads(fact) for record in raw(site) for fact in split(record)]
 
 
 def counted(site: Site, kind: str) -> int:

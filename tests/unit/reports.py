@@ -18,6 +18,7 @@ from hpstage.plan.facts import Fact, StateKey
 from hpstage.search.results.result import Result
 from hpstage.store import Journal
 from hpstage.store.memory import MemoryJournal
+from tests.records import separated
 
 HOSTILE = "<script>alert('x')</script> & $\\frac{$ 模型 \" ' \u202e"
 
@@ -72,9 +73,9 @@ def search(
 
 
 def cut(journal: Journal, stop: int) -> MemoryJournal:
-    """The journal as it was after so many records."""
+    """The journal as it was after so many facts."""
     before = MemoryJournal()
-    before.append(journal.read(0, stop))
+    before.append(separated(journal).read(0, stop))
     return before
 
 

@@ -140,7 +140,8 @@ def compare(studies: list[Study], journal: MemoryJournal, *, everybody: bool = T
     expected = portrait(stranger)
     for study in studies:
         if everybody:
-            study.driver.log.settle()
+            study.driver.log.write()
+            study.driver.log.catch_up()
         if study.plan.cursor == stranger.cursor:
             assert portrait(study.plan) == expected
             for driver in stranger.drivers:

@@ -19,6 +19,7 @@ from hpstage.plan.facts import DriverLeft
 from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.records import separated
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -44,7 +45,7 @@ class Burial:
         self._seen += 1
         if self._seen not in self._after:
             return
-        joined = [record for record in self._journal.read() if b'"DriverJoined"' in record]
+        joined = [record for record in separated(self._journal).read() if b'"DriverJoined"' in record]
         driver = msgspec.json.decode(joined[-1])["driver"]
         held = self._journal.holder(f"driver/{driver}")
         if held is None:

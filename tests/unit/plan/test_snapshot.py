@@ -52,7 +52,7 @@ def folded(facts: Sequence[Fact], sharing: bool = True) -> SearchPlan:
 def fold(plan: SearchPlan, facts: Sequence[Fact]) -> None:
     # What a journal gives back: every fact once more, as it was written.
     records = [encode(fact) for fact in facts]
-    fold_checked(plan, (msgspec.json.decode(record, type=Fact) for record in records), plan.position, plan.apply)
+    fold_checked(plan, records, plan.position, plan.apply)
     plan.cursor = plan.cursor.after(records)
 
 

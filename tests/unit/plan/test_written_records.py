@@ -15,10 +15,11 @@ import pytest
 import hpstage
 from hpstage.errors import StoreError
 from hpstage.plan.checks import VERSION
-from hpstage.plan.facts import DriverId, DriverJoined, SearchStarted, StateKey
-from hpstage.plan.log import Log, encode, open_existing_plan, open_plan, read_facts
+from hpstage.plan.facts import DriverId, DriverJoined, NodeId, SearchStarted, StateKey, StateLost
+from hpstage.plan.log import Facts, Log, encode, open_existing_plan, open_plan, read_facts
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.records import separated
 
 STARTED = SearchStarted("study", "FullTraining()", ("loss",), 4, 3, "RandomSampler", 0.0)
 
@@ -45,18 +46,44 @@ def test_a_record_that_could_not_be_read_again_is_not_written(change: dict[str, 
     assert open_existing_plan(journal).searches.keys() == {"study"}
 
 
+def test_facts_written_together_share_records_and_read_as_those_with_a_record_each() -> None:
+    journal = MemoryJournal()
+    log = Log(plan := open_plan(journal, StateKey("w" * 32), {}), journal, plan.apply)
+    joined = [DriverJoined(DriverId(str(n)), "", "here", n, 0.0) for n in range(25)]
+    log.note(joined[0])
+    assert log.commit(joined[1:])
+    assert len(journal) == 1 + 3 == plan.position, "ten facts a record at most"
+    for store in (journal, separated(journal)):
+        assert list(read_facts(store))[1:] == joined == list(Facts(store.read()))[1:]
+        assert open_existing_plan(store).drivers == plan.drivers
+    assert Facts(journal.read())[-1] == joined[-1]
+
+
+def test_a_fact_that_contradicts_is_named_by_its_record_and_one_that_cannot_be_written_by_its_kind() -> None:
+    journal = MemoryJournal()
+    log = Log(plan := open_plan(journal, StateKey("w" * 32), {}), journal, plan.apply)
+    with pytest.raises(StoreError, match="SearchStarted cannot be stored"):
+        log.commit([DriverJoined(DriverId("d"), "", "here", 1, 0.0), msgspec.structs.replace(STARTED, steps=1.5)])
+    assert len(journal) == 1 and not plan.drivers
+    lost = StateLost(NodeId(7), 4, "evicted")
+    journal.append([encode([STARTED, STARTED]), encode([STARTED, lost])])
+    with pytest.raises(StoreError, match="record 2 of the journal contradicts"):
+        open_existing_plan(journal)
+
+
 class Later(msgspec.Struct, frozen=True, tag="SomethingLater"):
     value: int = 3
 
 
 NEWER = [
     [encode(Later())],
+    [encode([STARTED, Later()])],
     [msgspec.json.encode({**msgspec.to_builtins(STARTED), "colour": "red"})],
     [msgspec.json.encode({"type": "TargetAsked", "trial": "study/0", "step": 4})],  # of a trial that is not there
 ]
 
 
-@pytest.mark.parametrize("records", NEWER, ids=["record", "field", "meaning"])
+@pytest.mark.parametrize("records", NEWER, ids=["record", "joined", "field", "meaning"])
 @pytest.mark.parametrize("version", ["99.10.2", hpstage.__version__, ""])
 def test_a_store_that_a_newer_version_has_written_is_named_as_such(records: list[bytes], version: str) -> None:
     journal = MemoryJournal()

@@ -44,6 +44,7 @@ from hpstage.plan.log import open_plan, read_facts
 from hpstage.report import open_book, write_report
 from hpstage.search.results.result import Result
 from hpstage.store.memory import MemoryJournal
+from tests.records import separated
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
@@ -451,7 +452,7 @@ def test_a_plan_without_trials_has_a_report(tmp_path: Path) -> None:
 def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(journal, n_trials=8)
-    for stop in range(1, len(journal) + 1, 46):
+    for stop in range(1, len(separated(journal)) + 1, 46):
         before = cut(journal, stop)
         page = Page(write_report(tmp_path, before))
         check_balance(tmp_path)

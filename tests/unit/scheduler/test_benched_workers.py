@@ -24,6 +24,7 @@ from hpstage.plan.messages import Chain, ChainEnded
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.records import separated
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 TRIALS = [trial(i, {"a": s.piecewise({0: 1, 4: 1 + i})}, 12) for i in range(4)]
@@ -149,7 +150,7 @@ def searched(executor: SimulatedExecutor, shelf: Shelf) -> tuple[Driver, MemoryJ
     for answer in answers:
         node = plan.trials[answer.trial].node_at(answer.step)
         assert answer.metrics == value_of_key(plan.key(node, answer.step), answer.step)
-    return driver, journal, sum(b"StateLost" in record for record in journal.read())
+    return driver, journal, sum(b"StateLost" in record for record in separated(journal).read())
 
 
 def test_a_state_missing_on_only_one_worker_is_not_written_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,7 +201,7 @@ def test_a_state_that_two_workers_miss_at_the_same_time_is_lost_once() -> None:
     executor.kept.clear()
     ways = [trial(n, {"lr": beginning.until(4).then(s.constant(n))}, 8) for n in (2, 3)]
     assert len(search.run(ways, [8, 8])) == 2
-    assert sum(b"StateLost" in record for record in search.journal.read()) == 1
+    assert sum(b"StateLost" in record for record in separated(search.journal).read()) == 1
 
 
 @pytest.mark.parametrize("trouble", [CheckpointUnreachable("timed out"), RuntimeError("a bug in a store")])

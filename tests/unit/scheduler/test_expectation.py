@@ -13,6 +13,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import StateKey, TrialAdded, WorkerId
 from hpstage.plan.messages import Chain
 from hpstage.scheduler import expectation
+from tests.records import separated
 from tests.unit.searches import Search, searches, trial
 
 FORKS = [trial(i, {"a": s.piecewise({0: 1, 6: 2 + i})}, 12 + i) for i in range(6)]
@@ -83,7 +84,7 @@ def test_announcements_change_no_decision(trials: list[TrialAdded], workers: int
     def facts(executor: SimulatedExecutor) -> list[bytes]:
         search = Search(executor, checkpoint_every=2)
         search.run(trials, stops)
-        records = search.journal.read()[1:]  # the first one names the plan
+        records = separated(search.journal).read()[1:]  # the first one names the plan
         return [record for record in records if b"WorkersChanged" not in record]  # these name the executor
 
     listening = Listening(workers)

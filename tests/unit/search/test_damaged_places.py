@@ -66,8 +66,8 @@ def test_a_record_that_contradicts_the_journal_is_named(tmp_path, change):
     journal = SQLiteJournal(tmp_path / "plan.sqlite")
     records = [json.loads(record) for record in journal.read()]
     journal.close()
-    position, reached = next((i, r) for i, r in enumerate(records) if r["type"] == "StateReached")
-    rewrite(tmp_path, position, json.dumps(reached | change).encode())
+    position = next(i for i, r in enumerate(records) if isinstance(r, dict) and r["type"] == "StateReached")
+    rewrite(tmp_path, position, json.dumps(records[position] | change).encode())
     with pytest.raises(StoreError, match=f"record {position} of the journal"):
         search(store=tmp_path)
 

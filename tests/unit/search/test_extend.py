@@ -22,6 +22,7 @@ from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
+from tests.records import separated
 from tests.unit.search.test_resume import Fuse, Fused
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -232,8 +233,8 @@ def test_more_steps_without_extend_propose_new_trials_and_say_so(caplog: pytest.
 
 
 def searched(journal: MemoryJournal) -> int:
-    """Records of the journal, but for those of drivers that come and go."""
-    return sum(b'"Driver' not in record for record in journal.read())
+    """Facts of the journal, but for those of drivers that come and go."""
+    return sum(b'"Driver' not in record for record in separated(journal).read())
 
 
 def test_what_cannot_be_extended_is_refused_before_anything_is_trained() -> None:

@@ -25,6 +25,7 @@ from hpstage.report.tree.book_rows import rows_of
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Counter, Failing, Gate, Tape, alone
+from tests.records import separated
 from tests.redis_server import RedisServer
 from tests.unit.reports import Page
 
@@ -473,7 +474,7 @@ def test_a_call_whose_driver_was_taken_for_dead_ends_all_the_same(hp: object, tm
     found = train(journal, hp, trainable=Waiting(gate), metric="total")
     burying.join(60)
     runs = found if isinstance(found, list) else [found]
-    assert sum(b'"DriverJoined"' in record for record in journal.read()) == 2
+    assert sum(b'"DriverJoined"' in record for record in separated(journal).read()) == 2
     assert [(run.id, run.metrics[STEPS]["total"]) for run in runs] == [("runs/0", 8), ("runs/1", 10), ("runs/2", 24)][
         : len(runs)
     ]
