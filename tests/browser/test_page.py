@@ -55,7 +55,7 @@ def open_page(open_at: Open, cluster: LocalCluster) -> Callable[..., Any]:
 
 
 @pytest.mark.ci
-def test_a_running_search_is_drawn_as_it_goes_on(
+def test_a_running_search_is_drawn_as_it_progresses(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = open_page("/hpstage")

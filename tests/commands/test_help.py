@@ -35,7 +35,7 @@ def complaint(*words: object, cwd: Path | None = None) -> str:
     return done.stderr
 
 
-def test_a_missing_word_is_asked_for_with_its_choices_on_lines_of_their_own() -> None:
+def test_the_error_of_a_missing_argument_lists_its_choices_on_lines_of_their_own() -> None:
     lines = complaint("export", "somewhere").splitlines()
     assert {"tables", "weights", "tensorboard"} <= {line.strip().rstrip(",") for line in lines}
     assert not any("\\" in line for line in lines)

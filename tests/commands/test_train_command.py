@@ -43,7 +43,7 @@ def lines(*words: object) -> list[str]:
     return [line.rstrip() for line in done.output.splitlines()]
 
 
-def test_a_run_a_branch_and_a_table(script: str) -> None:
+def test_train_branch_and_runs_on_one_store(script: str) -> None:
     run = ["train", script, "store", "--set", "lr=cosine(0.1, 8)", "--set", "wd=0.25", "--steps", 8]
     assert re.fullmatch(r"runs/0  score [\d.]+ after 8 of 8 steps", lines(*run)[0])
     assert lines(*run)[-1] == "store  store"
@@ -80,7 +80,7 @@ def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str)
         (["--at", "2", "--set", "lr=cosine(0.1"], "cannot be read"),
     ],
 )
-def test_what_is_no_branch_is_refused(words: list[str], message: str, script: str) -> None:
+def test_an_invalid_branch_is_refused(words: list[str], message: str, script: str) -> None:
     lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
     assert message in str(invoke("branch", "store", script, "--trial", "runs/0", *words).exception)
     assert hpstage.open("store").trials == ["runs/0"]

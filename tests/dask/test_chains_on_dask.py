@@ -47,7 +47,7 @@ class TestDaskExecutor(ExecutorContract):
             time.sleep(0.001)
 
 
-def test_workers_are_processes_of_their_own_and_train_side_by_side(run: Run) -> None:
+def test_workers_are_processes_of_their_own_and_train_concurrently(run: Run) -> None:
     executor, (here, there) = run.executor, run.workers
     run.gate.shut()
     executor.start(here, chain("a", 2))

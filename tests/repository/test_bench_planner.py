@@ -42,7 +42,7 @@ def test_trials_share_what_their_kind_says(load: ModuleType, kind: str, trials: 
     )
 
 
-def test_its_executor_trains_all_that_is_asked_for(load: ModuleType) -> None:
+def test_its_executor_trains_all_that_is_requested(load: ModuleType) -> None:
     driver, _, _, _ = load.new_driver(7)
     load.insert(driver, "shared", 100)
     answered = 0

@@ -195,7 +195,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_on_a_disk_that_is_really_full_the_search_goes_on(
+def test_on_a_disk_that_is_really_full_the_search_continues(
     tmp_path: Path, small_disk: Path, together: bool, undisturbed, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = small_disk / "plan" if together else tmp_path / "plan"
@@ -270,7 +270,7 @@ def test_without_a_budget_what_a_record_names_stays_and_with_zero_only_what_is_n
     assert outcome(longer) == outcome(result)
 
 
-def test_an_interrupted_search_goes_on_after_everything_unneeded_went(tmp_path: Path, undisturbed) -> None:
+def test_an_interrupted_search_continues_after_everything_unneeded_went(tmp_path: Path, undisturbed) -> None:
     finished = 0
 
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -304,7 +304,7 @@ def test_while_a_driver_is_at_work_what_no_record_names_is_left(tmp_path: Path) 
     assert done.exit_code == 0 and row(done.output, "after")[0] == len(best(result))
 
 
-def test_checkpoints_of_other_workloads_and_spoilt_ones_are_left(tmp_path: Path) -> None:
+def test_checkpoints_of_other_workloads_and_damaged_ones_are_left(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     result = search(tmp_path, checkpoints=shared)
     other = FolderCheckpoints(shared, "another workload")

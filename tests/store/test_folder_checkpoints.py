@@ -174,7 +174,7 @@ def test_a_truncated_file_is_noticed(store: FolderCheckpoints, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_goes_on_is_noticed(store: FolderCheckpoints, name: str) -> None:
+def test_trailing_bytes_of_a_file_are_noticed(store: FolderCheckpoints, name: str) -> None:
     path = saved(store) / name
     path.write_bytes(path.read_bytes() + b"\x00")
     with pytest.raises(CheckpointCorrupt, match=KEY):
@@ -388,7 +388,7 @@ def test_usage_counts_what_writers_have_not_published(store: FolderCheckpoints) 
     assert store.usage() == msgspec.structs.replace(before, unpublished=1000)
 
 
-def test_a_spoilt_checkpoint_counts_with_what_it_takes(store: FolderCheckpoints) -> None:
+def test_a_damaged_checkpoint_counts_with_its_bytes(store: FolderCheckpoints) -> None:
     (saved(store) / files.MANIFEST).write_bytes(bytes(100))
     (saved(store, OTHER) / files.TENSORS).unlink()
     folder = store.path / KEY[:2] / KEY

@@ -50,7 +50,7 @@ def results(study: optuna.Study) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("refilled", [False, True])
-def test_a_search_whose_store_lost_acknowledged_records_goes_on_with_no_wrong_result(
+def test_a_search_whose_store_lost_acknowledged_records_continues_with_no_wrong_result(
     redis_server: RedisServer, tmp_path: Path, refilled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = {name: results(search(name, seed, None, tmp_path / "alone").study) for name, seed in (("a", 1), ("b", 2))}

@@ -98,7 +98,7 @@ def test_kill_9_of_the_server_amid_three_writers_loses_nothing_acknowledged_and_
         check_writers(journal.read(), positions)
 
 
-def test_an_append_to_a_server_that_stands_still_is_applied_once_when_it_goes_on(
+def test_an_append_to_a_server_that_stands_still_is_applied_once_when_it_continues(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_server_module, "SOCKET_TIMEOUT", 0.1)
@@ -314,7 +314,7 @@ def test_a_database_that_is_not_there_is_named_with_the_remedy(shared_redis: Red
         RedisJournal(f"{shared_redis.url}/99")
 
 
-def test_a_server_that_speaks_something_else_is_said_plainly() -> None:
+def test_a_server_that_speaks_something_else_is_named_plainly() -> None:
     class Web(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(1000)
@@ -500,7 +500,7 @@ def test_passwords_are_used_and_never_shown(start_redis: StartRedis) -> None:
         assert "s3cret" not in everything_said(refused.value)
 
 
-def test_a_password_for_a_server_that_has_none_is_said_plainly(shared_redis: RedisServer) -> None:
+def test_a_password_for_a_server_that_has_none_is_named_plainly(shared_redis: RedisServer) -> None:
     with pytest.raises(StoreError, match="refuses the user name or password"):
         RedisJournal(f"redis://:s3cret@127.0.0.1:{shared_redis.port}")
 
@@ -619,7 +619,7 @@ def test_a_handle_from_before_a_fork_is_refused_in_the_child(shared_redis: Redis
     assert done.stdout.splitlines() == ["child: StoreError", "parent: 0"], done.stderr
 
 
-def test_closing_in_the_midst_of_calls_is_said_plainly_to_each(shared_redis: RedisServer) -> None:
+def test_closing_in_the_midst_of_calls_is_named_plainly_to_each(shared_redis: RedisServer) -> None:
     for _ in range(20):
         journal = RedisJournal(shared_redis.url, prefix="closing")
         started = threading.Barrier(4)

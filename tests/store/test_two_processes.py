@@ -175,7 +175,7 @@ def test_a_killed_driver_is_replaced_at_once_by_the_same_call(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["its old pid", "a pid of its own"])
-def test_a_driver_that_comes_back_under_the_pid_of_its_last_life_goes_on_at_once(again: bool) -> None:
+def test_a_driver_that_comes_back_under_the_pid_of_its_last_life_continues_at_once(again: bool) -> None:
     journal = MemoryJournal()
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1))
 

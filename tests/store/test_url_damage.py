@@ -34,7 +34,7 @@ def test_garbage_in_place_of_a_file_is_noticed(store: UrlCheckpoints, name: str,
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_goes_on_is_noticed(store: UrlCheckpoints, name: str) -> None:
+def test_trailing_bytes_of_a_file_are_noticed(store: UrlCheckpoints, name: str) -> None:
     path = saved(store)[name]
     memory.pipe_file(path, memory.cat_file(path) + b"\x00")
     with pytest.raises(CheckpointCorrupt, match=KEY):

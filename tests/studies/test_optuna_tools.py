@@ -209,7 +209,7 @@ def test_trials_are_pruned_by_one_metric_under_constraints_of_others() -> None:
     assert all(trial.constraints.keys() == {"score"} for trial in study.trials if hasattr(trial, "constraints"))
 
 
-def test_a_terminator_that_lacks_its_scores_raises_and_the_same_call_without_it_goes_on() -> None:
+def test_a_terminator_that_lacks_its_scores_raises_and_the_same_call_without_it_continues() -> None:
     study, journal = create(), MemoryJournal()
     with pytest.raises(ValueError, match="Cross-validation scores have not been reported"):
         search(study, n_trials=24, callbacks=[TerminatorCallback()], store=journal)

@@ -163,7 +163,7 @@ class Infinite(Tape):
         return {"score": {1: -math.inf, 2: math.nan, 3: 1.0}[int(self.a)], "loss": 1.0}  # type: ignore[arg-type]
 
 
-def test_values_that_are_not_finite_in_a_database(tmp_path: Path) -> None:
+def test_a_database_holds_values_that_are_not_finite(tmp_path: Path) -> None:
     study = create(storage=f"sqlite:///{tmp_path / 'study.db'}", sampler=GridSampler({"a": [1, 2, 3], "late": [1]}))
     search(study, trainable=Infinite(), n_trials=None, evaluate_every=2)
     found = {trial.params["a"]: (trial.state, trial.values) for trial in study.trials}
@@ -199,7 +199,7 @@ def test_constraints_are_those_of_trials_that_have_metrics() -> None:
         assert study.best_value <= 5 < max(trial.value or 0 for trial in study.trials)
 
 
-def test_constraints_of_metrics() -> None:
+def test_constraints_are_computed_from_metrics() -> None:
     study = create()
     search(study, space, Tape(), n_trials=12, constraints=lambda metrics: {"score": metrics["score"] - 4})
     assert study.best_value <= 4 < max(trial.value or 0 for trial in study.trials)
@@ -211,7 +211,7 @@ def test_constraints_that_cannot_be_computed_are_named(wrong: Any) -> None:
         search(create(), space, Tape(), n_trials=3, constraints=wrong)
 
 
-def test_a_space_that_prunes_under_several_objectives() -> None:
+def test_a_space_may_prune_under_several_objectives() -> None:
     def picky(trial: optuna.Trial) -> dict[str, Any]:
         found = space(trial)
         if trial.params["a"] == 2:
@@ -240,7 +240,7 @@ def test_a_study_with_only_pruned_trials_has_no_best_trial_and_a_warning(caplog:
 # --- names and places -----------------------------------------------------------------------------------------
 
 
-def test_names_with_spaces_and_letters_of_any_script(tmp_path: Path) -> None:
+def test_names_may_have_spaces_and_letters_of_any_script(tmp_path: Path) -> None:
     folder = tmp_path / "my results (final) ü 日本"
     folder.mkdir()
     study = create(study_name="a/b: c* ö 日本", storage=f"sqlite:///{folder / 'study.db'}")
@@ -253,7 +253,7 @@ def test_names_with_spaces_and_letters_of_any_script(tmp_path: Path) -> None:
     assert result.load(0).metrics["score"] == study.trials[0].value
 
 
-def test_a_hundred_parameters_of_long_names_and_values(tmp_path: Path) -> None:
+def test_a_trial_may_have_a_hundred_parameters_with_long_names_and_values(tmp_path: Path) -> None:
     names = [f"{'parameter' * 20}_{n}" for n in range(100)]
 
     def long(trial: optuna.Trial) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def test_a_database_that_is_locked_for_a_while_costs_nothing(tmp_path: Path, cap
     assert outcome(study) == undisturbed(algorithm=algorithm)
 
 
-def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_call_goes_on(
+def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_call_continues(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = create(redis_storage(redis_server))
@@ -229,7 +229,7 @@ def test_a_study_deleted_during_its_search_is_named_and_nothing_is_trained_again
     assert all(trial.state.is_finished() for trial in again.trials)
 
 
-def test_a_full_disk_under_a_database_is_named_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_under_a_database_is_named_and_the_next_call_continues(tmp_path: Path) -> None:
     storage = sqlite_storage(tmp_path)
     study = create(storage)
     limits = [0]
@@ -253,7 +253,7 @@ def test_a_full_disk_under_a_database_is_named_and_the_next_call_goes_on(tmp_pat
 
 
 @pytest.mark.parametrize("room", [1, 100, 1000])
-def test_a_full_disk_under_a_journal_is_named_and_the_next_call_goes_on(tmp_path: Path, room: int) -> None:
+def test_a_full_disk_under_a_journal_is_named_and_the_next_call_continues(tmp_path: Path, room: int) -> None:
     path, store = tmp_path / "optuna.log", MemoryJournal()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 

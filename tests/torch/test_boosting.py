@@ -190,7 +190,7 @@ def test_a_search_trains_each_round_once_and_measures_what_lightgbm_would() -> N
         assert trial.value == alone.evaluate()["auc"]
 
 
-def test_several_valid_sets_and_none() -> None:
+def test_several_validation_sets_or_none_may_be_given() -> None:
     x, y, x_valid, y_valid = arrays()
     weighted = {"data": x_valid, "label": y_valid, "weight": np.ones(len(y_valid))}
     several = hpstage.boosting.LightGBM((x, y), {"a": (x_valid, y_valid), "b": weighted}, PARAMS)
@@ -254,7 +254,7 @@ def test_trials_share_bins_only_of_equal_parameters() -> None:
     assert models[1] != models[2]
 
 
-def test_one_that_has_trained_can_be_sent_to_another_process() -> None:
+def test_a_trainable_that_has_trained_can_be_sent_to_another_process() -> None:
     subject = trainable()
     subject.setup({})
     subject.train(0, {})

@@ -97,7 +97,7 @@ def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) 
         for n in (*EXACT, *CASES, *PATTERNS)
     ],
 )
-def test_what_is_exact_raises_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
+def test_exact_training_raises_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     report = check({**CASES, **PATTERNS, **EXACT}[name]())
     assert report.ok, str(report)
     assert all(way.verdict == "equal" for way in report.ways)
@@ -188,7 +188,7 @@ def test_a_local_variable_that_changes_is_refused_with_the_first_state(
 
 
 @pytest.mark.ci
-def test_steps_go_on_past_the_first_joint_of_the_schedules_where_it_is_near(children: Children) -> None:
+def test_steps_continue_past_the_first_joint_of_the_schedules_where_it_is_near(children: Children) -> None:
     def late(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": s.multistep(0.1, [trial.suggest_categorical("drop", [9, 500])], gamma=0.1), "batch_size": 8}
 

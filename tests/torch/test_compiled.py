@@ -95,7 +95,7 @@ OLD = torch.__version__.startswith("2.5.")
         pytest.param(CompiledLoss, marks=pytest.mark.skipif(OLD, reason="torch 2.5 compiles none of its own")),
     ],
 )
-def test_a_compiled_model_goes_on_exactly(kind: type[Compiled], backend: str) -> None:
+def test_a_compiled_model_continues_exactly(kind: type[Compiled], backend: str) -> None:
     check(lambda: kind(backend))
 
 
@@ -119,7 +119,7 @@ def machine_code(test: Callable[[], None]) -> Callable[[], None]:
 
 @machine_code
 @pytest.mark.ci
-def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
+def test_a_model_compiled_to_machine_code_continues_exactly() -> None:
     straight: Any = advance(fresh(Slender("inductor")), 0, FORK)
     state = reread(straight.state_dict())
     expected = outcome(advance(straight, FORK, STEPS))
@@ -131,7 +131,7 @@ def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
 
 @pytest.mark.slow  # compiled five times
 @machine_code
-def test_a_model_compiled_to_machine_code_goes_on_exactly_in_every_way() -> None:
+def test_a_model_compiled_to_machine_code_continues_exactly_in_every_way() -> None:
     check(lambda: Slender("inductor"))
 
 

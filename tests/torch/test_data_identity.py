@@ -235,7 +235,7 @@ class Reading(Small):
 
 
 @pytest.mark.parametrize("data_version", [None, "1"])
-def test_a_data_set_that_hangs_on_a_hyper_parameter_is_refused_by_its_name(data_version: str | None) -> None:
+def test_a_data_set_that_hangs_on_a_hyperparameter_is_refused_by_its_name(data_version: str | None) -> None:
     reading = Reading()
     reading.data_version = data_version
     with pytest.raises(

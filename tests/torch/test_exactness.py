@@ -196,7 +196,7 @@ def test_noise_from_all_global_generators_is_a_function_of_seed_and_step() -> No
     assert outcome(forked(Noisy(), state)) == outcome(advance(fresh(Noisy()), 0, STEPS))
 
 
-def test_evaluating_a_loaded_state_sees_the_hyper_parameters_it_was_trained_under() -> None:
+def test_evaluating_a_loaded_state_sees_the_hyperparameters_it_was_trained_under() -> None:
     trained = advance(fresh(Noisy()), 0, 8)
     loaded = fresh(Noisy())
     loaded.load_state_dict(clone(trained.state_dict()))

@@ -146,7 +146,7 @@ def test_settings_of_only_the_functions_thread_are_in_the_state(number: Any) -> 
     fork.close()
 
 
-def test_the_function_is_asked_for_metrics_only_where_they_are_wanted() -> None:
+def test_the_function_reports_metrics_only_on_request() -> None:
     trainable = made(adding)
     for step in range(4):
         trainable.announce(step == 2)

@@ -48,7 +48,7 @@ def test_each_part_runs_on_a_cpu(part: str, script: Any) -> None:
         assert found["parts"][part]["found"]["mlp graphed"] == "CUDA graphs need a GPU, and this trains on cpu"
 
 
-def test_a_part_that_fails_says_why_and_the_others_go_on(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_fails_says_why_and_the_others_continue(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(device: torch.device, sizes: Any) -> dict[str, Any]:
         raise RuntimeError("no kernel image is available")
 

@@ -253,7 +253,7 @@ def test_what_is_new_is_verified_once() -> None:
     assert [fact.step for fact in verified] == [2, LATE + 4]
 
 
-def test_nothing_is_verified_where_that_is_off() -> None:
+def test_nothing_is_verified_where_verification_is_off() -> None:
     assert search(Temporary(), verify="off")[1] == []
     search(Anchored(), verify="off")
 
@@ -267,7 +267,7 @@ def test_a_store_that_was_found_inexact_is_built_on_no_more() -> None:
     search(Anchored(), store=journal, verify="off")
 
 
-def test_it_is_found_where_a_call_goes_on_from_what_another_has_kept(tmp_path: Path) -> None:
+def test_it_is_found_where_a_call_continues_from_what_another_has_kept(tmp_path: Path) -> None:
     journal, kept = MemoryJournal(), str(tmp_path)
     search(Anchored(), store=journal, checkpoints=kept, steps=LATE, space=whole)
     with pytest.raises(StateError, match=r"self\.anchor"):

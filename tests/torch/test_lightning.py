@@ -330,7 +330,7 @@ def test_a_module_that_is_made_already_and_missing_data_are_refused() -> None:
         ({"lr": 0.1, "batch_size": 2.5}, "'batch_size' is 2.5"),
     ],
 )
-def test_hyper_parameters_that_cannot_be_used_are_named(hp: dict[str, Any], says: str) -> None:
+def test_hyperparameters_that_cannot_be_used_are_named(hp: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         advanced(LightningTrainable(LitShapes, ShapesDataModule(), trainer=CPU), hp, 1)
 

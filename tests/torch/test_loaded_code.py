@@ -469,7 +469,7 @@ def test_all_of_a_module_counts_whose_names_are_looked_up_by_texts(how: str, wri
         assert code(write("script", script=edited).Trainable()) != before
 
 
-def test_subclasses_in_other_modules_count_where_subclasses_are_asked_for(write: Write) -> None:
+def test_subclasses_in_other_modules_count_where_subclasses_are_looked_up(write: Write) -> None:
     script = "import base, small\ndef train(run): return [cls() for cls in base.Base.__subclasses__()]"
     small = "import base\nclass Small(base.Base):\n    def forward(self): return 2"
     before = code(write("script", script=script, base="class Base: pass", small=small).train)

@@ -171,7 +171,7 @@ class Sizes(Small):
 
 
 @pytest.mark.parametrize(("attribute", "hp", "size"), [(None, {}, 9), (5, {}, 5), (5, {"batch_size": 3}, 3)])
-def test_the_hyper_parameter_comes_before_the_attribute_and_that_before_the_loader(
+def test_the_hyperparameter_comes_before_the_attribute_and_that_before_the_loader(
     attribute: int | None, hp: dict[str, Any], size: int
 ) -> None:
     subject = Sizes(attribute)

@@ -104,7 +104,7 @@ class Rare(Augmented):
 bad = [0]
 
 
-def test_an_error_in_what_was_read_ahead_in_vain_is_nobodys() -> None:
+def test_an_error_in_an_unused_prefetched_batch_is_ignored() -> None:
     subject = Given(Rare())
     trainable: Any = fresh(subject)
     order = trainable._data().source.order.take(3, 0, 30).tolist()
@@ -167,7 +167,7 @@ def test_changes_of_training_that_processes_do_not_see_are_refused_by_name() -> 
     advance(fresh(with_workers(Curriculum(Harder()), 0)), 0, 2).state_dict()
 
 
-def test_in_functions_they_are_refused_in_forks_too() -> None:
+def test_functions_refuse_such_changes_in_forks_too() -> None:
     def train(run: Run) -> None:
         data = Harder()
         model = network()

@@ -155,7 +155,7 @@ REFUSED: dict[Callable[[Run], None], str] = {
 
 
 @pytest.mark.parametrize("function", REFUSED)
-def test_what_no_state_can_hold_is_refused_by_name(function: Callable[[Run], None]) -> None:
+def test_objects_that_no_state_can_hold_are_refused_by_name(function: Callable[[Run], None]) -> None:
     trainable = trained(function, LATE)
     with contextlib.suppress(StateError):
         trainable.state_dict()
@@ -254,7 +254,7 @@ def test_a_loop_that_starts_again_is_refused() -> None:
         trained(started_again, 7)
 
 
-def test_steps_that_are_asked_for_at_another_place_are_refused() -> None:
+def test_steps_that_are_taken_at_another_place_are_refused() -> None:
     trainable = trained(stepping_at_two_places, 3)
     with pytest.raises(StateError, match="stepping_at_two_places waits for the next step at another place"):
         trainable.state_dict()

@@ -158,7 +158,7 @@ def test_a_damaged_log_loses_itself_and_nothing_else(
 
 
 @pytest.mark.usefixtures("own_files")
-def test_where_logs_cannot_be_written_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_logs_cannot_be_written_training_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "checkpoints").mkdir(parents=True)
     (tmp_path / "checkpoints" / ".logs").write_text("in the way")
     with caplog.at_level(logging.WARNING):

@@ -183,7 +183,7 @@ def groups_at(obj: Small, *values: dict[str, Any], reload: bool = False) -> list
 
 
 @pytest.mark.parametrize("reload", [False, True])
-def test_fields_named_like_a_hyper_parameter_follow_it_also_after_loading(reload: bool) -> None:
+def test_fields_named_like_a_hyperparameter_follow_it_also_after_loading(reload: bool) -> None:
     (group,) = groups_at(Small(), {"lr": 0.1}, {"lr": 1, "momentum": 0.5, "weight_decay": 0.01}, reload=reload)
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (1.0, 0.5, 0.01)
     assert type(group["lr"]) is float
@@ -413,7 +413,7 @@ def test_the_environment_names_what_decides_bits() -> None:
     assert all(isinstance(value, str) for value in described.values())
 
 
-def test_a_hyper_parameter_that_the_space_lacks_and_the_model_reads_is_refused_before_training() -> None:
+def test_a_hyperparameter_that_the_space_lacks_and_the_model_reads_is_refused_before_training() -> None:
     study = optuna.create_study()
     with pytest.raises(
         UsageError, match=r"training cannot begin: .*the space returns no hyperparameter 'width'; it has"

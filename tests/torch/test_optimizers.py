@@ -131,7 +131,9 @@ def test_all_optimizers_are_covered() -> None:
 @pytest.mark.parametrize(("kind", "arguments"), CASES, ids=[described(*case) for case in CASES])
 @pytest.mark.one_in(4)
 @pytest.mark.ci_one_in(3)
-def test_an_optimizer_goes_on_exactly(kind: type[torch.optim.Optimizer], arguments: dict[str, Any], form: str) -> None:
+def test_an_optimizer_continues_exactly(
+    kind: type[torch.optim.Optimizer], arguments: dict[str, Any], form: str
+) -> None:
     if kind is torch.optim.SGD and "fused" in arguments and form == "bfloat16":
         pytest.skip("torch's kernel reads memory that nobody has written: 29 of 300 runs without hpstage differ")
     fork = random.Random(f"{described(kind, arguments)} {form}").randint(1, STEPS - 2)

@@ -358,7 +358,7 @@ class Replacing(Small):
 @pytest.mark.parametrize(
     ("kind", "who"), [(Defaulting, "model"), (Dropping, r"update\(\) or loss"), (Replacing, "evaluate")]
 )
-def test_hyper_parameters_that_are_written_to_are_refused_with_what_to_do(kind: type[Small], who: str) -> None:
+def test_hyperparameters_that_are_written_to_are_refused_with_what_to_do(kind: type[Small], who: str) -> None:
     with pytest.raises(UsageError, match=rf"{kind.__name__}\.{who}\(\).* has changed self\.hp from .*dict\(hp\).*get"):
         advance(fresh(kind()), 0, 1).evaluate()
 

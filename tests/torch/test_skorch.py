@@ -168,7 +168,7 @@ def test_a_search_shares_epochs_and_gives_the_net_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
+def test_two_workers_give_the_study_of_one(tmp_path: Path) -> None:
     found = []
     for workers in (1, 2):
         sampler = optuna.samplers.GridSampler({"width": [4, 8], "drop_at": [2, 4]}, seed=0)
@@ -182,7 +182,7 @@ def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_what_shows_or_saves_is_left_out(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_callbacks_that_show_or_save_are_left_out(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     net = classifier(PrintLog(), ("checkpoint", Checkpoint(dirname=tmp_path)), verbose=3)
     adapter: Any = as_trainable(SkorchTrainable(net, X, Y))
     adapter.setup({})

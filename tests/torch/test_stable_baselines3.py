@@ -436,7 +436,7 @@ def test_bad_arguments_are_named() -> None:
         StableBaselines3Trainable(make_ppo, Walk, episodes=0)
 
 
-def test_what_only_make_reads_cannot_change() -> None:
+def test_hyperparameters_that_only_make_reads_cannot_change() -> None:
     adapter: Any = as_trainable(StableBaselines3Trainable(lambda hp: ppo(Walk(), n_steps=hp["n_steps"]), Walk))
     adapter.setup({"n_steps": 8})
     adapter.train(0, {"n_steps": 8})

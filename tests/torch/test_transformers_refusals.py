@@ -124,7 +124,7 @@ def test_a_loader_whose_batches_have_no_number_is_refused_by_name() -> None:
         ({"optim": "sgd", "adam_beta1": 0.8}, "SGD has no such field"),
     ],
 )
-def test_a_hyper_parameter_that_nothing_reads_is_refused_by_name(hp: dict[str, Any], message: str) -> None:
+def test_a_hyperparameter_that_nothing_reads_is_refused_by_name(hp: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trained(fresh(setup(), hp), lambda step: hp, 0, 1)
 

@@ -119,7 +119,7 @@ def value_of(tensor: torch.Tensor) -> int:
     return tensor.numel()
 
 
-def test_hyper_parameters_go_to_model_init_and_to_fields_of_the_users_own() -> None:
+def test_hyperparameters_go_to_model_init_and_to_fields_of_the_users_own() -> None:
     def hp(step: int) -> dict[str, Any]:
         return {"width": 8, "weight": 1 if step < 2 else 0.25, "optim": "sgd", "seed": 1}
 

@@ -356,7 +356,7 @@ class Inner(hpstage.torch.TorchTrainable):
         return self.other.evaluate(model)
 
 
-def test_a_trainable_within_a_trainable_goes_on_exactly() -> None:
+def test_a_trainable_within_a_trainable_continues_exactly() -> None:
     expected = outcome(advance(fresh(Inner()), 0, STEPS))
     state = reread(advance(fresh(Inner()), 0, FORK).state_dict())
     other = fresh(Inner())

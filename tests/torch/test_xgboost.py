@@ -289,7 +289,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     assert len(models) == 1
 
 
-def test_several_valid_sets_and_none() -> None:
+def test_several_validation_sets_or_none_may_be_given() -> None:
     metrics = {"eval_metric": ["auc", "error@0.7"], "objective": "binary:logistic"}
     several = XGBoost(binary(400, 0), {"a-b:c": binary(200, 1), "d": binary(200, 2)}, metrics)
     none = XGBoost(tuple(binary(400, 0).values()), params=metrics)
@@ -345,7 +345,7 @@ def test_what_cannot_change_between_rounds_is_refused_wherever_it_does(name: str
         subject.train(1, {name: after})
 
 
-def test_nothing_of_a_linear_model_may_change() -> None:
+def test_no_parameter_of_a_linear_booster_may_change() -> None:
     subject = trainable(booster="gblinear")
     subject.setup({"eta": 0.5})
     subject.train(0, {"eta": 0.5})

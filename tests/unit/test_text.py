@@ -89,5 +89,5 @@ def test_folded_text_has_the_same_words(text: str, width: int) -> None:
     assert folded(text, width).split() == text.split()
 
 
-def test_values_that_are_too_wide_go_on_below_each_other() -> None:
+def test_values_that_are_too_wide_continue_below_each_other() -> None:
     assert aligned([("a", "1 2 3"), ("long", "4 5")], width=10) == "a     1 2\n      3\nlong  4 5"

@@ -56,7 +56,7 @@ def measurements(caplog: pytest.LogCaptureFixture) -> int:
     return sum("measured" in record.getMessage() for record in caplog.records)
 
 
-def test_it_is_measured_once_for_a_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_backends_are_measured_once_for_a_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         first = search("auto", tmp_path)
         assert measurements(caplog) == 1
@@ -71,7 +71,7 @@ def test_it_is_measured_once_for_a_plan(tmp_path: Path, caplog: pytest.LogCaptur
 
 @needs_compiler
 @pytest.mark.parametrize("made_with", ["eager", pytest.param("compiled", marks=pytest.mark.ci)])
-def test_what_a_plan_was_made_with_wins(
+def test_an_existing_plan_keeps_its_backend(
     made_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the default store: a folder per workload

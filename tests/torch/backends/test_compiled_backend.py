@@ -42,7 +42,7 @@ def metrics(trainable: Any) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Small, lambda: Small(adam), Averaged], ids=["sgd", "adam", "average"])
-def test_a_compiled_step_goes_on_exactly(make: Callable[[], Small]) -> None:
+def test_a_compiled_step_continues_exactly(make: Callable[[], Small]) -> None:
     forks_exactly(by("compiled", make))
 
 
@@ -56,7 +56,7 @@ def test_a_compiled_step_is_an_eager_one_up_to_rounding() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_compiled_before_does_not_show(tmp_path: Path) -> None:
+def test_earlier_compilations_change_no_bits(tmp_path: Path) -> None:
     expected = forks_exactly(by("compiled", Tiny))
     for attempt in range(2):  # with nothing in torch's caches on disk, and with what the first has left there
         done = subprocess.run(

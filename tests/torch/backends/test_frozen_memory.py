@@ -186,7 +186,7 @@ def in_place(weight: Tensor) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("write", [by_numpy, by_data, in_place])
 @pytest.mark.parametrize("name", ["Frozen", "Tied", "Buffers"])
-def test_who_writes_to_what_is_frozen_has_a_copy_first(write: Callable[[Tensor], None], name: str) -> None:
+def test_a_write_to_frozen_memory_copies_it_first(write: Callable[[Tensor], None], name: str) -> None:
     slots = slots_of(KINDS[name](), 3)
     before = [digest(slot.state_dict()) for slot in slots]
     for slot in slots:

@@ -244,7 +244,7 @@ def test_a_step_is_that_of_update(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Backbone", "Adapted", "Odd", "Tied", "ImagesInEval"])
-def test_frozen_weights_are_there_once(name: str) -> None:
+def test_frozen_weights_are_stored_once(name: str) -> None:
     bundle, trials = together(KINDS[name](), [0, 1, 2], 1)
     frozen = [path for path, weight in trials[0].model.named_parameters() if not weight.requires_grad]
     assert frozen
@@ -256,7 +256,7 @@ def test_frozen_weights_are_there_once(name: str) -> None:
     ("name", "changed", "others"),
     [("Images", "0.2.running_mean", "0.1.weight"), ("ByHand", "0.1.weight", "0.0.all.weight")],
 )
-def test_what_a_step_changes_each_member_has_for_itself(name: str, changed: str, others: str) -> None:
+def test_each_member_has_its_own_copy_of_what_a_step_changes(name: str, changed: str, others: str) -> None:
     bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
     assert (storages(bundle, changed), storages(bundle, others)) == (3, 1)
 

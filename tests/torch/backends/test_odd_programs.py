@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_program_goes_on_exactly_as_it_is(kind: type[Tiny]) -> None:
+def test_an_odd_program_continues_exactly_as_it_is(kind: type[Tiny]) -> None:
     forks_exactly(by("eager", kind))
 
 
@@ -23,7 +23,7 @@ def test_an_odd_program_goes_on_exactly_as_it_is(kind: type[Tiny]) -> None:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.ci
-def test_an_odd_program_goes_on_exactly_compiled(kind: type[Tiny]) -> None:
+def test_an_odd_program_continues_exactly_compiled(kind: type[Tiny]) -> None:
     forks_exactly(by("compiled", kind))
 
 

@@ -164,7 +164,7 @@ def with_others(kind: type[Tiny]) -> list[StackedLoop]:
 
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", TRAINED)
-def test_an_odd_program_goes_on_exactly_stacked(kind: type[Tiny]) -> None:
+def test_an_odd_program_continues_exactly_stacked(kind: type[Tiny]) -> None:
     forks_exactly(by("stacked", kind))
 
 

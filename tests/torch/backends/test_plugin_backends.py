@@ -109,7 +109,7 @@ def test_workers_have_slots_by_what_the_chosen_backend_says_of_itself() -> None:
     }
 
 
-def test_chains_of_a_search_are_trained_side_by_side_by_a_plugin() -> None:
+def test_chains_of_a_search_are_trained_concurrently_by_a_plugin() -> None:
     ours, theirs = (search(numerics, MemoryJournal()) for numerics in ("batched", "stacked"))
     assert ours.plan.step_times is not None
     assert [trial.value for trial in ours.study.trials] == [trial.value for trial in theirs.study.trials]

@@ -211,7 +211,7 @@ def test_data_that_processes_load_are_for_one_at_a_time() -> None:
         search(Loaded(), 2, lambda trial: {"lr": 0.1}, n_trials=1)
 
 
-def test_a_step_that_nobody_has_asked_for_is_none_of_the_next_chain() -> None:
+def test_a_step_that_nobody_requested_is_not_in_the_next_chain() -> None:
     """Where a chain is closed after its step was trained with others'."""
     subject = Siblings()
     subject.max_stacked = 2

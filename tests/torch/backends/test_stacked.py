@@ -109,7 +109,7 @@ def test_a_step_is_that_of_update(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_eager_trial_goes_on_stacked_and_a_stacked_one_eagerly(name: str) -> None:
+def test_an_eager_trial_continues_stacked_and_a_stacked_one_eagerly(name: str) -> None:
     trial, eager = Trial(KINDS[name](), 1), Trial(KINDS[name](), 1)
     bundle = Bundle(shared(name))
     train_eagerly(trial)

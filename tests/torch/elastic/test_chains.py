@@ -70,7 +70,7 @@ def expected(step: int, case: str = "cnn") -> str:
 
 
 @pytest.mark.ci
-def test_the_leader_reports_for_all_and_the_others_go_on_from_its_last_kept_state(followers: Followers) -> None:
+def test_the_leader_reports_for_all_and_the_others_continue_from_its_last_kept_state(followers: Followers) -> None:
     leader = runner(followers)
     run(followers, leader, chain(0, 2))
     reports, answers = run(followers, leader, chain(2, 4, 6, workers=2))

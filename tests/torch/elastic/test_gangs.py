@@ -132,7 +132,7 @@ def test_what_any_node_changes_besides_is_refused_by_the_leader(followers: Follo
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_follower_that_is_killed_is_missed_and_the_rest_goes_on_from_a_kept_state(
+def test_a_follower_that_is_killed_is_missed_and_the_rest_continues_from_a_kept_state(
     followers: Followers, size: int
 ) -> None:
     trainable = trained("cnn", stop=3)
@@ -153,7 +153,7 @@ def test_a_follower_that_is_killed_is_missed_and_the_rest_goes_on_from_a_kept_st
 
 
 @pytest.mark.slow
-def test_followers_of_a_leader_that_is_killed_are_free(followers: Followers) -> None:
+def test_followers_of_a_killed_leader_become_free(followers: Followers) -> None:
     leader, other = followers.first(2)
     key = "killed"
     leader.send(lead=True, case="cnn", key=key, size=2)
@@ -183,7 +183,7 @@ def test_a_leader_that_cannot_be_reached_is_named() -> None:
             trained("cnn", stop=1).follow(f"127.0.0.1:{port}/00", 1, 2, TIMEOUT)
 
 
-def test_a_leader_that_has_changed_its_mind_is_not_waited_for() -> None:
+def test_followers_do_not_wait_for_a_leader_that_cancelled_its_gang() -> None:
     leader = trained("cnn", stop=1)
     address = leader.open_gang("127.0.0.1")
     leader.dismiss("")

@@ -31,7 +31,7 @@ def in_group(size: int, do: Callable[[Group], T], timeout: float = 60.0) -> list
         return list(threads.map(one, range(size)))
 
 
-def test_who_waits_for_another_one_does_so_for_longer_than_they_took_to_meet() -> None:
+def test_members_of_a_gang_wait_longer_for_each_other_than_the_timeout_to_meet() -> None:
     def exchanged(group: Group) -> list[bytes]:
         if group.rank == 0:
             time.sleep(3.0)  # it evaluates, or writes a state
@@ -41,7 +41,7 @@ def test_who_waits_for_another_one_does_so_for_longer_than_they_took_to_meet() -
     assert in_group(2, exchanged, timeout=1.0) == [[b"0", b"1"]] * 2
 
 
-def test_all_hear_all_and_pairs_swap_whatever_its_length() -> None:
+def test_members_exchange_messages_of_any_length_with_all_and_in_pairs() -> None:
     def swapped(group: Group) -> list[bool]:
         found = []
         for turn in range(12):

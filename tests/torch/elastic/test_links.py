@@ -60,7 +60,7 @@ def forms(meeting: Meeting) -> None:
         assert list(threads.map(one, range(2))) == [[b"0", b"1"]] * 2
 
 
-def test_strangers_are_hung_up_on_and_the_gang_meets(stack: ExitStack, tmp_path: Path) -> None:
+def test_connections_of_strangers_are_closed_and_the_gang_meets(stack: ExitStack, tmp_path: Path) -> None:
     meeting = Meeting.open("127.0.0.1")
     key = bytes.fromhex(meeting.address.partition("/")[2])
     messages = [
@@ -84,7 +84,7 @@ def test_strangers_are_hung_up_on_and_the_gang_meets(stack: ExitStack, tmp_path:
     assert not (tmp_path / "injected").exists()
 
 
-def test_a_crowd_that_says_nothing_keeps_nobody_out(stack: ExitStack) -> None:
+def test_silent_connections_keep_no_member_out(stack: ExitStack) -> None:
     meeting = Meeting.open("127.0.0.1")
     for _ in range(100):
         connected(stack, meeting)
@@ -111,7 +111,7 @@ def test_a_false_leader_is_not_followed(answer: bytes) -> None:
         lying.result(60)
 
 
-def test_a_key_is_of_one_gang() -> None:
+def test_each_gang_has_its_own_key() -> None:
     first, second = Meeting.open("127.0.0.1"), Meeting.open("127.0.0.1")
     with closing(first), closing(second):
         assert first.address.partition("/")[2] != second.address.partition("/")[2]
@@ -141,7 +141,7 @@ def test_an_exception_of_plain_values_arrives_as_it_was(error: Exception) -> Non
 
 
 @pytest.mark.parametrize("error", [Rich(7), ValueError(b"bytes"), ValueError(Plain())])
-def test_another_arrives_by_its_text(error: Exception) -> None:
+def test_other_exceptions_arrive_as_text(error: Exception) -> None:
     found = decode_failure(encode_failure(error, 3))
     assert type(found) is TrainingError
     assert str(found) == f"{type(error).__name__}: {error}"

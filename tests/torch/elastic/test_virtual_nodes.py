@@ -97,7 +97,7 @@ def test_each_node_has_random_numbers_of_its_own_at_each_step() -> None:
 # --- keys -----------------------------------------------------------------------------------------------------
 
 
-def test_their_number_is_part_of_the_key_and_one_is_as_if_there_were_none() -> None:
+def test_the_number_of_virtual_nodes_is_part_of_the_key_unless_it_is_one() -> None:
     class One(Small):
         virtual_nodes = 1
 
@@ -122,7 +122,7 @@ def search(trainable: object, **options: Any) -> hpstage.Result:
     return hpstage.optimize(study, trainable, space, executor=hpstage.InlineExecutor(), **(settings | options))
 
 
-def test_a_store_of_another_number_is_refused() -> None:
+def test_a_store_of_another_number_of_virtual_nodes_is_refused() -> None:
     journal = MemoryJournal()
     search(Nodes(), store=journal)
     other = Nodes()
@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.ci_one_in(2)
-def test_what_nodes_cannot_share_is_refused_before_training(name: str) -> None:
+def test_batches_that_virtual_nodes_cannot_share_are_refused_before_training(name: str) -> None:
     make, match = REFUSED[name]
     with pytest.raises(UsageError, match=match):
         search(make())
@@ -289,7 +289,7 @@ def test_a_short_batch_of_a_stream_is_refused() -> None:
         trainable.train(2, hp_at(2))
 
 
-def test_what_is_refused_at_a_state_is_so_at_any() -> None:
+def test_a_refused_state_is_refused_every_time() -> None:
     trainable: Any = as_trainable(Listing())
     trainable.setup(hp_at(0))
     trainable.state_dict()
@@ -307,7 +307,7 @@ class Pair(NamedTuple):
     y: Any
 
 
-def test_what_nests_tensors_is_cut_with_them() -> None:
+def test_containers_of_tensors_are_split_with_them() -> None:
     x = torch.arange(8).view(4, 2)
     batch = {"pair": Pair(x, None), "list": [x[:, 0], ("a", "b", "c", "d")]}
     first, second = cut(batch, 2)
@@ -326,7 +326,7 @@ def test_what_nests_tensors_is_cut_with_them() -> None:
         ([1, 2], "holds no tensor"),
     ],
 )
-def test_what_cannot_be_cut_is_named(batch: Any, match: str) -> None:
+def test_batches_that_cannot_be_split_are_named(batch: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         cut(batch, 4)
 

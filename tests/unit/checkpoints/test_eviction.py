@@ -434,7 +434,7 @@ def search_on_full_disk(room: int, stops: Sequence[int], *, evicting: bool = Tru
     return search
 
 
-def test_on_a_full_disk_what_is_not_needed_makes_room_and_the_search_goes_on() -> None:
+def test_on_a_full_disk_what_is_not_needed_makes_room_and_the_search_continues() -> None:
     search = search_on_full_disk(4, [8, 8, 8])
     assert any(b"disk is full" in record for record in search.journal.read())
 

@@ -96,7 +96,7 @@ trees = st.lists(works, min_size=1, max_size=12)
 
 
 @given(trees, st.integers(1, 9))
-def test_it_is_at_least_the_longest_path_and_the_mean_load_and_falls_with_more_workers(tree, workers) -> None:
+def test_the_bound_is_at_least_the_longest_path_and_the_mean_load_and_falls_with_more_workers(tree, workers) -> None:
     least = lower_bound(tree, workers)
     assert least >= max(work.depth + work.seconds for work in tree) - 1e-9
     assert least >= sum(work.worker_seconds for work in tree) / workers - 1e-9
@@ -104,7 +104,7 @@ def test_it_is_at_least_the_longest_path_and_the_mean_load_and_falls_with_more_w
 
 
 @given(trees, st.integers(1, 9))
-def test_it_is_the_maximum_over_all_depths(tree, workers) -> None:
+def test_the_bound_is_the_maximum_over_all_depths(tree, workers) -> None:
     """On a grid of quarter seconds, which has all depths at which work begins or ends."""
 
     def after(depth: float) -> float:
@@ -117,7 +117,7 @@ def test_it_is_the_maximum_over_all_depths(tree, workers) -> None:
     assert lower_bound(tree, workers) == pytest.approx(max(depth + after(depth) / workers for depth in grid))
 
 
-def test_a_narrow_trunk_of_four_hundred_trials() -> None:
+def test_the_bound_of_a_narrow_trunk_of_four_hundred_trials() -> None:
     """Lines alive from these steps on, of 30 s each: while they are fewer than the workers, some workers are idle."""
     alive = {0: 6, 40: 24, 60: 42, 80: 0}
     hour, whole = 3600.0, 191.6

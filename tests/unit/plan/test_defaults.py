@@ -55,7 +55,7 @@ def keys(plan: SearchPlan, id: TrialId) -> list[StateKey]:
 
 
 @given(trials_without(()), trials_without())
-def test_what_was_trained_without_is_trained_once(before, after):
+def test_training_from_before_a_default_is_not_repeated(before, after):
     search = Search(SimulatedExecutor(2), checkpoint_every=1)
     search.run(before, [STEPS] * len(before))
     old = {added.trial: keys(search.plan, added.trial) for added in before}
@@ -72,7 +72,7 @@ def test_what_was_trained_without_is_trained_once(before, after):
 
 
 @given(trials_without(), trials_without())
-def test_what_had_the_default_explicitly_is_used_as_well(before, after):
+def test_training_with_the_default_given_explicitly_is_reused_as_well(before, after):
     """Two may have been trained twice before that was stated; not a third time."""
     search = Search(SimulatedExecutor(2), checkpoint_every=1)
     search.run(before, [STEPS] * len(before))
@@ -103,7 +103,7 @@ def test_a_restored_plan_finds_the_same(before, after, sharing):
         assert [keys(one, id) for id in one.trials] == [keys(plan, id) for id in plan.trials]
 
 
-def test_a_trial_may_be_added_again_with_or_without() -> None:
+def test_a_trial_may_be_added_again_with_or_without_the_default() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(started({"b": 1}))
     plan.apply(trial(0, {"a": s.constant(2)}, 4))

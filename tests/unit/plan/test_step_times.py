@@ -38,7 +38,7 @@ def test_what_is_no_measurement_is_refused(seconds: tuple[tuple[int, float], ...
         StepTimes(seconds)
 
 
-def test_they_are_named_by_number_and_step_backend() -> None:
+def test_step_times_are_named_by_number_and_step_backend() -> None:
     assert among({"eager": 1.0, "eager begins": 0.0, **named(TIMES)}) == {"": TIMES}
     assert among(named(TIMES) | named(ALONE, "stacked")) == {"": TIMES, "stacked": ALONE}
     assert among({"eager": 1.0}) == {}

@@ -154,7 +154,7 @@ def test_algorithms_are_named_with_their_arguments():
         (["{script}:space", "--store", "no/plan/here"], StoreError),
     ],
 )
-def test_what_cannot_be_is_refused(script, words, kind):
+def test_impossible_arguments_are_refused(script, words, kind):
     found = command(*(word.format(script=script) for word in words), "--steps", 40, "--n-trials", 2)
     assert isinstance(found.exception, kind), found.output
 

@@ -87,7 +87,7 @@ def test_a_cut_keeps_every_value_bit_for_bit(schedule: Schedule, data: st.DataOb
 
 
 @given(bounded_ones, schedules)
-def test_what_follows_counts_its_steps_from_the_joint(first: Schedule, second: Schedule) -> None:
+def test_a_joined_schedule_counts_its_steps_from_the_joint(first: Schedule, second: Schedule) -> None:
     assert (
         written_out(first.then(second))[: reach(first) + reach(second)]
         == (written_out(first) + written_out(second))[: reach(first.then(second))]
@@ -190,7 +190,7 @@ def test_values_are_canonical_and_those_of_value(schedule: Schedule) -> None:
 
 
 @given(bounded_ones)
-def test_there_is_no_value_past_the_end(schedule: Schedule) -> None:
+def test_a_schedule_has_no_value_past_its_end(schedule: Schedule) -> None:
     assert schedule.length is not None
     for step in (schedule.length, -1):
         with pytest.raises(ScheduleError, match=f"no step {step}"):

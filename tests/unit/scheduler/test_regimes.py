@@ -94,7 +94,7 @@ def search(
     return executor.verified
 
 
-def test_each_is_verified_once_however_many_workers_begin_with_it() -> None:
+def test_each_combination_is_verified_once_however_many_workers_start_with_it() -> None:
     trials = [{"a": s.constant(a), "opt": s.constant(opt)} for a in (0.1, 0.2, 0.3, 3) for opt in ("sgd", "adam")]
     for workers in (1, 2, 8):
         regimes = [found for _, found in search(trials, workers=workers)]

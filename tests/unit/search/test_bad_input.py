@@ -175,7 +175,7 @@ def test_ten_thousand_steps_of_cosines_are_planned_and_kept_apart(tmp_path):
     assert search(make=make, steps=10_000, n_trials=4, store=tmp_path).savings.steps_trained == 0
 
 
-def test_three_hundred_trials_of_one_step():
+def test_a_search_may_have_three_hundred_trials_of_one_step():
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
     result = hpstage.optimize(
         study,

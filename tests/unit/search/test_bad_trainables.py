@@ -94,7 +94,7 @@ class ReadsMore(Tape):
         super().train(step, hp)
 
 
-def test_a_hyper_parameter_that_the_space_does_not_return_is_refused_before_anything_is_trained() -> None:
+def test_a_hyperparameter_that_the_space_does_not_return_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(UsageError) as caught:
         search(ReadsMore("setup"))
     first, *traceback = str(caught.value).splitlines()
@@ -148,7 +148,7 @@ MANY = "a million metrics"
 
 
 @pytest.mark.parametrize("what", [0.5, None, [("score", 1)], MANY])
-def test_what_is_no_mapping_of_metrics_is_refused_before_anything_is_trained(what: object) -> None:
+def test_metrics_that_are_no_mapping_are_refused_before_anything_is_trained(what: object) -> None:
     returned = {f"m{number}": 0.5 for number in range(10**6)} if what == MANY else what
 
     class Wrong(Tape):

@@ -116,7 +116,7 @@ class Failing(CheckpointStore):
 
 
 @pytest.mark.ci
-def test_a_checkpoint_that_cannot_be_written_costs_others_or_stops_the_search_and_the_next_call_goes_on(tmp_path):
+def test_a_checkpoint_that_cannot_be_written_costs_others_or_stops_the_search_and_the_next_call_continues(tmp_path):
     whole = search(store=MemoryJournal())
     for fails_at in range(1, 100):
         journal = MemoryJournal()

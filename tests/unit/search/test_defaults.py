@@ -84,7 +84,7 @@ def alone(result: hpstage.Result, number: int) -> float:
 
 
 @pytest.mark.parametrize("space", [with_decay, left_out], ids=lambda space: space.__name__)
-def test_it_reuses_what_was_trained_without(space: Any, tmp_path: Path) -> None:
+def test_a_search_reuses_training_from_before_the_default(space: Any, tmp_path: Path) -> None:
     first = search(tmp_path / "store", Mine(), first_day, "monday", n_trials=24)
     assert first.savings.steps_unique == first.savings.steps_trained
     result = search(tmp_path / "store", later(defaults={"decay": 0.0}), space, "wednesday")
@@ -97,7 +97,7 @@ def test_it_reuses_what_was_trained_without(space: Any, tmp_path: Path) -> None:
     assert again.savings.steps_trained == 0
 
 
-def test_a_function_has_them_as_an_attribute(tmp_path: Path) -> None:
+def test_a_training_function_has_defaults_as_an_attribute(tmp_path: Path) -> None:
     def train(run: hpstage.Run) -> None:
         mine = Mine()
         mine.setup(run.hp)
@@ -189,7 +189,7 @@ def test_another_default_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         ({"steps": 8}, "'steps' is no name of a hyperparameter"),
     ],
 )
-def test_what_is_no_default_is_refused_before_training(defaults: Any, why: str, tmp_path: Path) -> None:
+def test_an_invalid_default_is_refused_before_training(defaults: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"defaults of Mine: {why}.*give an attribute .* another name"):
         search(tmp_path / "store", later(defaults=defaults), first_day)
     assert not (tmp_path / "store").exists()
@@ -219,7 +219,7 @@ def test_what_the_code_reads_is_its_own_and_counts_in_the_key(tmp_path: Path, ca
     assert "its own code reads it" in caplog.text
 
 
-def test_code_without_them_is_informed_of_those_of_others(tmp_path: Path, caplog: Any) -> None:
+def test_code_without_defaults_is_informed_of_those_of_others(tmp_path: Path, caplog: Any) -> None:
     search(tmp_path / "store", later(defaults={"decay": 0.0}), first_day, "monday")
     assert "Another search" not in caplog.text
     again = search(tmp_path / "store", Mine(), first_day, "tuesday")

@@ -199,7 +199,7 @@ def test_an_extension_that_is_interrupted_anywhere_ends_as_if_it_had_not_been(
     assert at > 12
 
 
-def test_trials_of_an_interrupted_search_are_taken_over_and_go_on_as_themselves(tmp_path: Path) -> None:
+def test_trials_of_an_interrupted_search_are_taken_over_and_continue_as_themselves(tmp_path: Path) -> None:
     Fused.fuse = Fuse(12)
     with pytest.raises(KeyboardInterrupt):
         run(stored(tmp_path), tmp_path, Fused(), n_trials=4)
@@ -280,7 +280,7 @@ def test_forks_that_an_extended_search_does_not_make_again_are_over_with_it(tmp_
 
 
 @pytest.mark.parametrize("n_trials", [5, 8])
-def test_an_interrupted_search_goes_on_with_another_number_of_trials(
+def test_an_interrupted_search_continues_with_another_number_of_trials(
     n_trials: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:

@@ -260,7 +260,7 @@ class Trying(hpstage.InlineExecutor):
         return super().try_out(initial)
 
 
-def test_what_was_evaluated_before_is_not_tried_out_again_unless_another_metric_is_asked_for():
+def test_what_was_evaluated_before_is_not_tried_out_again_unless_another_metric_is_requested():
     store, first, second = MemoryJournal(), Trying(), Trying()
     run(create(0), n_trials=2, store=store, executor=first)
     run(create(1), n_trials=2, store=store, executor=second)
@@ -394,7 +394,7 @@ def test_algorithms_that_compare_values_are_refused_for_several_objectives(algor
     assert two.trials == []
 
 
-def test_schedule_errors_name_the_trial_and_the_hyper_parameter():
+def test_schedule_errors_name_the_trial_and_the_hyperparameter():
     with pytest.raises(ScheduleError, match=r"trial 0.*'lr'"):
         run(create(), space=lambda trial: {"lr": float("inf")})
 

@@ -223,7 +223,7 @@ def _hasty(**changes: Any) -> Plateau:
     ],
     ids=["bounded", "no longer bounded", "from its end on", "later", "fixed"],
 )
-def test_an_extension_goes_on_as_the_space_now_says(before: object, after: object, tmp_path: Path) -> None:
+def test_an_extension_continues_as_the_space_now_says(before: object, after: object, tmp_path: Path) -> None:
     short = search(lambda trial: {"lr": before}, n_trials=1, steps=6, store=tmp_path)
     longer = search(lambda trial: {"lr": after}, n_trials=1, steps=14, store=tmp_path, study=short.study, extend=True)
     at_once = search(lambda trial: {"lr": after}, n_trials=1, steps=14)
@@ -327,7 +327,7 @@ def test_noisy_metrics_decide_nothing() -> None:
         search(trainable=Noisy())
 
 
-def test_preflight_rehearses_it_with_other_metrics() -> None:
+def test_preflight_rehearses_a_plateau_with_other_metrics() -> None:
     estimate = hpstage.preflight(space, steps=STEPS, n_trials=8, workers=(2,), rehearsals=3)
     assert not estimate.exact
     assert estimate.rehearsals == 3
@@ -370,6 +370,6 @@ def test_a_stopped_study_keeps_what_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda: s.piecewise({0: 1, 5: s.plateau(0.1)}), lambda: s.plateau(0.1).since(3)])  # type: ignore[dict-item]
-def test_what_a_plateau_cannot_be_part_of_is_said(wrong: Callable[[], object]) -> None:
+def test_schedules_that_cannot_contain_a_plateau_are_refused(wrong: Callable[[], object]) -> None:
     with pytest.raises(ScheduleError, match=r"s\.plateau\(\.\.\.\).*\.until\(step\)"):
         wrong()

@@ -143,7 +143,7 @@ def half_time_error(views: list[ProgressView]) -> float:
     return half.seconds_left / (end - half.elapsed)
 
 
-def test_a_search_with_a_timeout_is_not_said_to_take_longer(monkeypatch):
+def test_the_time_left_does_not_exceed_the_timeout(monkeypatch):
     views = Views()
     executor = SimulatedExecutor(1, step_seconds=1000.0)
     monkeypatch.setattr("hpstage.search.progress.progress._INTERVAL", 0.0)
@@ -158,7 +158,7 @@ def test_a_search_with_a_timeout_is_not_said_to_take_longer(monkeypatch):
     assert all(view.seconds_left <= 3600 for view in views.all if view.seconds_left is not None)
 
 
-def test_nothing_is_said_of_the_time_left_before_a_step_was_measured(monkeypatch):
+def test_no_time_left_is_shown_before_a_step_was_measured(monkeypatch):
     views, _ = searched(monkeypatch, SimulatedExecutor(2), optuna.create_study())
     measured = [view for view in views if view.used_seconds > 0]
     assert views[0].seconds_left is None and "- left" in line(views[0])
@@ -166,7 +166,7 @@ def test_nothing_is_said_of_the_time_left_before_a_step_was_measured(monkeypatch
     assert measured
 
 
-def test_nobody_knows_how_long_a_search_without_an_end_takes(monkeypatch):
+def test_a_search_without_an_end_shows_no_time_left(monkeypatch):
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number == 20:
             study.stop()
@@ -222,7 +222,7 @@ def test_before_a_trial_is_complete_the_best_value_at_any_step_is_shown_with_its
     assert (views[-1].best, views[-1].best_step) == (study.best_value, None)
 
 
-def test_a_call_that_goes_on_counts_the_trials_of_the_one_before_and_the_stages_of_its_own(monkeypatch):
+def test_a_call_that_continues_counts_the_trials_of_the_one_before_and_the_stages_of_its_own(monkeypatch):
     study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
 
     def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:

@@ -124,7 +124,7 @@ def rejected(study: optuna.Study) -> int:
     return sum(trial.params["rate"] > 0.3 and trial.params["layers"] == 3 for trial in study.trials)
 
 
-def test_three_calls_go_on_where_a_proposal_raises_what_is_not_caught() -> None:
+def test_three_calls_continue_where_a_proposal_raises_what_is_not_caught() -> None:
     journal = MemoryJournal()
     study = optuna.create_study(sampler=RandomSampler(seed=1))
     with pytest.raises(Unstable):

@@ -61,7 +61,7 @@ def function(run: hpstage.Run) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_a_hyper_parameter_that_no_code_mentions_is_found(subject: object, found: dict[str, str | None]) -> None:
+def test_a_hyperparameter_that_no_code_mentions_is_found(subject: object, found: dict[str, str | None]) -> None:
     names = ["momentum", "momentun", "zz", "seed", "batch_size", "width"]
     assert unread(subject, names) == found
 
@@ -117,7 +117,7 @@ def search(caplog: pytest.LogCaptureFixture, space: Callable[[optuna.Trial], Any
     return caplog.text
 
 
-def test_a_misspelt_hyper_parameter_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_hyperparameter_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     text = search(caplog, lambda trial: {"momentun": trial.suggest_float("m", 0.1, 0.9)}, trainable=Reading())
     assert text.count("mentions the hyperparameter 'momentun'; did you mean 'momentum'?") == 1
 

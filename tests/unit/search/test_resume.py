@@ -162,7 +162,7 @@ def test_interrupted_at_every_step_it_still_comes_to_its_end(tmp_path):
     assert result.plan.totals.steps_trained == merged(result.plan).steps_unique
 
 
-def test_a_timeout_leaves_trials_open_and_the_next_call_goes_on(tmp_path):
+def test_a_timeout_leaves_trials_open_and_the_next_call_continues(tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", "random-halving").study)
     first = call(tmp_path / "timed", "random-halving", timeout=1e-9)
     assert first.plan.totals.steps_trained == 0

@@ -158,7 +158,7 @@ def test_a_run_that_fails_raises_and_is_tried_again(tmp_path: Path) -> None:
     assert trained(run) == STEPS
 
 
-def test_without_a_metric_it_is_the_first_of_the_untrained_model(tmp_path: Path) -> None:
+def test_without_a_metric_a_run_uses_the_first_of_the_untrained_model(tmp_path: Path) -> None:
     run = train(tmp_path, metric=None)
     started = run.plan.searches["runs"].started
     assert (started.metric, started.directions) == (("score",), ("maximize",))
@@ -166,7 +166,7 @@ def test_without_a_metric_it_is_the_first_of_the_untrained_model(tmp_path: Path)
 
 
 @pytest.mark.parametrize("metric", ["val_loss", "rmse"])
-def test_losses_and_errors_are_to_fall(metric: str, tmp_path: Path) -> None:
+def test_losses_and_errors_are_minimized(metric: str, tmp_path: Path) -> None:
     class Named(Tape):
         def evaluate(self) -> Mapping[str, float]:
             return {metric: self.score}
@@ -188,7 +188,7 @@ def test_losses_and_errors_are_to_fall(metric: str, tmp_path: Path) -> None:
         ({"lr": 0.1, "steps": 3}, 8, "'steps': the name has another meaning"),
     ],
 )
-def test_what_is_no_configuration_is_refused(hp: object, steps: int, message: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_refused(hp: object, steps: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         train(tmp_path, hp, steps)
 
@@ -354,7 +354,7 @@ def test_a_run_under_a_plateau_is_continued_and_found_again(tmp_path: Path) -> N
         (4, {"lr": s.linear(0.1).until(3)}, None, "hyperparameter 'lr': the schedule ends at step 7"),
     ],
 )
-def test_what_is_no_branch_is_refused(
+def test_an_invalid_branch_is_refused(
     at: Any, values: dict[str, Any], steps: int | None, message: str, tmp_path: Path
 ) -> None:
     run = train(tmp_path)

@@ -150,7 +150,7 @@ def test_what_changes_with_a_decay_branches_off_the_trunk_and_has_seeds_of_its_o
         assert done.value == alone(schedules, horizon).score
 
 
-def test_an_interrupted_sweep_goes_on_and_a_complete_one_proposes_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_continues_and_a_complete_one_proposes_nothing(tmp_path: Path) -> None:
     Fused.fuse = Fuse(100)
     study = optuna.create_study()
     with pytest.raises(KeyboardInterrupt):
@@ -308,6 +308,6 @@ def test_steps_to_keep_train_nothing(tmp_path: Path) -> None:
     ("keep_at", "message"),
     [(0.5, "0.5: this name is for steps"), ([0], "is 0; it must be"), ("all", "'all': this name")],
 )
-def test_steps_to_keep_that_are_none_are_named(keep_at: object, message: str) -> None:
+def test_invalid_steps_to_keep_are_named(keep_at: object, message: str) -> None:
     with pytest.raises(UsageError, match=f"'keep_at'.*{message}"):
         search(lambda trial: {"a": 1, "keep_at": keep_at}, MemoryJournal(), steps=9, n_trials=2)
