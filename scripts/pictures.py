@@ -3,7 +3,7 @@
     .venv/bin/python scripts/pictures.py [NAME ...]
 
 They go to notebooks/pictures. beside_alone, stage_tree and savings are drawn from recorded plans (scripts/record.py),
-optuna_curves by Optuna from a search of the demo's.
+optuna_curves by Optuna from a search of the demo's, growing_tree from a search of its own (scripts/growing_tree.py).
 The others are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports, and
 live_page of Dask's page, of 48 to 10,000 simulated trials, in light, in dark and on a phone.
 """
@@ -32,6 +32,7 @@ from hpstage.store import MemoryJournal
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_digits import N_TRIALS, STEPS, Digits, space
+from growing_tree import moving, trained
 from screenshots import LOOKS, SIZES, Look, browser, keep, looked_at, simulated
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -54,6 +55,16 @@ def beside_alone() -> Iterator[Path]:
 
 def savings() -> Iterator[Path]:
     yield report.save(report.draw_savings(report.open_book(RECORDED)), PICTURES / "savings.png")
+
+
+def growing_tree() -> Iterator[Path]:
+    """A moving picture, of a search of its own."""
+    with tempfile.TemporaryDirectory() as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        phases = trained(Path(store))
+        path = PICTURES / "growing_tree.svg"
+        path.write_text(moving(report.open_book(store), phases))
+    yield path
 
 
 def report_page() -> Iterator[Path]:
@@ -153,7 +164,8 @@ _HAS_TRIALS = """trials => Bokeh.documents.some(document =>
     [...document._all_models.values()].some(model => model.hpstage?.size().trials >= trials))"""
 
 MADE: dict[str, Callable[[], Iterator[Path]]] = {
-    one.__name__: one for one in (beside_alone, stage_tree, savings, optuna_curves, dashboard, report_page, live_page)
+    one.__name__: one
+    for one in (beside_alone, growing_tree, stage_tree, savings, optuna_curves, dashboard, report_page, live_page)
 }
 
 

@@ -78,6 +78,7 @@ PARTS = {
     "figures",
     "fused_search",
     "gestures",
+    "growing_tree",
     "matrix_subjects",
     "planner_load",
     "planted_faults",
