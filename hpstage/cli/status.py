@@ -246,6 +246,8 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
+    if plan.trials == 1:  # which has nothing to share
+        rows = [row for row in rows if row[0] not in ("merge rate", "saved")]
     if plan.seconds_audited:
         share = plan.steps_audited / plan.steps_trained if plan.steps_trained else 0.0
         rows.insert(-1, ("audited", audited(share, plan.audit_differences, plan.seconds_audited)))

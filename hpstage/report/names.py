@@ -26,7 +26,7 @@ def trial_name(book: Book, trial: TrialId) -> str:
     with the study before it."""
     number = book.number(trial)
     name = plain(trial.rpartition("/")[2], 24) if number is None else str(number)
-    return name if len(book.studies) <= 1 else f"{plain(book.account.plan.study_of(trial), 24)}/{name}"
+    return name if len(book.studies) <= 1 else f"{plain(book.account.plan.study_of(trial))}/{name}"
 
 
 def workers_in_order(account: Account) -> list[WorkerId]:

@@ -95,7 +95,8 @@ def decays(
     if control not in mixtures:
         raise UsageError(f"control is {control!r}, which is none of the mixtures: {', '.join(map(str, mixtures))}")
     for name, mixture in mixtures.items():
-        if not mixture or min(mixture.values()) < 0 or not 0 < sum(mixture.values()) < inf:
+        shares = mixture.values()
+        if not all(isinstance(one, int | float) and 0 <= one < inf for one in shares) or not any(shares):
             raise UsageError(f"mixture {name!r} is {dict(mixture)}; its weights must be at least 0, and one above it")
     own, last = planned.schedules, max(0, min(whole(0).of("at", at), planned.steps - 1))
     weights = {MIXTURE + source for mixture in mixtures.values() for source in mixture}

@@ -84,9 +84,9 @@ def mixture_of(data: Any, *, who: str = "the data set") -> Mixture | None:
     its weights would count for nothing."""
     if isinstance(data, Mixture):
         return data
-    parts = getattr(data, "datasets", ())
-    inner = [*(parts.values() if isinstance(parts, dict) else parts), getattr(data, "dataset", None)]
-    if any(mixture_of(part) for part in inner if part is not None and part is not data):
+    parts = getattr(data, "datasets", None)
+    inner = list(parts.values() if isinstance(parts, dict) else parts) if isinstance(parts, dict | list | tuple) else []
+    if any(mixture_of(part) is not None for part in [*inner, getattr(data, "dataset", None)] if part is not data):
         raise UsageError(
             f"{who} is a {type(data).__name__} of a Mixture, whose weights would count for nothing: make a Mixture of "
             f"such data sets instead"

@@ -123,6 +123,9 @@ def test_savings_are_shown_where_a_run_could_share_steps(tmp_path: Path, capsys:
 
     run = train(tmp_path / "store", show_progress_bar=True)
     assert shown() == set()
+    assert not {"merge rate", "saved", "without sharing"} & {
+        name for name, _ in open_book(tmp_path / "store").savings.rows()
+    }
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"{STEPS} steps trained" in last and "saved" not in last and "merge rate" not in last
     run.branch(at=4, lr=0.1, **inline())
