@@ -75,7 +75,6 @@ ALLOWED = {
     "def told(self, index": "a deprecated name",
     "def lanes(self)": "a deprecated name",
     "storage=storage).tell(": "Optuna's ask and tell",
-    "does not tell what is better": "a sentence of a page of an earlier build's journal",
     "n_head=2": "heads of attention",
     '"n_head"': "heads of attention",
     "GPT(layers=1, heads=2": "heads of attention",

@@ -472,7 +472,7 @@ def test_a_journal_without_directions_has_no_best_trial(tmp_path: Path) -> None:
         write(old, fact)
     assert open_book(old).best is None
     page = Page(write_report(tmp_path, old))
-    assert "does not tell what is better" in page.text and "metric value, begun" in page.text
+    assert "does not record which values are better" in page.text and "metric value, begun" in page.text
 
 
 def test_a_nan_is_never_the_best() -> None:
