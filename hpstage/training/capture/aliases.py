@@ -42,15 +42,26 @@ class Places:
                     if now.beyond or not _is_dense(record.obj):  # of what lies around it, its place is kept
                         extents.append((*(_block(record.obj) if now.beyond else extent), record.obj))
         self._shared = _Blocks(_shared(extents))
+        self._foreign = _Blocks([(*extent, record.path) for record in now if (extent := _exposed(record)) is not None])
         self._numbers: dict[int, int] = {}
         self.written: list[tuple[int, Any]] = []
         """New memory shared by several values: padding to leave before it for alignment, and its bytes."""
 
     def of(self, obj: Any) -> tuple[Any, ...] | None:
-        """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory."""
+        """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory.
+
+        Raises:
+            StateError: it shares that of an object that is no tensor or array.
+        """
         extent = _extent(obj)
         if extent is None:
             return None
+        foreign = self._foreign.holding(extent)
+        if foreign is not None:
+            raise StateError(
+                f"training has made a tensor or array in the memory of {foreign[2]}, which no state can hold: make "
+                f"both in model() or before the loop, or keep a copy"
+            )
         held = self._old.holding(extent)
         if held is not None:
             return "of", held[2], extent[0] - held[0]
@@ -63,6 +74,18 @@ class Places:
             self._numbers[start] = len(self.written)
             self.written.append((before, _bytes(owner, start, end)))
         return "in", self._numbers[start], extent[0] - start + before
+
+
+def _exposed(record: Record) -> Extent | None:
+    """Return the memory that an object such as a ``bytearray`` or an ``array.array`` lets others write to."""
+    if record.kind.name not in ("bytearray", "foreign"):
+        return None
+    try:
+        memory = (ctypes.c_ubyte * memoryview(record.obj).nbytes).from_buffer(record.obj)
+    except (TypeError, ValueError, BufferError):  # it exposes none, or none that can be written to
+        return None
+    start = ctypes.addressof(memory)
+    return start, start + len(memory)
 
 
 def holding(survey: Survey) -> Callable[[Any], bool]:

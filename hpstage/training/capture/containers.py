@@ -22,6 +22,7 @@ from hpstage.training.capture.kind import (
     same_mapping,
     same_value,
 )
+from hpstage.training.capture.set_layout import Layout, hash_is_fixed, layout_of
 from hpstage.training.capture.values import opened
 from hpstage.training.code.attributes import dict_of, own_of, write_own
 
@@ -204,24 +205,36 @@ _WEAK_OWN = frozenset(("data", "_remove", "_pending_removals", "_iterating", "_d
 
 
 class Members(frozenset[Any]):
-    """The members of a set and their order. For numbers, the order is a function of their insertion; for others it
-    differs between processes."""
+    """The members of a set and their order. For numbers, the order is a function of what has been in the set; for
+    others it differs between processes."""
 
     order: tuple[Any, ...]
+    layout: Layout | None
+    """Of a set that can change and holds numbers: decides the order of what it will hold. What an empty one has held is
+    not looked at: `repr()` of each dataclass adds itself to one, and takes itself out."""
 
     @staticmethod
     def of(items: Iterable[Any]) -> Members:
         order = tuple(items)
         made = Members(order)
-        made.order = order
+        made.order, made.layout = order, None
+        return made
+
+    @staticmethod
+    def in_set(obj: Any) -> Members:
+        made = Members.of(set.__iter__(obj))
+        made.layout = layout_of(obj) if made and made.ordered else None
         return made
 
     @property
     def ordered(self) -> bool:
-        return all(type(item) in _NUMBERS for item in self.order)
+        return all(map(hash_is_fixed, self.order))
 
-
-_NUMBERS = (int, float, bool)
+    @property
+    def remade(self) -> bool:
+        """Whether a new set of these members, added in their order, is this set in all that is hidden, too."""
+        made = Members.in_set(set(self.order))
+        return made.order == self.order and self.layout in (None, made.layout)
 
 
 class Unordered(Kind):
@@ -230,7 +243,7 @@ class Unordered(Kind):
     name = "set"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Members:
-        return Members.of(set.__iter__(obj))
+        return Members.in_set(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         if not old and not set.__len__(obj):
@@ -241,15 +254,18 @@ class Unordered(Kind):
         if len(old) != len(new):
             return False
         if old.ordered:
-            return all(map(same_value, old.order, new.order))
+            hidden = None in (old.layout, new.layout) or old.layout == new.layout
+            return hidden and all(map(same_value, old.order, new.order))
         return {*map(id, old)} == {*map(id, new)} or (all(map(is_atom, old)) and all(map(is_atom, new)) and old == new)
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         members = content if isinstance(content, Members) else Members.of(content)
-        set.clear(obj)
-        set.update(obj, members.order)
-        if not self.same(self.read(obj, skip), members):
-            raise TypeError("the order of its members depends on others that have been in it")
+        for source in (members.order, set(members.order)):  # of a copied set, the size is another one
+            set.clear(obj)
+            set.update(obj, source)
+            if self.same(self.read(obj, skip), members):
+                return
+        raise TypeError("the order of its members depends on others that have been in it")
 
 
 class Frozen(Unordered):

@@ -114,7 +114,7 @@ class Encoder:
         ):
             return kind, self._pairs(path, content[0]), content[1]
         if kind == "set":
-            return kind, self._set(path, content.order)
+            return kind, self._set(path, content)
         if kind == "file" and stands_only(record.obj, record.content, content):
             return kind, content
         if kind in ("bytearray", "storage", "random state", "settings"):
@@ -274,7 +274,8 @@ class Encoder:
             return kind.__name__, number, self._list(path, value), own
         if CONTAINERS.get(kind.__name__) is kind:
             if kind is set or kind is frozenset:
-                return kind.__name__, number, self._set(path, value), None
+                members = Members.in_set(value) if kind is set else Members.of(value)
+                return kind.__name__, number, self._set(path, members), None
             if kind is bytearray:
                 return kind.__name__, number, bytes(value), None
             own = own_of(value) if kind is not collections.defaultdict else {"factory": value.default_factory}
@@ -442,17 +443,17 @@ class Encoder:
             pairs.append((self.value(f"{path}.key({index})", key), plain))
         return pairs
 
-    def _set(self, path: str, items: Any) -> list[Plain]:
+    def _set(self, path: str, members: Members) -> list[Plain]:
         """Encode numbers in iteration order, which is a function of their insertion. Other members, whose order differs
         between processes, are sorted."""
-        items = tuple(items)
-        plain = [self.value(f"{path}[...]", item) for item in items]
-        if not Members.of(items).ordered:
+        plain = [self.value(f"{path}[...]", item) for item in members.order]
+        if not members.ordered:
             return sorted(plain, key=repr)
-        if tuple(set(items)) != items:
+        if not members.remade:
             raise StateError(
-                f"{path} is a set whose order no state can keep, since it has been larger, or filled in another order: "
-                f"use a dict, which keeps the order in which it was filled"
+                f"{path} is a set whose order no state can keep, since it has given up members, or was filled in "
+                f"another order: use a dict, which keeps the order in which it was filled (`next(iter(d))` is its "
+                f"first key); {excluding(path)}"
             )
         return plain
 

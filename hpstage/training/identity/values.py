@@ -7,6 +7,7 @@ import functools
 import io
 import logging
 import os
+import re
 import sys
 import threading
 import weakref
@@ -47,6 +48,7 @@ _HANDLES = (io.IOBase, type(threading.Lock()), type(threading.RLock()), BaseExce
 """Classes written in C whose instances have no content of their own."""
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_ENUM = frozenset(("_value_", "_name_", "_sort_order_", "__objclass__"))
+_LONG_NUMBER = re.compile(r"\d{9,}")
 Refer = Callable[[object], str]
 
 
@@ -144,7 +146,7 @@ class Values:
         if type(value) is logging.Logger:
             return "logger"  # by whatever name: where records go decides no bits
         if type(value) is str:
-            value = as_run(value)  # such as NAME = __name__
+            value = _LONG_NUMBER.sub(_without_address, as_run(value))  # such as NAME = __name__
         if type(value) in _PLAIN or (isinstance(value, tuple(_PLAIN)) and not is_users_code(type(value))):
             return _short(repr(value))
         if isinstance(value, type | ModuleType) or is_function(value) or is_script(value):
@@ -189,6 +191,11 @@ class Values:
         if isinstance(value, Mapping):
             # In insertion order: that of a dict of layers decides which is initialised first.
             return self._joined("dict", (self._joined("", map(self.value, pair)) for pair in value.items()))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.random.BitGenerator):
+            # Not its seeds: `jumped()` gives random ones, and otherwise the state shows them.
+            parts = value.state, getattr(value.seed_seq, "n_children_spawned", 0)
+            return self._joined(self._refer(type(value)), map(self.value, parts))
         return self._array(value) or self._reduced(value)
 
     def _plainly(self, values: list[Any] | tuple[Any, ...]) -> str | None:
@@ -281,6 +288,20 @@ class Values:
     def _joined(kind: str, items: Iterable[str | None]) -> str | None:
         found = list(items)
         return None if None in found else _short(f"{kind}({', '.join(map(str, found))})")
+
+
+def _without_address(found: re.Match[str]) -> str:
+    """Leave out of a text a number by which it refers to a class, as the schemas of pydantic's models do."""
+    return "address" if int(found[0]) in map(id, _classes_below(object)) else found[0]
+
+
+def _classes_below(kind: type) -> set[type]:
+    found, todo = {kind}, [kind]
+    while todo:
+        below = set(type.__subclasses__(todo.pop())) - found
+        found |= below
+        todo += below
+    return found
 
 
 def _hidden(value: object, state: object) -> list[tuple[str, object]]:

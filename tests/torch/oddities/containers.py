@@ -7,6 +7,8 @@ import queue
 import types
 from typing import Any
 
+import numpy as np
+
 from tests.torch.oddities.oddity import Odd, odd
 
 
@@ -41,6 +43,25 @@ def _(kept: Any, self: Odd) -> float:
     kept.difference_update([n for n in kept if n not in (3, 35, 50)])
     kept.update([35 + 64 * self.steps])
     return sum(n * i for i, n in enumerate(kept)) / 1000
+
+
+@odd("a set of numbers that gives them one by one", lambda: set(range(40)), refused=r"self\.kept is a set whose order")
+def _(kept: Any, self: Odd) -> float:
+    number = kept.pop()
+    kept.add(number)
+    return number
+
+
+@odd("a set of cells of a grid", lambda: {(0, 0)}, refused=r"self\.kept is a set whose order")
+def _(kept: Any, self: Odd) -> float:
+    kept.add((9 - self.steps, self.steps))
+    return sum(i * (x + 11 * y) for i, (x, y) in enumerate(kept)) / 1000
+
+
+@odd("a set of NumPy's numbers", lambda: {np.int64(3)})
+def _(kept: Any, self: Odd) -> float:
+    kept.add(np.int64(32 * (9 - self.steps)))
+    return sum(i * int(n) for i, n in enumerate(kept)) / 1000
 
 
 @odd("a view of a dict", lambda: types.MappingProxyType({"a": [0]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from typing import Any
 
 import numpy as np
@@ -213,3 +214,23 @@ def _(kept: Any, self: Odd) -> float:
 
 class Own(np.ndarray[Any, Any]):
     n: int
+
+
+@odd(
+    "a tensor in a Python array's memory",
+    lambda: array.array("f", [0.0] * 4),
+    refused=r"memory of self\.kept",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.seen = torch.frombuffer(kept, dtype=torch.float32)
+    kept[self.steps % 4] += 0.1
+    return float(self.seen.sum()) if self.steps > 2 else 0
+
+
+@odd("an array in the memory of bytes", lambda: bytearray(8), refused=r"memory of self\.kept")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.seen = np.frombuffer(kept, np.uint8)[2:]
+    kept[self.steps % 8] += 1
+    return float(self.seen.sum()) if self.steps > 2 else 0

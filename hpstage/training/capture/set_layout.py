@@ -1,0 +1,67 @@
+"""The hidden part of a set: where its members lie in its table, and where ``pop()`` looks next.
+
+The order in which a set is iterated, and in which it gives its members by ``pop()``, depends on all that has been in
+it. CPython keeps that in fields that no method shows (``Objects/setobject.c``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import decimal
+import fractions
+from typing import Any
+
+from hpstage.training.capture.kind import numpy
+
+Layout = tuple[int, bytes]
+"""Where ``pop()`` looks next, and for each place of the table the hash of its member, 0 or -1 without one."""
+
+
+class _Fields(ctypes.Structure):
+    _fields_ = (
+        ("fill", ctypes.c_ssize_t),
+        ("used", ctypes.c_ssize_t),
+        ("mask", ctypes.c_ssize_t),
+        ("table", ctypes.c_void_p),
+        ("hash", ctypes.c_ssize_t),
+        ("finger", ctypes.c_ssize_t),
+    )
+
+
+def _fields(obj: Any) -> _Fields:
+    return _Fields.from_address(id(obj) + object.__basicsize__)
+
+
+def _can_be_read() -> bool:
+    sample = {1, 2, 3}
+    sample.pop()
+    fields = _fields(sample)
+    return (fields.fill, fields.used, fields.mask, fields.finger) == (3, 2, 7, 2)
+
+
+_READABLE = _can_be_read()
+
+
+def layout_of(obj: Any) -> Layout | None:
+    """Return the layout of a set, or ``None`` if this Python keeps it elsewhere."""
+    if not _READABLE:
+        return None
+    fields = _fields(obj)
+    entry = 2 * ctypes.sizeof(ctypes.c_ssize_t)
+    table = memoryview(ctypes.string_at(fields.table, entry * (fields.mask + 1))).cast("n")
+    return fields.finger, table[1::2].tobytes()
+
+
+def hash_is_fixed(item: Any) -> bool:
+    """Return whether a value has the same hash in all processes, so that the order of a set of such values is a
+    function of what has been in it."""
+    kind = type(item)
+    if kind is tuple or kind is frozenset:
+        return all(map(hash_is_fixed, item))
+    if kind in _NUMBERS:
+        return True
+    arrays = numpy()
+    return arrays is not None and issubclass(kind, arrays.number | arrays.bool_)
+
+
+_NUMBERS = (int, float, bool, complex, decimal.Decimal, fractions.Fraction)
