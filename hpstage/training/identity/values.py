@@ -298,7 +298,7 @@ def _without_address(found: re.Match[str]) -> str:
 def _classes_below(kind: type) -> set[type]:
     found, todo = {kind}, [kind]
     while todo:
-        below = set(type.__subclasses__(todo.pop())) - found
+        below: set[type] = set(type.__subclasses__(todo.pop())) - found
         found |= below
         todo += below
     return found
