@@ -107,6 +107,33 @@ class Slender(Compiled):
         return torch.compile(model, backend=self.backend)  # type: ignore[return-value]
 
 
+class OfOwnLayers(CompiledLoss):
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        made = super().model(hp)
+
+        class Around(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = made
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.inner(x)
+
+        return Around()
+
+
+@pytest.mark.skipif(OLD, reason="torch 2.5 compiles none of its own")
+def test_the_first_compiling_of_a_process_within_a_step_is_no_change_of_a_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(nn.Module, name, vars(nn.Module)[name])  # to be put back
+    monkeypatch.setattr(nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    trainable: Any = fresh(OfOwnLayers("eager"))
+    advance(trainable, 0, 2)
+    trainable.state_dict()
+
+
 def machine_code(test: Callable[[], None]) -> Callable[[], None]:
     for mark in (
         pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # by inductor itself

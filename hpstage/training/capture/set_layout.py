@@ -36,6 +36,8 @@ def _can_be_read() -> bool:
     sample = {1, 2, 3}
     sample.pop()
     fields = _fields(sample)
+    if ctypes.sizeof(ctypes.c_ssize_t) != 8:
+        return False
     return (fields.fill, fields.used, fields.mask, fields.finger) == (3, 2, 7, 2)
 
 
@@ -47,8 +49,7 @@ def layout_of(obj: Any) -> Layout | None:
     if not _READABLE:
         return None
     fields = _fields(obj)
-    entry = 2 * ctypes.sizeof(ctypes.c_ssize_t)
-    table = memoryview(ctypes.string_at(fields.table, entry * (fields.mask + 1))).cast("n")
+    table = memoryview(ctypes.string_at(fields.table, 16 * (fields.mask + 1))).cast("q")  # addresses and hashes
     return fields.finger, table[1::2].tobytes()
 
 

@@ -45,6 +45,9 @@ def compile_by_arguments_only() -> None:
     config: Any = sys.modules.get("torch._dynamo.config")
     if config is None:
         return
+    guard: Any = sys.modules.get("torch._dynamo.mutation_guard")
+    if guard is not None and getattr(sys.modules["torch"].nn.Module, "___needs_generation_tag_patch", True):
+        guard.install_generation_tagging_init()  # as the first compiling would, within a step: it patches nn.Module
     refuse = next((name for name in _REFUSE if hasattr(config, name)), None)
     if refuse is None and config.cache_size_limit < _NO_LIMIT:
         config.automatic_dynamic_shapes = False

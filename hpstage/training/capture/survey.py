@@ -26,7 +26,7 @@ from hpstage.training.capture.kinds import (
 from hpstage.training.capture.stateful import CACHED, Cache
 from hpstage.training.capture.stateless import LOCAL, excluding, unmarked
 from hpstage.training.capture.values import Marked, owner_of
-from hpstage.training.code.attributes import dict_of, own_of
+from hpstage.training.code.attributes import COMPILED, dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph
 from hpstage.training.code.known import has_no_state
 from hpstage.training.code.names import names_in, texts_in
@@ -37,9 +37,6 @@ from hpstage.training.code.owner import is_users_code, name_of, of_user
 _UNNAMED = ("._parameters", "._buffers", "._modules")
 Step = tuple[str, object]
 """A path and the object at that path."""
-
-_COMPILED = "_torchdynamo_wrapper_id"
-"""An attribute in which torch.compile stores an address."""
 
 
 class Record:
@@ -267,8 +264,8 @@ class Surveyor:
         kind = kind_of(obj)
         assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
         skip = self._skips.get(unmarked(path), frozenset())
-        if _COMPILED in (dict_of(obj) or ()):
-            skip |= {_COMPILED}
+        if COMPILED in (dict_of(obj) or ()):
+            skip |= {COMPILED}
         if type(obj) is ClassAttributes:
             skip |= self._stateless
         if kind is SKIPPED:

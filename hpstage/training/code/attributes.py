@@ -7,6 +7,9 @@ from typing import Any
 
 from hpstage.training.code.owner import HEAP, by_type
 
+COMPILED = "_torchdynamo_wrapper_id"
+"""An attribute in which ``torch.compile`` stores an address."""
+
 
 @by_type
 def slots_of(kind: Any) -> dict[str, Any]:

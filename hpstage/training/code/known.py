@@ -12,6 +12,7 @@ from hpstage.training.code.owner import by_type, module_of
 
 WITHOUT_STATE = {
     "PyCapsule": "a pointer that C code hands on to C code",
+    "torch._dynamo.eval_frame.DynamoTLS": "what torch traces at this moment",
     "weakref": "leads to an object that is surveyed where it is held",
     "_ctypes": "functions of libraries in C; arrays of ctypes expose their memory, which is compared",
     "_cffi_backend.Lib": "functions of a library in C",

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpstage.errors import UsageError
 from hpstage.training.code import bytecode
+from hpstage.training.code.attributes import COMPILED
 from hpstage.training.code.bytecode import Imported, cells_of, references
 from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
@@ -208,7 +209,9 @@ class Walk:
         cells = cells_of(function)
         cells.pop("__class__", None)
         for name, value in sorted(vars(function).items()):
-            if name != "__wrapped__" and not (function is self._subject and is_recorded_elsewhere(name, value)):
+            if name not in ("__wrapped__", COMPILED) and not (
+                function is self._subject and is_recorded_elsewhere(name, value)
+            ):
                 entity.lines.add(f"has {name}: {self.values.content(value)}")
         self._names_operators |= "ops" in names_in(code)
         self.names_defaults |= "defaults" in names_in(code) or "defaults" in texts_in(code)
