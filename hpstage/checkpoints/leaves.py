@@ -233,9 +233,11 @@ def arranged(leaf: Leaf, value: Any) -> Any:
 
 
 def reread(leaf: Leaf, value: Any) -> Any:
-    """Return the value as it would be read back from a file."""
+    """Return the value as it would be read back from a file. What may have its memory in common with a copy does."""
     if leaf.kind == "bytes":
         return value
+    if (lazy := _lazy(leaf, value)) is not None:
+        return lazy
     made, memory = empty(leaf)
     memory[:] = content(leaf, value)
     return arranged(leaf, made)
@@ -251,7 +253,7 @@ def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
         into[...] = value
         return into
     value = value.detach().resolve_conj().resolve_neg()
-    if (lazy := lazy_copies.copy(value)) is not None and (leaf.strides is not None or value.is_contiguous()):
+    if (lazy := _lazy(leaf, value)) is not None:
         return lazy
     if into is not None and into.device == value.device:
         return into.copy_(value)
@@ -261,6 +263,14 @@ def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
 
     # Not clone() alone: it keeps the order of strides of a tensor with gaps, which is read back row-major.
     return value.clone(memory_format=torch.contiguous_format)
+
+
+def _lazy(leaf: Leaf, value: Any) -> Any | None:
+    """Return a lazy copy of a value, if it may have one and lies in memory as its leaf does."""
+    lazy = lazy_copies.copy(value)
+    if lazy is None or lazy.is_conj() or lazy.is_neg():
+        return None
+    return lazy if leaf.strides is not None or lazy.is_contiguous() else None
 
 
 def same(pairs: Iterable[tuple[Leaf, Any, Any]]) -> list[bool]:

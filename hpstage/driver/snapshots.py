@@ -11,7 +11,7 @@ from hpstage.store import Snapshots
 
 logger = logging.getLogger("hpstage")
 
-# Records that are folded in a tenth of a second.
+# Records that are folded in a tenth of a second if each is of one fact, and in a second if each has ten.
 LEAST = 10_000
 # A snapshot is due when the records after the last one are this part of those in it: then writing costs the same per
 # record however many there are, and folding those after the last one takes about as long as restoring it.

@@ -13,7 +13,7 @@ NO_FENCES: Mapping[str, int] = MappingProxyType({})
 
 
 class Journal(ABC):
-    """An ordered log of opaque byte records (UTF-8 JSON, one fact each).
+    """An ordered log of opaque byte records (UTF-8 JSON, each a fact or an array of facts).
 
     Obligations. *Atomic*: the records of one ``append`` become visible together, in order, or not at all. *Total
     order*: all readers in all threads and processes see the same records at the same positions; positions are 0, 1, 2,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpstage.checkpoints import lazy_copies, leaves
-from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.checkpoints.state_tree import clone, digest, reread
 from hpstage.torch.frozen import share
 
 SIZE = 128
@@ -71,6 +71,24 @@ def test_a_write_copies_shared_memory_first(write: Callable[[Tensor], None], wri
     write(copies[writer])
     for index, one in enumerate(copies):
         assert torch.equal(one, made()) is (index != writer)
+
+
+@pytest.mark.parametrize("write", WAYS)
+def test_a_state_as_read_back_shares_what_is_frozen_until_it_is_written_to(write: Callable[[Tensor], None]) -> None:
+    frozen, trained = made(), made()
+    assert lazy_copies.allow_copies(frozen)
+    found: Any = reread({"frozen": frozen, "trained": trained})
+    addresses = [lazy_copies.address_of(one) for one in (frozen, found["frozen"], trained, found["trained"])]
+    assert addresses[0] == addresses[1] and addresses[2] != addresses[3]
+    write(frozen)
+    assert torch.equal(found["frozen"], made()) and torch.equal(found["trained"], made())
+
+
+def test_a_conjugate_is_read_back_as_the_numbers_that_it_stands_for() -> None:
+    value = torch.randn(SIZE, SIZE, dtype=torch.complex64)
+    assert lazy_copies.allow_copies(value)
+    found: Any = reread(value.conj())
+    assert torch.equal(found, value.conj()) and not found.is_conj()
 
 
 @pytest.mark.parametrize("read", [digest, clone, lambda t: t.sum(), lambda t: nn.functional.linear(t, t), Tensor.clone])

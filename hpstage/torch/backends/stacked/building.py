@@ -86,8 +86,8 @@ class Builder:
 
     def _agrees(self, trace: Trace, made: Program, example: Sequence[Tensor]) -> bool:
         """Return whether a program gives each of other members what it is given alone."""
+        alone = self.program(trace, 1, example)  # before there are members here, which take memory
         members = _probes(trace, example, made.width, _SEEDS[1], made.shared)
-        alone = self.program(trace, 1, example)
         states = self._streams(made.width, made.shared).states
         together = _run(trace, made, members, Streams(self.device, states))
         for slot, member in enumerate(members):

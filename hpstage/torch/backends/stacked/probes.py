@@ -36,5 +36,6 @@ def probe(
 def _near(tensor: Tensor, generator: torch.Generator) -> Tensor:
     if not tensor.is_floating_point():
         return tensor.clone()
-    factor = 0.8 + 0.4 * torch.rand(tensor.shape, generator=generator)
-    return (tensor * factor.to(tensor)).contiguous()
+    # In place: a frozen tensor may be large, and each copy of it counts.
+    factor = torch.rand(tensor.shape, generator=generator).mul_(0.4).add_(0.8)
+    return factor.to(tensor).mul_(tensor)
