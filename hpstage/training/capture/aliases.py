@@ -108,7 +108,7 @@ class Rebuilt:
         self._written = written
         self._storages: dict[int, Any] = {}
 
-    def tensor(self, place: Any, shape: Any, strides: Any, dtype: Any, device: str) -> Any:
+    def tensor(self, place: Any, shape: Any, strides: Any, dtype: Any, device: Any) -> Any:
         storage = self._storage(place, device)
         size = torch().empty(0, dtype=dtype).element_size()
         return look_at(storage, shape, strides, dtype, place[2] // size)
@@ -124,7 +124,7 @@ class Rebuilt:
             memory = base if base.flags.c_contiguous else base.ravel(order="K")
         return numpy().ndarray(tuple(shape), dtype, memory, offset, tuple(strides))
 
-    def _storage(self, place: Any, device: str) -> Any:
+    def _storage(self, place: Any, device: Any) -> Any:
         library = torch()
         if place[0] == "in":
             number = place[1]

@@ -89,7 +89,7 @@ class Decoder:
         if place is None:
             storage, offset = torch().empty(0, dtype=kind, device=obj.device).untyped_storage(), 0
         else:
-            at = self._memory.tensor(place, shape, strides, kind, obj.device.type)
+            at = self._memory.tensor(place, shape, strides, kind, obj.device)
             storage, offset = at.untyped_storage(), at.storage_offset()
         move(obj, storage, shape, tuple(strides), kind, offset)
 

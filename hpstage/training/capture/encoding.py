@@ -29,7 +29,7 @@ from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
-from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, is_tensor, same_hooks, storable
+from hpstage.training.capture.values import NO_HOOKS, device_of, hooks_of, is_lazy, is_tensor, same_hooks, storable
 from hpstage.training.code.attributes import own_of
 from hpstage.training.code.namespaces import MISSING
 from hpstage.training.code.owner import name_of
@@ -298,7 +298,7 @@ class Encoder:
             return self._named(path, value)
         source = next((name for name, source in RANDOM.items() if source() is kind), None)
         if source is not None:
-            return "random", number, source, RandomSource().read(value, frozenset()), _bits(value)
+            return "random", number, source, RandomSource().read(value, frozenset()), _device(value)
         if arrays is not None and (kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator)):
             return self._numbers(path, number, value)
         name = kind.__module__, name_of(kind)
@@ -332,7 +332,7 @@ class Encoder:
 
     def _tensor(self, path: str, number: int, value: Any) -> Plain:
         if value.grad_fn is not None and id(value) in self._derived and (plain := storable(value)) is not None:
-            return "derived", number, plain, value.device.type, path
+            return "derived", number, plain, device_of(value), path
         if value.grad_fn is not None:
             raise StateError(
                 f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
@@ -342,13 +342,13 @@ class Encoder:
             raise self._hooked(path)
         if value.layout is torch().sparse_coo and not value.requires_grad:
             parts = value._indices(), value._values()
-            return "sparse", number, *parts, list(value.shape), value.is_coalesced(), value.device.type
+            return "sparse", number, *parts, list(value.shape), value.is_coalesced(), device_of(value)
         plain = storable(value)
         if plain is None:
             raise self._unstorable(path, value)
         rest = (
             type(value) is torch().nn.Parameter,
-            value.device.type,
+            device_of(value),
             value.requires_grad,
             self.value(f"{path}.grad", value.grad),
             self._pairs(path, own_of(value)),
@@ -477,9 +477,8 @@ def is_answered(plain: Plain) -> bool:
     return type(plain) is tuple and len(plain) == 1 and plain[0] == ANSWERED[0]
 
 
-def _bits(value: Any) -> str:
-    device = getattr(value, "device", None)
-    return "" if device is None else str(device)
+def _device(value: Any) -> str:
+    return "" if getattr(value, "device", None) is None else device_of(value)
 
 
 def _description(dtype: Any) -> Plain:

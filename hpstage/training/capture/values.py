@@ -399,6 +399,16 @@ def storable(obj: Any) -> Any:
     return numpy().frombuffer(plain.tobytes(), "u1")  # dates, strings and records: as bytes
 
 
+def device_of(obj: Any) -> str:
+    """Return the name of a tensor's or generator's device. The current one has no index: it may be another one in the
+    process that continues."""
+    device = obj.device
+    if device.index is None:
+        return str(device.type)
+    current = getattr(torch().get_device_module(device), "current_device", None)
+    return str(device.type if current is not None and current() == device.index else device)
+
+
 def nbytes(obj: Any) -> int:
     library = torch()
     if library is not None and isinstance(obj, library.Tensor):
