@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hpstage.checkpoints import unmodified
 from hpstage.checkpoints.host_memory import HostMemory, give_back
 from hpstage.checkpoints.leaves import Leaf
-from hpstage.checkpoints.on_device import CudaMover, Mover
+from hpstage.checkpoints.on_device import CudaMover, Mover, is_out_of_memory
 from hpstage.checkpoints.state_tree import NOTHING, FlatState, Room, flatten
 from hpstage.plan.facts import StateKey
 
@@ -88,7 +88,8 @@ class LiveCache:
 
     Args:
         host_bytes: budget for states in host memory.
-        device_bytes: budget for states on devices, which takes of the memory that training has.
+        device_bytes: budget for states on devices. They take less where training needs the memory, and none once it
+            has run out there.
         mover: copies states from the device.
         memory: of the host. Where that is short, no states are kept there.
     """
@@ -105,6 +106,7 @@ class LiveCache:
         self._size = 0  # of the last state
         self._host = _Tier(host_bytes)
         self._device = _Tier(device_bytes)
+        self._device_bytes = device_bytes
         self._mover: Mover = CudaMover() if mover is None else mover
         self._expected: dict[StateKey, None] = {}  # soonest first
         self._room: tuple[Room, int] | None = None  # for the next copy in host memory
@@ -126,7 +128,7 @@ class LiveCache:
             size = self._size = flat.nbytes
             tier = self._tier_of(flat)
             if size <= tier.budget_bytes and (tier is self._device or self.has_room()):
-                self._keep(key, flat, size, tier)
+                self._keep_if_possible(key, flat, size, tier)
 
     def has_room(self, size: int | None = None) -> bool:
         """Whether memory has room for a copy of a state of ``size`` bytes; by default one like the last."""
@@ -147,11 +149,23 @@ class LiveCache:
         copy if :meth:`put` would. It must not be modified."""
         with self._lock:
             tier = self._tier_of(flat)
+            copy = None
             if self._find(key) is None and size <= tier.budget_bytes:
-                copy = self._keep(key, flat, size, tier)
-            else:
-                copy = self._copied(flat)  # its memory may be that of the next one
-            return (copy.state(), None) if tier is self._host else self._mover.to_host(copy)
+                copy = self._keep_if_possible(key, flat, size, tier)
+            if tier is self._host:
+                return (copy or self._copied(flat)).state(), None  # its memory may be that of the next one
+            moved, wait = self._mover.to_host(copy or flat)
+            if copy is None:
+                wait()  # training, which writes to the state, has to wait: the device has no room for a copy
+                return moved, None
+            return moved, wait
+
+    def leave_devices(self) -> bool:
+        """Keep no states on devices any more, where memory has run out. Return whether there were any."""
+        with self._lock:
+            held = bool(self._device)
+            self._leave_devices()
+            return held
 
     def expect(self, keys: Sequence[StateKey]) -> None:
         """Set which states will be needed, soonest first."""
@@ -220,7 +234,10 @@ class LiveCache:
     # --- with the lock held -------------------------------------------------------------------------------
 
     def _tier_of(self, flat: FlatState) -> _Tier:
-        return self._device if self._mover.is_on_device(flat) else self._host
+        if not self._mover.is_on_device(flat):
+            return self._host
+        self._device.budget_bytes = min(self._device_bytes, self._device.nbytes + self._mover.room(flat))
+        return self._device
 
     def _find(self, key: StateKey) -> _Held | None:
         """Return a cached state, and mark it as used."""
@@ -242,6 +259,20 @@ class LiveCache:
         for index in self._unchanged:
             unmodified.note(flat.values[index])
 
+    def _keep_if_possible(self, key: StateKey, flat: FlatState, size: int, tier: _Tier) -> FlatState | None:
+        """Keep a copy, and return it; ``None`` if the device has no memory for it, and so for none."""
+        try:
+            return self._keep(key, flat, size, tier)
+        except RuntimeError as error:
+            if tier is self._host or not is_out_of_memory(error):
+                raise
+        self._leave_devices()
+        return None
+
+    def _leave_devices(self) -> None:
+        self._device_bytes = self._device.budget_bytes = 0
+        self._make_room(self._device, 0, self._order(self._device))
+
     def _keep(self, key: StateKey, flat: FlatState, size: int, tier: _Tier) -> FlatState:
         if self._room is not None and self._room[0].leaves != flat.leaves:
             self._drop_room()
@@ -250,7 +281,7 @@ class LiveCache:
         own = size - sum(flat.leaves[index].nbytes for index in known)
         prepared = 0 if self._room is None or tier is self._device else self._room[1]
         needed = max(0, own - prepared)
-        self._make_room(tier, needed, [*self._unexpected(tier), *reversed(self._after(tier, None))])
+        self._make_room(tier, needed, self._order(tier))
         copy = self._copied(flat, known)
         self._remember(copy, known)
         tier.add(key, _Held(copy.state(), copy, size))
@@ -287,6 +318,10 @@ class LiveCache:
             held = tier.remove(key)
             if tier is self._device:
                 self._hold_on_host(key, held.nbytes, lambda flat=held.flat: self._mover.to_host(flat))  # type: ignore[misc]
+
+    def _order(self, tier: _Tier) -> list[StateKey]:
+        """Return all states in the order in which they leave."""
+        return [*self._unexpected(tier), *reversed(self._after(tier, None))]
 
     def _unexpected(self, tier: _Tier) -> list[StateKey]:
         """Return the states that are not expected to be needed, the least recently used first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,6 +15,9 @@ class Mover(Protocol):
 
     def is_on_device(self, flat: FlatState) -> bool:
         """Whether any part of a state is on the device."""
+
+    def room(self, flat: FlatState) -> int:
+        """Return how many bytes of such states the device has room for, besides what training needs of it."""
 
     def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
         """Begin to copy a state to the host. Return the copy, and what waits until it is complete.
@@ -27,9 +31,28 @@ class CudaMover:
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
+        self._returned: Counter[Any] = Counter()  # bytes of each device
 
     def is_on_device(self, flat: FlatState) -> bool:
         return any(_is_on_device(value) for value in flat.values)
+
+    def room(self, flat: FlatState) -> int:
+        """By what each device has free, without what steps have taken for as long as they run."""
+        import torch
+
+        sizes: Counter[Any] = Counter()
+        for leaf, value in zip(flat.leaves, flat.values, strict=True):
+            if _is_on_device(value):
+                sizes[value.device] += leaf.nbytes
+        rooms = []
+        for device, size in sizes.items():
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            now = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+            # The most until now: several states may be kept after one step, whose peak is then nearer.
+            returned = self._returned[device] = max(now, self._returned[device])
+            left = torch.cuda.mem_get_info(device)[0] + unused - returned
+            rooms.append(left / max(1, size))
+        return int(min(rooms, default=0.0) * flat.nbytes)
 
     def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
         streams: dict[Any, Any] = {}
@@ -52,6 +75,15 @@ class CudaMover:
             host.copy_(tensor, non_blocking=True)
         tensor.record_stream(stream)  # its memory is not used again before it is copied
         return host
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or what it comes from, is that a device has no memory left."""
+    while error is not None:
+        if type(error).__name__ == "OutOfMemoryError" or "CUBLAS_STATUS_ALLOC_FAILED" in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _is_on_device(value: object) -> bool:

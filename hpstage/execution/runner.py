@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from hpstage.checkpoints.live import LiveCache
+from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import (
@@ -51,6 +53,10 @@ from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.identity.inputs import Inputs, inputs_of
 
+logger = logging.getLogger("hpstage")
+
+_LEFT = "states that were kept on devices to fork them sooner have left them, and training continues"
+
 Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
 
 
@@ -58,6 +64,10 @@ def measured(trainable: Trainable, initial: Mapping[str, Scalar], steps: float) 
     """Return what :meth:`hpstage.executor.Executor.measure` is to return, for a trainable in this process."""
     measure: Callable[..., dict[str, float]] | None = getattr(trainable, "measure_backends", None)
     return None if measure is None else measure(initial, steps)
+
+
+class _MadeRoom(Exception):
+    """An evaluation has failed for lack of memory, of which there is more now."""
 
 
 class ChainRunner:
@@ -181,6 +191,10 @@ class ChainRunner:
             flight.take_back()
             yield self._over(flight, "lost", message=str(error))
         except Exception as error:
+            if isinstance(error, _MadeRoom) or self._makes_room(error):
+                flight.take_back()
+                yield self._over(flight, "lost", message=f"{error}; {_LEFT}")
+                return
             if flight.at_boundary:
                 flight.step -= 1  # the state cannot be taken, as if the step before it had failed
             self._logs.save_last(flight)
@@ -396,9 +410,25 @@ class ChainRunner:
         train_by = getattr(self._trainable, "train_by", None)
         if chain.numerics and train_by is not None and not train_by(chain.numerics):
             self._position.key = None
+        try:
+            self._go_to_source(flight)
+        except Exception as error:
+            if not self._makes_room(error):
+                raise
+            error.__traceback__ = None  # whose frames hold memory
+            logger.warning("%s; %s", error, _LEFT)
+            self._go_to_source(flight)
+        flight.load_seconds = time.perf_counter() - began
+
+    def _makes_room(self, error: Exception) -> bool:
+        """Free memory of a device that has none left of the states that are kept there; return whether there were any:
+        then what has failed may succeed."""
+        return is_out_of_memory(error) and self._live.leave_devices()
+
+    def _go_to_source(self, flight: Flight) -> None:
+        chain = flight.chain
         with Recording(flight.recorder if chain.source is None else None, logs=False), self._inputs:
             flight.source = self._position.go_to(chain.source, chain.initial)
-        flight.load_seconds = time.perf_counter() - began
 
     def _settle(self) -> None:
         """Wait for work queued on a device, so that its time is attributed correctly."""
@@ -432,6 +462,8 @@ class ChainRunner:
             except Exception as error:
                 if is_last:
                     raise
+                if self._makes_room(error):
+                    raise _MadeRoom(str(error)) from error
                 failure = failure_of(error, __file__, flight.chain.initial)
         evaluated = time.perf_counter()
         if boundary.keep:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
+from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import UsageError
 from hpstage.errors.text import count_of, size
 from hpstage.execution.bundle import slots_in
@@ -59,7 +60,7 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory
     except UsageError:
         raise  # a misuse that training cannot fix
     except Exception as error:
-        fits = type(error).__name__ != "OutOfMemoryError"  # training will report any other error
+        fits = not is_out_of_memory(error)  # training will report any other error
         logger.debug("the step by which memory is tried out has failed", exc_info=True)
     taken = memory.taken_bytes()
     if fits and workers * taken <= free:

@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from hpstage.checkpoints.host_memory import HostMemory
+from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.checkpoints.state_tree import digest, flatten, nbytes, reread
 from hpstage.errors import StateError
 from hpstage.errors.text import count_of
@@ -264,11 +265,15 @@ class ForkVerification:
             self._load()
             loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         except Exception as error:
+            if is_out_of_memory(error):
+                raise  # says nothing of the state
             return Outcome(refusal=_refusal("the saved state cannot be loaded", error))
         try:
             for step, hp, report in self._trained:
                 self._train(step, hp, report)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             return Outcome(
                 refusal=_refusal(
                     f"step {step}, which was trained before, cannot be trained once more from a saved state, as it "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import StateError
 from hpstage.execution.first_steps import STILL, is_still_by_intent
 from hpstage.execution.flight import Flight, Values
@@ -134,6 +135,8 @@ class Verifier:
             if at == step and outcome_of(error) is not None:
                 self._end_is_verified = True
                 return
+            if is_out_of_memory(error):
+                raise
         flight.step = step  # the step that has failed, not one after it
         raise StateError(
             f"training has ended in step {step}, where a report was wanted, and does not where none is: the step would "

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace {
 
@@ -176,6 +177,7 @@ class Call {
     if (!tensor.defined()) return tensor;
     if (!tensor.device().is_cuda()) {
       host_ = host_ || (tensor.dim() > 0 && tensor.device().is_cpu());
+      hosts_.insert(tensor.unsafeGetTensorImpl());
       return tensor;
     }
     if (name_ != "aten::copy_") see(tensor.device());
@@ -197,6 +199,7 @@ class Call {
 
   at::Tensor to_device(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.device().is_cpu() || !device_) return tensor;
+    if (hosts_.count(tensor.unsafeGetTensorImpl())) return tensor;
     auto same = tensors_.find(tensor.unsafeGetTensorImpl());
     if (same != tensors_.end()) return same->second;
     auto owner = owners_.find(tensor.storage().unsafeGetStorageImpl());
@@ -246,6 +249,7 @@ class Call {
   std::string name_;
   std::optional<c10::Device> device_;
   bool host_ = false;
+  std::unordered_set<c10::TensorImpl*> hosts_;
   std::unordered_map<c10::StorageImpl*, c10::Storage> seen_, moved_;
   std::unordered_map<c10::StorageImpl*, c10::Storage> owners_;
   std::unordered_map<c10::TensorImpl*, at::Tensor> tensors_;

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+__name__ = "torch.cuda"  # so that what is defined here is torch's own, no patch by the user whose code trains
 LIBRARY = "HPSTAGE_FAKE_CUDA"
 """The variable that names the library of the fake device."""
 

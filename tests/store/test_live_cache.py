@@ -333,9 +333,13 @@ class Stands:
 
     def __init__(self) -> None:
         self.moved = self.waited = 0
+        self.free = 1 << 40
 
     def is_on_device(self, flat: FlatState) -> bool:
         return any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in flat.values)
+
+    def room(self, flat: FlatState) -> int:
+        return self.free
 
     def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
         self.moved += 1
@@ -400,6 +404,32 @@ def test_a_copy_to_be_written_is_complete_once_it_was_waited_for_and_on_the_host
     assert isinstance(copy, dict)
     assert float(copy["w"][0]) == 1.0
     assert A in cache and values(cache) == [1]
+
+
+def test_states_on_a_device_take_only_what_training_leaves_and_are_then_not_copied_there() -> None:
+    mover = Stands()
+    cache = LiveCache(2 * LARGE, 8 * LARGE, mover=mover)
+    cache.put(A, on_device(1))
+    mover.free = LARGE
+    cache.put(B, on_device(2))
+    assert mover.moved == 0
+    mover.free = 0
+    cache.put(C, on_device(3))
+    assert (values(cache), mover.moved) == ([1, 2, 3], 1), "the first has left the device"
+    mover.free = -2 * LARGE
+    waited = mover.waited
+    copy, wait = cache.copy(D, flatten(on_device(4)), LARGE)
+    assert (wait, mover.waited - waited) == (None, 1), "training has waited, so that it may write to the state"
+    assert D not in cache and isinstance(copy, dict) and copy["w"][0] == 4
+
+
+def test_where_a_device_has_no_memory_left_states_leave_it_for_good() -> None:
+    mover = Stands()
+    cache = LiveCache(4 * LARGE, 4 * LARGE, mover=mover)
+    cache.put(A, on_device(1))
+    assert cache.leave_devices() and not cache.leave_devices()
+    cache.put(B, on_device(2))
+    assert (values(cache), mover.moved) == ([1], 1)
 
 
 @pytest.mark.gpu

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "fake_cuda"
+TESTS = Path(__file__).parent.parent
+FILES = [
+    *sorted((TESTS / "fake_cuda").glob("test_*.py")),
+    TESTS / "store/test_live_cache.py",
+    TESTS / "torch/test_measure.py",
+]
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +28,12 @@ def library() -> str:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_on_fake_devices(library: str, name: str) -> None:
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_on_fake_devices(library: str, file: Path) -> None:
+    """All that is about the fake devices, and what is marked as needing a device elsewhere."""
+    marked = [] if file.parent.name == "fake_cuda" else ["-m", "gpu"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.fake_cuda.plugin", "-p", "no:cacheprovider", FOLDER / name],
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.fake_cuda.plugin", "-p", "no:cacheprovider", *marked, file],
         env={**os.environ, "HPSTAGE_FAKE_CUDA": library, "CUDA_VISIBLE_DEVICES": "0,1"},
         capture_output=True,
         text=True,

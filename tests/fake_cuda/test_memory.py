@@ -1,0 +1,98 @@
+"""Memory of devices: states take what training leaves, and leave where it runs out; training then loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.checkpoints import LiveCache
+from hpstage.checkpoints.state_tree import flatten
+from hpstage.plan.facts import StateKey
+from tests.fake_cuda.plugin import fake
+from tests.torch.trainables import Small, samples
+
+KEYS = [StateKey(f"{number:032x}") for number in range(8)]
+MIB = 1 << 20
+
+
+def state(value: float, device: str = "cuda:0") -> dict[str, torch.Tensor]:
+    return {"w": torch.full((MIB // 4,), value, device=device)}
+
+
+def on_devices(cache: LiveCache) -> list[bool]:
+    return [found["w"].is_cuda for found in map(cache.get, KEYS) if isinstance(found, dict)]
+
+
+def kept_values(cache: LiveCache) -> list[float]:
+    return [float(found["w"][0]) for found in map(cache.get, KEYS) if isinstance(found, dict)]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_states_on_a_device_leave_what_training_has_taken_before(device: str) -> None:
+    index = torch.device(device).index
+    live = state(0, device)
+    fake.reset_peak(index)
+    step = torch.empty(4 * MIB, dtype=torch.uint8, device=device)
+    del step
+    fake.set_total(index, fake.allocated(index) + 6 * MIB + MIB // 2)
+    cache = LiveCache()
+    for number, key in enumerate(KEYS):
+        live["w"].fill_(number)
+        cache.put(key, live)
+    assert on_devices(cache)[-1] and sum(on_devices(cache)) <= 2, "the last ones"
+    assert kept_values(cache) == list(range(8))
+    torch.empty(4 * MIB, dtype=torch.uint8, device=device)  # training's step still fits
+
+
+def test_a_state_that_finds_no_memory_for_a_copy_goes_to_the_host_and_the_others_leave() -> None:
+    cache = LiveCache()
+    cache.put(KEYS[0], state(0))
+    live = state(1)
+    fake.fail_at(0, 1)
+    flat = flatten(live)
+    copy, wait = cache.copy(KEYS[1], flat, flat.nbytes)
+    live["w"].fill_(-1)
+    assert wait is None and isinstance(copy, dict)
+    assert (copy["w"].device.type, float(copy["w"][0])) == ("cpu", 1.0)
+    assert on_devices(cache) == [False]
+    cache.put(KEYS[2], state(2))
+    assert kept_values(cache) == [0.0]
+
+
+class OnGPU(Small):
+    device = "cuda"
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        x, y = samples()
+        return {"accuracy": (model(x).argmax(1) == y).float().mean().item(), "mean": model(x).mean().item()}
+
+
+def searched(store: Path) -> list[tuple[str, Any]]:
+    def space(trial: optuna.Trial) -> Mapping[str, Any]:
+        late = trial.suggest_categorical("late", [0.1, 0.01, 0.001])
+        return {"lr": s.piecewise({0: 0.05, 4: late}), "momentum": 0.9, "batch_size": 8}
+
+    sampler = optuna.samplers.GridSampler({"late": [0.1, 0.01, 0.001]}, seed=0)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    hpstage.optimize(
+        study, OnGPU(), space, metric="mean", steps=8, n_trials=3, executor=hpstage.InlineExecutor(), store=store
+    )
+    return [(trial.state.name, trial.values) for trial in study.trials]
+
+
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9])
+def test_a_search_whose_device_runs_out_of_memory_while_states_are_there_loses_nothing(
+    share: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At any allocation: in a step, an evaluation, where a state is kept or loaded."""
+    before = fake.allocations(0)
+    straight = searched(tmp_path / "straight")
+    fake.fail_at(0, int(share * (fake.allocations(0) - before)))
+    assert searched(tmp_path / "short") == straight
