@@ -9,6 +9,8 @@ spoils; the same studies run undisturbed alongside, one process each. What must 
 own planning (tests/faults/oracles.py). Without root there is no disk to fill and no memory to limit, and those
 faults are left out.
 
+Small checkpoints lie in packs, except those of one worker, which have files of their own: both are spoilt.
+
 Ends with 1 if anything was amiss; then the folder stays, with journals, logs and the end of the plan's journal.
 """
 

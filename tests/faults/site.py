@@ -11,9 +11,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpstage.checkpoints.folder import SMALL_VARIABLE
 from tests.faults.driver import Task
 from tests.faults.grind import HUNGRY
 from tests.redis_server import RedisServer, executable
@@ -199,7 +201,8 @@ class Site:
     def _worker(self, index: int, clock: float = 0.0) -> Process:
         plain = ["--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard", "--death-timeout", "60"]
         place = ["--host", "127.0.0.1", "--local-directory", str(self.folder / f"worker-{index}")]
-        return self.spawn(f"worker-{index}", ["dask", "worker", self.address, *plain, *place], clock=clock)
+        own = {} if index else {SMALL_VARIABLE: "0"}  # the first one's checkpoints have files of their own
+        return self.spawn(f"worker-{index}", ["dask", "worker", self.address, *plain, *place], clock=clock, **own)
 
     def restart_worker(self, index: int, *, clock: float = 0.0) -> None:
         """Kill -9, unless it has ended by itself, and another one in its place."""
@@ -272,6 +275,14 @@ class Site:
     def published(self) -> list[Path]:
         """The folders of checkpoints."""
         return sorted(path.parent for path in self.checkpoints.glob("??/*/manifest.json"))
+
+    def packs(self) -> list[Path]:
+        """The packs of small checkpoints, those written to last at the end."""
+        found = []
+        for path in self.checkpoints.glob(".packs/*"):
+            with suppress(FileNotFoundError):  # it is compacted at this moment
+                found.append((path.stat().st_mtime, path))
+        return [path for _, path in sorted(found)]
 
     def stop_cluster(self) -> None:
         """End workers and scheduler as a user would; kill those that do not."""

@@ -1,4 +1,4 @@
-"""Ways to spoil a published checkpoint."""
+"""Ways to spoil a published checkpoint, or a pack of small ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+import struct
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -66,6 +68,55 @@ def _swap(folder: Path, rng: random.Random) -> None:
 def _delete(folder: Path, rng: random.Random) -> None:
     shutil.rmtree(folder)
 
+
+def spoil_pack(pack: Path, how: str, seed: int) -> set[str]:
+    """Spoil a pack: ``truncated``, ``flipped`` or ``deleted``. Return the names of the entries that it has lost."""
+    return PACK_SPOILING[how](pack, random.Random(seed))
+
+
+def entries_in(pack: bytes) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the begin and the end of each whole entry, also after damage; read without hpstage."""
+    magic, fixed = b"hpstage\x01", struct.Struct("<8scBI")
+    start = pack.find(magic)
+    while 0 <= start <= len(pack) - fixed.size:
+        _, _, length, size = fixed.unpack_from(pack, start)
+        name = pack[start + fixed.size : start + fixed.size + length]
+        end = start + fixed.size + length + 8 + size
+        if end <= len(pack) and name.isascii():
+            yield name.decode(), start, end
+        start = pack.find(magic, start + 1)
+
+
+def _truncate_pack(pack: Path, rng: random.Random) -> set[str]:
+    content = pack.read_bytes()
+    at = rng.randrange(len(content) + 1)
+    os.truncate(pack, at)
+    return {name for name, _, end in entries_in(content) if end > at}
+
+
+def _flip_in_pack(pack: Path, rng: random.Random) -> set[str]:
+    content = pack.read_bytes()
+    if not content:
+        return set()
+    at = rng.randrange(len(content))
+    with pack.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1 << rng.randrange(8)]))
+    return {name for name, begin, end in entries_in(content) if begin <= at < end}
+
+
+def _delete_pack(pack: Path, rng: random.Random) -> set[str]:
+    with pack.open("rb") as file:
+        pack.unlink()
+        time.sleep(0.05)  # who is writing to it writes again elsewhere
+        return {name for name, _, _ in entries_in(file.read())}
+
+
+PACK_SPOILING: dict[str, Callable[[Path, random.Random], set[str]]] = {
+    "truncated": _truncate_pack,
+    "flipped": _flip_in_pack,
+    "deleted": _delete_pack,
+}
 
 SPOILING: dict[str, Callable[[Path, random.Random], None]] = {
     "truncated": _truncate,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from optuna.storages.journal import JournalFileOpenLock
 
 from tests.faults.site import PATIENCE
-from tests.faults.spoiling import SPOILING, spoil
+from tests.faults.spoiling import PACK_SPOILING, SPOILING, spoil, spoil_pack
 
 if TYPE_CHECKING:
     from tests.faults.injector import Injector
@@ -94,6 +94,17 @@ class Storage:
         spoil(folder, how, self._at.rng.randrange(2**32))
         return folder.name
 
+    def _damage_pack(self, how: str) -> str | None:
+        if not (packs := self._at.site.packs()):
+            return None
+        pack = self._at.rng.choice(packs[-6:])
+        try:
+            names = spoil_pack(pack, how, self._at.rng.randrange(2**32))
+        except FileNotFoundError:
+            return None  # it is compacted at this moment
+        self._at.damaged |= names
+        return f"{pack.name}: {len(names)} entries"
+
     def _lock_study(self) -> str | None:
         """Another process that writes to a study does not come to its end for a while."""
         studies = sorted(path for path in self._at.site.logs_of_studies() if path.name not in self._locked)
@@ -114,6 +125,7 @@ class Storage:
 
     ACTS: ClassVar[dict[str, Callable[[Storage], str | None]]] = {
         **{f"checkpoint {how}": lambda self, how=how: self._damage(how) for how in SPOILING},
+        **{f"pack {how}": lambda self, how=how: self._damage_pack(how) for how in PACK_SPOILING},
         DISKS[0]: lambda self: self._fill_disk(self._at.site.checkpoints),
         DISKS[1]: lambda self: self._fill_disk(self._at.site.studies),
         "credentials refused": lambda self: self._cut_off_worker(self._refuse),

@@ -11,7 +11,7 @@ from tests.faults.site import Site
 from tests.faults.soak import Soak
 from tests.faults.storage import DISKS
 
-pytestmark = [pytest.mark.redis, pytest.mark.slow, pytest.mark.usefixtures("own_files")]
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

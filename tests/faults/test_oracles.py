@@ -43,6 +43,7 @@ from hpstage.testing.toys import Tape
 from tests.faults import oracles, work
 from tests.faults.redis_faults import evicted, in_common
 from tests.faults.site import members
+from tests.faults.spoiling import PACK_SPOILING, spoil_pack
 from tests.redis_server import RedisServer
 
 W = WorkerId("w")
@@ -219,6 +220,21 @@ def test_damaged_missing_swapped_and_half_written_checkpoints_are_detected(tmp_p
     with store._aside() as folder:
         folder.mkdir(parents=True)
         assert oracles.check_checkpoints(tmp_path, records, set(keys[:3])) == [f"{folder} was left behind"]
+
+
+@pytest.mark.parametrize("how", PACK_SPOILING)
+def test_a_spoilt_pack_has_lost_no_entry_that_is_not_named(how: str, tmp_path: Path) -> None:
+    keys = {StateKey(f"{number:032x}") for number in range(6)}
+    for seed in range(20):
+        place = tmp_path / str(seed)
+        store = FolderCheckpoints(place, "workload")
+        for key in sorted(keys):
+            store.save(key, {"x": key}, step=4, parent=None)
+        [pack] = (place / ".packs").iterdir()
+        lost = spoil_pack(pack, how, seed)
+        there = set(FolderCheckpoints(place, "workload").keys())
+        for key in keys - lost:
+            assert key in there and store.load(key) == {"x": key}
 
 
 def test_a_lease_that_is_still_held_is_detected(shared_redis: RedisServer) -> None:
