@@ -83,6 +83,10 @@ _STATUS = 5.0
 """Seconds within which it must report how a fork that is gone has ended."""
 
 
+_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What makes cuBLAS deterministic, where the user has set nothing else: it is read with the first product of matrices."""
+
+
 def python() -> list[str]:
     """Return the command of an interpreter like this one, as multiprocessing starts them."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -91,7 +95,7 @@ def python() -> list[str]:
 
 def training_environment() -> dict[str, str]:
     """Return the variables of a training process of this one, to be set before it starts."""
-    return {**os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(VARIABLES, "1")}
+    return {**_CUBLAS, **os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(VARIABLES, "1")}
 
 
 def search_path() -> list[str]:

@@ -51,7 +51,7 @@ def warm_up() -> None:
 
 def use_deterministic_algorithms() -> None:
     """Make GPUs deterministic: some kernels add in arbitrary order. torch raises if it has no deterministic one."""
-    # Read by cuBLAS when it starts.
+    # Read with the first product of matrices: training processes are started with it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Reading uninitialized memory would be the user's bug; filling all of it would slow down every step.
@@ -76,4 +76,5 @@ def describe(device: torch.device | str | None = None) -> dict[str, str]:
     if device.type == "cuda":
         described["device"] = f"cuda ({torch.cuda.get_device_name(device)})"
         described["cuda"] = f"{torch.version.cuda}, cudnn {backends.cudnn.version()}"
+        described["cublas workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "default")
     return described

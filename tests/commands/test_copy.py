@@ -317,7 +317,7 @@ REFUSED: dict[str, Callable[[Path, Path], tuple[list[object], str]]] = {
     ),
     "both": lambda a, b: ([a, b / "to", "--no-checkpoints", "--to-checkpoints", b], "exclude each other"),
     "no checkpoints there": lambda a, b: ([a, b / "to", "--checkpoints", b / "none"], "none of the .* is in .*none"),
-    "empty": lambda a, b: ([a, ""], "DESTINATION is ''; give a folder or a URL"),
+    "empty": lambda a, b: ([a, ""], "DESTINATION is empty; give a value"),
 }
 
 

@@ -24,6 +24,7 @@ class Curious(Counter):
         found = {
             "threads": {os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"1"},
             "memory": malloc.ENVIRONMENT.items() <= os.environ.items(),
+            "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (":4096:8", ":16:8"),
             "here": os.environ.get("HPSTAGE_TEST_HERE") == os.getcwd(),
             "arguments": sys.argv[1:] == ["--width", "3"],
         }

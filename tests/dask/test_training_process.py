@@ -55,7 +55,7 @@ def test_a_training_process_has_its_memory_settings_one_thread_and_variables_and
     for one in (client, client_of_nannies):
         executor = DaskExecutor(one)
         executor.open(Curious(), FolderCheckpoints(tmp_path / "states", "w"))
-        assert executor.try_out({"x": 1.0}) == dict.fromkeys(("threads", "memory", "here", "arguments"), 1.0)
+        assert executor.try_out({"x": 1.0}) == dict.fromkeys(("threads", "memory", "cublas", "here", "arguments"), 1.0)
         executor.close()
 
 
