@@ -25,8 +25,8 @@ def environment_of(
 
     Raises:
         UsageError: the trainable cannot be unpacked or set up on a worker, or a worker has loaded other code.
-        ClusterError: fewer than ``gpus`` workers have a CUDA device, several workers share a process, or environments
-            differ (the text names the items).
+        ClusterError: fewer than ``gpus`` workers have a CUDA device, several workers share a process or a device, or
+            environments differ (the text names the items).
     """
     for description in descriptions:
         if description.problem is not None:
@@ -46,7 +46,9 @@ def environment_of(
                 f"{gpus} GPUs were requested, but {able} of {len(descriptions)} workers see a CUDA device; start one "
                 f"worker per GPU with CUDA_VISIBLE_DEVICES set and a torch that was built for CUDA, or pass gpus={able}"
             )
-    for description in descriptions:
+    for count, description in enumerate(descriptions):
+        if shared := _shared_device(description, list(descriptions)[:count]):
+            raise ClusterError(shared)
         other = _other_code(description, loaded)
         if other is not None:
             raise UsageError(other)
@@ -87,15 +89,37 @@ def explain(description: Description) -> str:
     return text.rstrip()
 
 
-def refusal(description: Description, environment: Environment, loaded: Mapping[str, str] | None = None) -> str | None:
-    """Return why a worker that joined later may not train with the others; ``None`` if it may."""
+def refusal(
+    description: Description,
+    environment: Environment,
+    loaded: Mapping[str, str] | None = None,
+    others: Collection[Description] = (),
+) -> str | None:
+    """Return why a worker that joined later may not train with the ``others``; ``None`` if it may."""
     if description.problem is not None:
         return explain(description)
     other = _other_code(description, loaded)
     if other is not None:
         return other
+    if shared := _shared_device(description, others):
+        return shared
     differing = _differences([Description("the others", "", 0, environment=environment), description])
     return f"it differs in {differing}" if differing else None
+
+
+def _shared_device(description: Description, others: Collection[Description]) -> str | None:
+    """Describe the device on which a worker would train together with another one, with a remedy."""
+    for other in others:
+        if other.worker == description.worker or other.host != description.host:
+            continue
+        if both := [device for device in description.devices if device in other.devices]:
+            return (
+                f"workers {other.worker} and {description.worker} would both train on GPU {both[0]} of "
+                f"{description.host}. Start one worker per GPU (dask_cuda.LocalCUDACluster, or hpstage worker), one "
+                f"per group of GPUs for a trainable with devices_per_stage (hpstage worker --gpus-per-worker N), or "
+                f"let them share it (hpstage worker --workers-per-gpu N)"
+            )
+    return None
 
 
 def _other_code(description: Description, loaded: Mapping[str, str] | None) -> str | None:

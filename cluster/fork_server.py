@@ -84,7 +84,7 @@ _STATUS = 5.0
 
 
 _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What makes cuBLAS deterministic, where the user has set nothing else: it is read with the first product of matrices."""
+"""What makes cuBLAS deterministic, unless the user has set it: it is read with the first product of matrices."""
 
 
 def python() -> list[str]:

@@ -34,6 +34,7 @@ class Membership:
         self._environment: Environment | None = None
         self._loaded: Mapping[str, str] = {}
         self._early: dict[WorkerId, Description | None] = {}  # that came (or left: None) before :meth:`begin`
+        self._present: dict[WorkerId, Description] = {}  # those that joined
 
     def begin(
         self, found: Mapping[WorkerId, Description], gpus: int | None, loaded: Mapping[str, str]
@@ -73,7 +74,7 @@ class Membership:
             if self._environment is None:
                 self._early[worker] = description
                 return
-        reason = refusal(description, self._environment, self._loaded)
+        reason = refusal(description, self._environment, self._loaded, list(self._present.values()))
         if reason is None:
             self._join(description)
         else:
@@ -81,6 +82,7 @@ class Membership:
             self.left(worker, "closed")  # it may have been used before, with another training process
 
     def _join(self, description: Description) -> None:
+        self._present[WorkerId(description.worker)] = description
         self._lost(self._inbox.join(WorkerId(description.worker), description.incarnation, description.slots))
         self._joined()
 
@@ -104,5 +106,7 @@ class Membership:
                 if early is None or incarnation in (None, early.incarnation):
                     self._early[worker] = None
                 return
+        if incarnation in (None, getattr(self._present.get(worker), "incarnation", None)):
+            self._present.pop(worker, None)
         # Otherwise their tasks would wait forever for a worker at that address.
         self._lost(self._inbox.leave(worker, reason, message, incarnation=incarnation))

@@ -31,7 +31,8 @@ class Description(msgspec.Struct, frozen=True):
     """A worker's description of itself once it has the trainable.
 
     ``incarnation``: names its training process, among all that there ever are. ``cuda``: whether it has a CUDA device.
-    ``slots``: how many chains it trains side by side.
+    ``slots``: how many chains it trains side by side. ``devices``: those that it trains on, as ``CUDA_VISIBLE_DEVICES``
+    names them; none where it shares one by intent.
     """
 
     worker: str
@@ -42,6 +43,7 @@ class Description(msgspec.Struct, frozen=True):
     problem: Problem | None = None
     slots: int = 1
     incarnation: str = ""
+    devices: tuple[str, ...] = ()
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +96,7 @@ class Loaded(msgspec.Struct, frozen=True):
     environment: Environment | None = None
     problem: Problem | None = None
     slots: int = 1
+    devices: tuple[str, ...] = ()
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):

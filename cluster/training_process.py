@@ -32,6 +32,7 @@ import numpy as np  # noqa: F401
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.checkpoints.eviction import BYTES
 from hpstage.checkpoints.host_memory import LIVE, HostMemory
+from hpstage.cluster.devices import visible_devices
 from hpstage.cluster.messages import (
     Amend,
     Done,
@@ -307,7 +308,8 @@ class _Training:
             if request.arguments is not None:
                 sys.argv[:] = request.arguments
             import_script(request.script)
-            self._trainable = as_trainable(pickle.loads(request.trainable))  # noqa: S301  # the user's own, by design
+            subject = pickle.loads(request.trainable)  # noqa: S301  # the user's own, by design
+            self._trainable = as_trainable(subject)
             environment = describe(self._trainable)
         except UsageError as error:  # it has a remedy
             return Loaded(problem=Problem(kind="trainable", summary=str(error), traceback=""))
@@ -321,7 +323,14 @@ class _Training:
             )
         torch = sys.modules.get("torch")
         cuda = torch is not None and torch.cuda.is_available()
-        return Loaded(cuda=cuda, environment=environment, slots=slots_in(self._trainable))
+        count = getattr(subject, "devices_per_stage", 1)
+        uses_cuda = cuda and environment.described.get("device", "").startswith("cuda")
+        return Loaded(
+            cuda=cuda,
+            environment=environment,
+            slots=slots_in(self._trainable),
+            devices=tuple(visible_devices()[:count]) if uses_cuda and sharers() == 1 else (),
+        )
 
     def _bundle_for(self, checkpoints: bytes) -> Bundle:
         if self._bundle is None or checkpoints != self._checkpoints:

@@ -271,6 +271,23 @@ def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> N
     assert "torch" in str(refusal(two, Environment({**same, "torch": "2.13.0"})))
 
 
+def test_workers_that_would_train_on_one_gpu_are_refused() -> None:
+    """As in a LocalCUDACluster, where each worker sees all GPUs of the host, in an order that begins with its own."""
+
+    def worker(name: str, *devices: str, host: str = "here") -> Description:
+        return Description(name, host, int(name), cuda=True, environment=Environment({}), devices=devices)
+
+    environment = environment_of([worker("1", "0"), worker("2", "1"), worker("3", "1", host="there")], 3)
+    with pytest.raises(ClusterError, match="workers 1 and 2 would both train on GPU 1 of here"):
+        environment_of([worker("1", "0", "1"), worker("2", "1", "2")], 2)
+    environment_of([worker("1", "0", "1"), worker("2", "2", "3")], 2)
+    environment_of([worker("1"), worker("2")], 2)  # which share one by intent
+    assert "would both train on GPU GPU-7" in str(
+        refusal(worker("2", "GPU-7"), environment, None, [worker("1", "GPU-7")])
+    )
+    assert refusal(worker("1", "GPU-7"), environment, None, [worker("1", "GPU-7")]) is None  # its earlier process
+
+
 def test_workers_that_share_a_process_are_refused() -> None:
     with pytest.raises(ClusterError, match="share a process"):
         environment_of([Description("a", "host", 7), Description("b", "host", 7)], None)
