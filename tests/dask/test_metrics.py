@@ -203,7 +203,7 @@ def test_counters_never_go_back_while_drivers_are_killed_and_started_again(
     def drive() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.dask.studies", nannies.scheduler_address, str(tmp_path), "again", "7",
-             "0.03"],
+             "0.2"],
             cwd=ROOT,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from hpstage.plan.log import split
 from tests.faults.oracles import raw_journal, record_hash
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def evicted(records: Sequence[bytes], start: int) -> set[str]:
     """Keys of the states that these records, from ``start`` on, say to be evicted."""
     keys: dict[tuple[int, int], str] = {}
     found = set()
-    for place, fact in enumerate(map(json.loads, records)):
+    facts = ((place, json.loads(fact)) for place, record in enumerate(records) for fact in split(record))
+    for place, fact in facts:
         ref = (fact.get("node"), fact.get("step"))
         if fact["type"] == "StateReached" and fact.get("kept") is not None:
             keys[ref] = fact["kept"]["key"]

@@ -266,9 +266,8 @@ def test_storage_that_refuses_a_worker_or_is_away_for_everybody_is_waited_for(si
 
 def chains_on(site: Site, worker: str) -> set[str]:
     """Chains that run on a worker."""
-    records = raw(site)
-    started = {f["chain"] for f in map(json.loads, records) if f["type"] == "ChainStarted" and f["worker"] == worker}
-    return started & set(oracles.Fold(records).chains)
+    started = {fact["chain"] for fact in facts(site) if fact["type"] == "ChainStarted" and fact["worker"] == worker}
+    return started & set(oracles.Fold(raw(site)).chains)
 
 
 def has_reported(site: Site, worker: str) -> bool:

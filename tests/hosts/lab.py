@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from hpstage.plan.log import split
 from tests.dask.studies import Trials
 from tests.faults import oracles
 from tests.hosts.driver import undisturbed
@@ -117,7 +118,7 @@ class Plan:
         return oracles.raw_journal(self._lab.redis, self._prefix)
 
     def facts(self, kind: str) -> list[dict[str, Any]]:
-        return [fact for fact in map(json.loads, self.records()) if fact["type"] == kind]
+        return [fact for record in self.records() for fact in map(json.loads, split(record)) if fact["type"] == kind]
 
     def joined(self, host: str) -> list[str]:
         """The drivers of a host, in the order in which they joined."""
