@@ -43,6 +43,8 @@ class Adapter(StandsFor):
             from hpstage.torch import environment
 
             environment.pin()
+            if "keras" not in named:
+                environment.warm_up()  # before forks, each of which would do it with its first optimizer
             described |= environment.describe()
         return described
 

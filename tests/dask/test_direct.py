@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
 from distributed import LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
@@ -34,6 +35,7 @@ def shut(folder: Path) -> Gate:
     return gate
 
 
+@pytest.mark.ci
 def test_a_chain_needs_no_task_unless_the_cluster_adapts(tmp_path: Path) -> None:
     with local_cluster(1, gpus=0) as cluster:
         for adapts in (False, True):
@@ -51,6 +53,7 @@ def test_a_chain_needs_no_task_unless_the_cluster_adapts(tmp_path: Path) -> None
                 assert outcome(reports, "c").outcome == "done" and reached(reports, "c")[-1].step == 5
 
 
+@pytest.mark.ci
 def test_a_worker_that_is_retired_while_it_trains_leaves_with_its_chain(tmp_path: Path) -> None:
     gate = shut(tmp_path / "gate")
     with local_cluster(1, gpus=0) as cluster, opened(cluster, tmp_path, gate) as executor:
@@ -77,6 +80,7 @@ def test_a_training_process_that_dies_counts_as_one_loss(tmp_path: Path) -> None
         assert not any(isinstance(report, ChainEnded) for report in reports)
 
 
+@pytest.mark.ci
 def test_a_chain_that_is_abandoned_gives_its_turn_to_another_search(tmp_path: Path) -> None:
     gate = shut(tmp_path / "gate")
     with local_cluster(1, gpus=0) as cluster:

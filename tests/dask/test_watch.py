@@ -128,6 +128,7 @@ def fork(server: ForkServer) -> Pair:
     return fork
 
 
+@pytest.mark.ci
 def test_a_stopped_fork_server_is_skipped_and_used_again_once_it_answers(
     server: ForkServer, fork: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

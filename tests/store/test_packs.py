@@ -145,6 +145,7 @@ class Stores(RuleBasedStateMachine):
         assert usage.bytes + usage.unpublished + logs == sum(file.stat().st_size for file in files_in(self.path))
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("_tight")
 class TestStores(Stores.TestCase):  # type: ignore[misc,name-defined]
     settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
@@ -184,6 +185,7 @@ def _work(path: Path, log: int) -> None:
     os.write(log, b"!0")
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("_tight")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_a_kill_in_any_call_of_the_system_loses_nothing_that_was_acknowledged(

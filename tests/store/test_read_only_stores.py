@@ -65,6 +65,7 @@ def look(*words: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root needs setpriv for it")
 def test_commands_show_a_finished_store(finished: Path, tmp_path: Path) -> None:
     store = str(finished)

@@ -178,7 +178,9 @@ def tensors(trial: hpstage.TrainedTrial) -> list[Any]:
     return [value.tolist() for value in trial.weights().values()]
 
 
-@pytest.mark.parametrize("kind", [Mixed, Stacked, InParts, Loading, "function"])
+@pytest.mark.parametrize(
+    "kind", [Mixed, InParts, *(pytest.param(kind, marks=pytest.mark.ci) for kind in (Stacked, Loading, "function"))]
+)
 def test_five_mixtures_and_three_seeds_are_each_that_trial_trained_by_itself(kind: Any, tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": Unmeasured()}
     trainable = by_function if kind == "function" else kind()

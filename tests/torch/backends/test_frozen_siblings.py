@@ -388,6 +388,7 @@ class Numbered(OneBatch):
         return super().loss(model, batch)
 
 
+@pytest.mark.ci
 def test_outputs_of_many_kinds_of_steps_take_the_memory_of_a_few() -> None:
     subject = Numbered()
     made = builder(subject)
