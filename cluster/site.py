@@ -73,6 +73,10 @@ _GANG_LEFT = "the leader of its gang has left, and it still waited for that"
 _turns: WeakKeyDictionary[Worker, Turn] = WeakKeyDictionary()
 
 
+class _Replaced(TrainingProcessLost):
+    """Another training process is there than the one that a chain was started for."""
+
+
 class Site:
     """The part of a run on one worker: a training process, and its current chains.
 
@@ -211,7 +215,7 @@ class Site:
         if self._trainer is None or self._closed or self.description is None:
             raise TrainingProcessLost("could not be started again")
         if incarnation not in (None, self.description.incarnation):
-            raise TrainingProcessLost("was replaced before the chain arrived")
+            raise _Replaced("was replaced before the chain arrived")
         return self._trainer
 
     def _environment(self) -> Environment | None:
@@ -262,6 +266,10 @@ class Site:
                 if trainer is not None:
                     trainer.send(Stop(chain.id, keep=False))
                 raise
+            except _Replaced:
+                # What described the process that is there now was lost, with a scheduler. The chain is not to blame.
+                forward(encode(ChainEnded(chain.id, WorkerId(slot), "stopped", time.time())))
+                publish(self._worker, self._name, {"ready": encode(self.description)})
             except TrainingProcessLost as error:
                 if trainer is not None:
                     await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's

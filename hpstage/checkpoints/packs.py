@@ -117,6 +117,7 @@ class Packs:
         self._lock = threading.Lock()
         self._packs: dict[str, _Pack] = {}
         self._own: str | None = None  # to which this process appends
+        self._own_end = 0  # where its last entry in it ends
         self._look_at = 0  # bytes of that at which this process looks what others have deleted
 
     def __getstate__(self) -> Path:
@@ -250,9 +251,11 @@ class Packs:
     def _append(self, name: str, content: bytes) -> tuple[_Pack, int]:
         """Append an entry to this process's pack, or begin one."""
         size = 0 if self._own is None else _size(self._folder / self._own)
-        if self._own is None or not 0 < size < _FULL:
+        if (
+            self._own is None or not max(1, self._own_end) <= size < _FULL
+        ):  # a shorter one was damaged: nothing follows that
             self._own = f"{writer_prefix()}-{uuid.uuid4().hex}"
-            self._look_at = _SLACK
+            self._look_at, self._own_end = _SLACK, 0
             with suppress(FileExistsError):
                 self._folder.mkdir()
             os.close(os.open(self._folder / self._own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -278,6 +281,7 @@ class Packs:
         if not is_there:  # another host took this process for dead
             self._own = None
             return self._append(name, content)
+        self._own_end = start + len(entry)
         pack.add(start, name, len(entry))
         if pack.read_to == start:
             pack.read_to += len(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import LocalCluster
@@ -14,6 +15,7 @@ from hpstage.cluster import DaskExecutor, local_cluster
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.testing.chains import chain, ended, outcome, reached, until, workers
 from hpstage.testing.toys import Counter, Gate
+from tests.dask.processes import until as condition
 
 
 @contextmanager
@@ -91,5 +93,34 @@ def test_a_chain_that_is_abandoned_gives_its_turn_to_another_search(tmp_path: Pa
         gate.open()
         with opened(cluster, tmp_path) as executor:
             [worker] = workers(executor, 1)
+            executor.start(worker, chain("d", 5))
+            assert outcome(ended(executor, "d"), "d").outcome == "done"
+
+
+def test_a_chain_for_a_process_that_was_replaced_unnoticed_is_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events of its replacement are lost, as with a scheduler that is killed."""
+    lost, on_feed = [True], DaskExecutor._on_feed
+
+    def feed(self: DaskExecutor, message: dict[str, Any]) -> None:
+        if not (lost[0] and message.keys() & {"ready", "lost"}):
+            on_feed(self, message)
+
+    with local_cluster(1, gpus=0) as cluster:
+        lost[0] = False
+        monkeypatch.setattr(DaskExecutor, "_on_feed", feed)
+        with opened(cluster, tmp_path) as executor:
+            [worker] = workers(executor, 1)
+            [at] = cluster.workers.values()
+            site = at.plugins[executor._name].site
+            lost[0], before = True, site.description.incarnation
+            site._trainer.kill()
+            condition(lambda: site.description.incarnation != before, "another process is there")
+            lost[0] = False
+            executor.start(worker, chain("c", 5))
+            reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
+            assert outcome(reports, "c").outcome == "stopped"
+            assert [report.reason for report in reports if isinstance(report, WorkerLeft)] == ["closed"]
             executor.start(worker, chain("d", 5))
             assert outcome(ended(executor, "d"), "d").outcome == "done"

@@ -399,3 +399,16 @@ def test_a_forked_process_has_a_pack_of_its_own(tmp_path: Path) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert len(files_in(tmp_path)) == 2 and list(store.keys()) == KEYS[1:3]
+
+
+def test_nothing_follows_the_torn_end_of_a_pack_that_another_program_has_cut(tmp_path: Path) -> None:
+    """The reader would take the next entry for the rest of the torn one, once that is long enough."""
+    store = FolderCheckpoints(tmp_path, "w")
+    first, second, third = (StateKey(f"{number:032x}") for number in range(3))
+    for key in (first, second):
+        store.save(key, state_of(key), step=1, parent=None)
+    [pack] = (tmp_path / ".packs").iterdir()
+    os.truncate(pack, pack.stat().st_size - 40)
+    store.save(third, {"x": bytes(100)}, step=1, parent=None)
+    found = FolderCheckpoints(tmp_path, "w")
+    assert set(found.keys()) == {first, third} and found.load(third) == {"x": bytes(100)}
