@@ -55,6 +55,7 @@ class Connection:
         self._on_left = on_left
         self._received = threading.Event()
         self._all = False
+        self._gone: set[str] = set()  # workers that the scheduler has removed
         limit = {} if timeout is None else {"timeout": timeout}
         self.client = ClientOnce(where, name=topic, security=security, set_as_default=False, **limit)
         # Dask's client batches messages for 10 ms; a worker would be idle for that time.
@@ -74,7 +75,7 @@ class Connection:
         """
         self.client.subscribe_topic("all", self._on_cluster)
         self._all = True
-        self.client.subscribe_topic(self._topic, lambda event: self._on_feed(event[1]))
+        self.client.subscribe_topic(self._topic, self._on_topic)
         echo = f"{self._topic}-echo"  # delivered no sooner than events of topics subscribed to before
         self.client.subscribe_topic(echo, lambda _: self._received.set())
         deadline = time.monotonic() + _ECHO
@@ -110,11 +111,20 @@ class Connection:
 
     # --- on Dask's loop -----------------------------------------------------------------------------------
 
+    def _on_topic(self, event: tuple[float, dict[str, Any]]) -> None:
+        _, message = event
+        # What a worker has sent before it was removed may come later. Its chains would wait for it for ever.
+        if message.get("worker") not in self._gone:
+            self._on_feed(message)
+
     async def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
         _, message = event
+        if message.get("action") == "add-worker":
+            self._gone.discard(message["worker"])
         if message.get("action") != "remove-worker":
             return
         worker = WorkerId(message["worker"])
+        self._gone.add(worker)
         incarnation = self._present(worker)  # another may join at this address before the scheduler has answered
         # Retired and scaled-down workers are expected to leave.
         orderly = message.get("expected", False) or await self._said_goodbye(worker)

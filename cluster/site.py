@@ -153,7 +153,7 @@ class Site:
             trainer, self._trainer = self._trainer, None
             if trainer is not None:
                 await trainer.finish(_GRACE)
-        publish(self._worker, self._name, {"ready": encode(self.description)})
+        publish(self._worker, self._name, {"ready": encode(self.description), "worker": self._worker.address})
 
     @property
     def _was_killed(self) -> bool:
@@ -269,7 +269,7 @@ class Site:
             except _Replaced:
                 # What described the process that is there now was lost, with a scheduler. The chain is not to blame.
                 forward(encode(ChainEnded(chain.id, WorkerId(slot), "stopped", time.time())))
-                publish(self._worker, self._name, {"ready": encode(self.description)})
+                publish(self._worker, self._name, {"ready": encode(self.description), "worker": self._worker.address})
             except TrainingProcessLost as error:
                 if trainer is not None:
                     await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's

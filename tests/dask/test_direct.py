@@ -12,6 +12,7 @@ from distributed import LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, local_cluster
+from hpstage.cluster.messages import encode
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.testing.chains import chain, ended, outcome, reached, until, workers
 from hpstage.testing.toys import Counter, Gate
@@ -124,3 +125,19 @@ def test_a_chain_for_a_process_that_was_replaced_unnoticed_is_not_to_blame(
             assert [report.reason for report in reports if isinstance(report, WorkerLeft)] == ["closed"]
             executor.start(worker, chain("d", 5))
             assert outcome(ended(executor, "d"), "d").outcome == "done"
+
+
+def test_a_description_that_comes_after_its_worker_was_removed_is_ignored(tmp_path: Path) -> None:
+    with local_cluster(2, gpus=0) as cluster, opened(cluster, tmp_path) as executor:
+        workers(executor, 2)
+        site = next(iter(cluster.workers.values())).plugins[executor._name].site
+        late = {"ready": encode(site.description), "worker": site.description.worker}
+        assert executor._connection is not None
+        client = executor._connection.client
+        client.retire_workers([site.description.worker])
+        until(executor, lambda seen: any(isinstance(report, WorkerLeft) for report in seen))
+        client.log_event(executor._name, late)
+        client.log_event(executor._name, {"notice": "the last event"})
+        condition(lambda: client.get_events(executor._name)[-1][1].get("notice"), "events are delivered")
+        assert not any(isinstance(report, WorkerJoined) for report in executor.wait(1.0))
+        assert executor.present == 1
