@@ -46,9 +46,9 @@ def environment_of(
                 f"{gpus} GPUs were requested, but {able} of {len(descriptions)} workers see a CUDA device; start one "
                 f"worker per GPU with CUDA_VISIBLE_DEVICES set and a torch that was built for CUDA, or pass gpus={able}"
             )
-    for count, description in enumerate(descriptions):
-        if shared := _shared_device(description, list(descriptions)[:count]):
-            raise ClusterError(shared)
+    if shared := _shared_device(descriptions):
+        raise ClusterError(shared)
+    for description in descriptions:
         other = _other_code(description, loaded)
         if other is not None:
             raise UsageError(other)
@@ -101,24 +101,25 @@ def refusal(
     other = _other_code(description, loaded)
     if other is not None:
         return other
-    if shared := _shared_device(description, others):
+    if shared := _shared_device([*(other for other in others if other.worker != description.worker), description]):
         return shared
     differing = _differences([Description("the others", "", 0, environment=environment), description])
     return f"it differs in {differing}" if differing else None
 
 
-def _shared_device(description: Description, others: Collection[Description]) -> str | None:
-    """Describe the device on which a worker would train together with another one, with a remedy."""
-    for other in others:
-        if other.worker == description.worker or other.host != description.host:
-            continue
-        if both := [device for device in description.devices if device in other.devices]:
-            return (
-                f"workers {other.worker} and {description.worker} would both train on GPU {both[0]} of "
-                f"{description.host}. Start one worker per GPU (dask_cuda.LocalCUDACluster, or hpstage worker), one "
-                f"per group of GPUs for a trainable with devices_per_stage (hpstage worker --gpus-per-worker N), or "
-                f"let them share it (hpstage worker --workers-per-gpu N)"
-            )
+def _shared_device(descriptions: Collection[Description]) -> str | None:
+    """Describe a device on which two workers would train, with a remedy."""
+    users: dict[tuple[str, str], str] = {}
+    for description in descriptions:
+        for device in description.devices:
+            other = users.setdefault((description.host, device), description.worker)
+            if other != description.worker:
+                return (
+                    f"workers {other} and {description.worker} would both train on GPU {device} of {description.host}. "
+                    f"Start one worker per GPU (dask_cuda.LocalCUDACluster, or hpstage worker), one per group of GPUs "
+                    f"for a trainable with devices_per_stage (hpstage worker --gpus-per-worker N), or let them share "
+                    f"it (hpstage worker --workers-per-gpu N)"
+                )
     return None
 
 

@@ -81,8 +81,6 @@ _ANSWERS = 60.0
 """Seconds within which it must answer from then on."""
 _STATUS = 5.0
 """Seconds within which it must report how a fork that is gone has ended."""
-
-
 _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What makes cuBLAS deterministic, unless the user has set it: it is read with the first product of matrices."""
 

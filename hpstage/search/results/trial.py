@@ -136,17 +136,11 @@ class TrainedTrial:
             UsageError: the trial has no such step or hyperparameter, failed before it, or the code reads the
                 hyperparameter at step 0 only. The other errors are those of :func:`hpstage.train`.
         """
-        lineage, given = self._lineage(), {**(changes or {}), **values}
-        subject = lineage.of(trainable)
-        record = self.plan.searches[self.study].started
-        trained: list[TrainedTrial] = lineage.train(
+        subject, given = self._lineage().of(trainable), {**(changes or {}), **values}
+        trained = self._train(
             subject,
             branches(self.planned, self.plan, at, given, steps, subject),
-            metrics=record.metric,
-            directions=record.directions,
             study=study,
-            store=lineage.store,
-            checkpoints=lineage.checkpoints,
             executor=executor,
             evaluate_every=evaluate_every,
             show_progress_bar=show_progress_bar,
@@ -223,25 +217,35 @@ class TrainedTrial:
             UsageError: the trial lacks ``seed``, ``lr`` or a weight, or the control is none of the mixtures. The other
                 errors are those of :meth:`branch`.
         """
-        lineage, steps = self._lineage(), whole().of("steps", steps)
-        subject, record = lineage.of(trainable), self.plan.searches[self.study].started
+        subject, steps = self._lineage().of(trainable), whole().of("steps", steps)
         changes = decays(self.planned, mixtures, control, at, steps, seeds, values)
         groups = [branches(self.planned, self.plan, at, one, at + steps, subject) for one in changes.values()]
-        trained: list[TrainedTrial] = lineage.train(
-            subject,
-            [one for group in groups for one in group],
-            metrics=record.metric,
-            directions=record.directions,
-            study=study,
-            store=lineage.store,
-            checkpoints=lineage.checkpoints,
-            executor=executor,
-            show_progress_bar=show_progress_bar,
+        each = iter(
+            self._train(
+                subject,
+                [one for group in groups for one in group],
+                study=study,
+                executor=executor,
+                show_progress_bar=show_progress_bar,
+            )
         )
-        each = iter(trained)
         return MicroAnneals(
             {name: list(islice(each, len(one))) for name, one in zip(changes, groups, strict=True)}, control
         )
+
+    def _train(self, subject: object, configurations: Sequence[Any], **options: Any) -> list[TrainedTrial]:
+        """Train configurations that branch from it, on its store, by the metrics of its study."""
+        lineage, record = self._lineage(), self.plan.searches[self.study].started
+        trained: list[TrainedTrial] = lineage.train(
+            subject,
+            configurations,
+            metrics=record.metric,
+            directions=record.directions,
+            store=lineage.store,
+            checkpoints=lineage.checkpoints,
+            **options,
+        )
+        return trained
 
     def diff(self, other: TrainedTrial) -> TrialDiff:
         """Compare it with another trial, as far as is known: where they diverge, in what, and with which metrics."""
