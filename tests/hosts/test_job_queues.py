@@ -17,7 +17,6 @@ from hpstage.testing.toys import Tape
 from tests.dask.processes import ROOT
 from tests.hosts import slurm
 
-pytest.importorskip("dask_jobqueue", reason="pip install dask-jobqueue")
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 STEPS = 100
@@ -85,8 +84,8 @@ def test_a_search_outlives_the_time_limit_of_its_jobs_and_trains_nothing_twice(
     jobs: dict[str, Any], tmp_path: Path
 ) -> None:
     """A minute, the shortest limit that Slurm has; both jobs reach it before the search ends."""
-    from dask_jobqueue import SLURMCluster
-
+    # Not where tests are collected: it replaces the handler of SIGINT.
+    SLURMCluster = pytest.importorskip("dask_jobqueue", reason="pip install dask-jobqueue").SLURMCluster
     with SLURMCluster(**jobs, walltime="00:01:00", queue="debug", interface="lo") as cluster:
         cluster.adapt(minimum_jobs=2, maximum_jobs=2)
         found, trained = search(cluster, tmp_path / "store", pause=1.0)
