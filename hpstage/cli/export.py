@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -20,12 +18,13 @@ from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, shortened
 from hpstage.plan.facts import Fact
 from hpstage.report.files import refusing, replacing
+from hpstage.report.trackers import not_installed
 from hpstage.store.redaction import redacted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hpstage.report.trackers.runs import TrialRun
+    from hpstage.report.trackers.runs import Tracker
 
 
 class What(StrEnum):
@@ -101,25 +100,37 @@ _TRACKERS = (What.TENSORBOARD, What.MLFLOW, What.WANDB)
 
 
 def _export_runs(store: str, checkpoints: str | None, what: What, folder: Path | None) -> None:
-    from hpstage.report.trackers.runs import runs_of
+    from hpstage.report.trackers.runs import exported, runs_of
     from hpstage.search.results import open as open_store
 
     if folder is None and not (what == What.MLFLOW and os.environ.get("MLFLOW_TRACKING_URI")):
         folder = Path(what.value)
     plan = open_store(store, checkpoints=checkpoints)
-    export: Callable[..., Iterator[TrialRun]] = importlib.import_module(f"hpstage.report.trackers.{what.value}").export
     count = values = 0
     try:
         with refusing(folder, another="folder"):
-            for run in export(runs_of(plan.plan, plan.checkpoints), folder):
+            for run in exported(runs_of(plan.plan, plan.checkpoints), _tracker(what, folder)):
                 count += 1
                 values += sum(len(row) for _, row in run.rows)
     except ImportError as error:
-        if (error.name or "").partition(".")[0] != what.value:
-            raise
-        raise UsageError(f'{what.value} is not installed: pip install "hpstage[{what.value}]"') from None
+        raise not_installed(error, what.value) from None
     where = os.environ["MLFLOW_TRACKING_URI"] if folder is None else clean(folder)
     echo(f"{redacted(where, where)}  {count_of(count, 'trial')}, {count_of(values, 'value')}")
+
+
+def _tracker(what: What, folder: Path | None) -> Tracker:
+    if what == What.MLFLOW:
+        from hpstage.report.trackers.mlflow import MLflow
+
+        return MLflow(folder)
+    assert folder is not None
+    if what == What.TENSORBOARD:
+        from hpstage.report.trackers.tensorboard import TensorBoard
+
+        return TensorBoard(folder)
+    from hpstage.report.trackers.wandb import WeightsAndBiases
+
+    return WeightsAndBiases(folder, {"mode": "offline"})
 
 
 def _export_weights(

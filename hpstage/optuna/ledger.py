@@ -43,6 +43,8 @@ _TAKEN = "hpstage:taken:"
 
 Constraints = Callable[[Mapping[str, float]], Mapping[str, float]]
 
+Callback = Callable[[optuna.Study, FrozenTrial], None]
+
 
 def _mark(attrs: Mapping[str, Any]) -> str:
     """Return the system attribute of a queued trial that the search with these attributes takes: its number."""

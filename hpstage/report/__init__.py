@@ -25,11 +25,15 @@ if TYPE_CHECKING:
         draw_timeline,
         save,
     )
+    from hpstage.report.trackers.live import MLflowCallback, TensorBoardCallback, WeightsAndBiasesCallback
 
 __all__ = [
     "Book",
     "Causes",
     "Frames",
+    "MLflowCallback",
+    "TensorBoardCallback",
+    "WeightsAndBiasesCallback",
     "causes_of",
     "draw_beside_alone",
     "draw_merge_rate",
@@ -45,6 +49,9 @@ __all__ = [
 
 # The modules of the names that are imported on first use.
 _HOMES = {
+    "MLflowCallback": "trackers.live",
+    "TensorBoardCallback": "trackers.live",
+    "WeightsAndBiasesCallback": "trackers.live",
     "draw_beside_alone": "pictures",
     "draw_merge_rate": "pictures",
     "draw_metrics": "pictures",

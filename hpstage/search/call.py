@@ -125,8 +125,18 @@ class Call:
             audit_budget=request.audit_budget,
             # A search that continues with another number of trials leaves its finished trials as they are.
             prolongs=request.extend or (before is not None and before.started.extends and not before.ended),
-            on_change=lambda session: self.progress.update(session, driver),
+            on_change=lambda session: self._changed(session, driver),
         )
+
+    def _changed(self, session: Session, driver: Driver) -> None:
+        self.progress.update(session, driver)
+        self.follow(session, driver)
+
+    def follow(self, session: Session, driver: Driver, *, last: bool = False) -> None:
+        """Let callbacks that follow trials while they train see how far they are; ``last`` at the end of the call."""
+        for follower in self.request.followers:
+            ids = [trial.id for trial in session.trials]
+            follower.follow(driver.plan, ids, self.request.metrics, self.places.checkpoints, last=last)
 
     def _try_out(self, plan: SearchPlan, described: Described) -> Set[str]:
         """Return the names of the metrics, as far as they are known now."""
@@ -205,6 +215,8 @@ def open_call(
         closing.callback(eviction.close)
         ledger = Ledger(request.study, request.constraints)
         deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        for follower in request.followers:
+            closing.callback(follower.close)
         progress = Progress(
             display,
             request.study,

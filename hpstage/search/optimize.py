@@ -33,17 +33,16 @@ from hpstage.errors.arguments import (
     whole,
 )
 from hpstage.executor import Executor
-from hpstage.optuna.ledger import Constraints
+from hpstage.optuna.ledger import Callback, Constraints
 from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.progress import open_display
-from hpstage.search.request import ALGORITHM, Request
+from hpstage.search.request import ALGORITHM, CALLBACKS, Request
 from hpstage.search.results.lineage import Lineage
 from hpstage.search.results.result import Result
 from hpstage.search.run import run
-from hpstage.search.session import Callback
 from hpstage.search.signals import Interruption
 from hpstage.search.train import train_all
 from hpstage.store import Journal
@@ -75,7 +74,7 @@ _ELSEWHERE = {
     algorithm=optional(ALGORITHM),
     store=optional(either(PLACE, instance(Journal, "a Journal"))),
     checkpoints=optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
-    callbacks=optional(several(function(""), "functions of the study and a trial")),
+    callbacks=CALLBACKS,
     catch=CATCH,
     constraints=optional(function("a function of a dict of metrics")),
     show_progress_bar=switch,
@@ -157,7 +156,8 @@ def optimize(
             workload in ``.hpstage``.
         checkpoints: a folder or fsspec URL (``s3://bucket/folder``) that every worker can access; by default inside
             the store's folder.
-        callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``.
+        callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``. Those of
+            :mod:`hpstage.report` for TensorBoard, MLflow and Weights & Biases write trials there while they train.
         catch: exceptions of the user's code that fail only their trials; others stop the study once running stages
             have ended. By default all are caught; Optuna's own default is ``()``. What hpstage itself refuses
             ends the search at the second trial, unless its exception is named here.

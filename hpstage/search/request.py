@@ -11,14 +11,14 @@ from optuna.trial import TrialState
 from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algos import FullTraining, OptunaPruner
 from hpstage.errors import UsageError
-from hpstage.errors.arguments import instance, text
-from hpstage.optuna.ledger import Constraints, samplers
+from hpstage.errors.arguments import function, instance, optional, several, text
+from hpstage.optuna.ledger import Callback, Constraints, samplers
 from hpstage.optuna.private import startup_trials
 from hpstage.plan.messages import Auditing, Verify
+from hpstage.report.trackers.live import LiveCallback
 from hpstage.schedule.space import Space, points_of
 from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Observed
-from hpstage.search.session import Callback
 from hpstage.training.adapter import defaults_of, noisy_of
 from hpstage.training.borrowed import see_free
 
@@ -30,6 +30,8 @@ BLIND = (
     optuna.samplers.QMCSampler,
 )
 
+
+CALLBACKS = optional(several(function(""), "functions of the study and a trial"))
 
 ALGORITHM = instance(Algorithm, "an instance of one from hpstage.algos")
 
@@ -63,6 +65,11 @@ class Request:
     audit_budget: float
     space_works: bool = True  # as far as it was tried out
     workers: int = 1  # how many there are, once they are open
+
+    @property
+    def followers(self) -> list[LiveCallback]:
+        """The callbacks that follow trials while they train."""
+        return [callback for callback in self.callbacks if isinstance(callback, LiveCallback)]
 
     def __post_init__(self) -> None:
         if isinstance(self.trainable, type):

@@ -32,8 +32,11 @@ def run(call: Call) -> Result:
         try:
             with call.join(workers) as driver:
                 session = call.session(driver)
-                with call.ledger.optimize_loop():
-                    session.run(call.request.workers)
+                try:
+                    with call.ledger.optimize_loop():
+                        session.run(call.request.workers)
+                finally:
+                    call.follow(session, driver, last=True)
                 if driver.plan.searches[session.name].ended:
                     if call.request.audit == "winner":
                         audit_winner(call, driver, session)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Literal
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting
 from hpstage.driver.driver import Driver
 from hpstage.errors import UsageError
 from hpstage.execution.outcomes import failure_of, is_misuse, training_error
-from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.ledger import Callback, Ledger
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialId, UserFailure
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.answers import Answer
@@ -30,8 +30,6 @@ from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
 
 logger = logging.getLogger("hpstage")
-
-Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 # Seconds to wait for reports before checking the clock, the progress display and Ctrl-C again.
 _HEARTBEAT = 0.5

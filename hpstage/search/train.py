@@ -14,9 +14,22 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import BYTES
 from hpstage.cluster.main_guard import refuse_while_imported
 from hpstage.errors import ScheduleError, UsageError
-from hpstage.errors.arguments import METRIC, PLACE, checked, either, instance, one_of, optional, switch, text, whole
+from hpstage.errors.arguments import (
+    METRIC,
+    PLACE,
+    checked,
+    either,
+    in_tuple,
+    instance,
+    one_of,
+    optional,
+    switch,
+    text,
+    whole,
+)
 from hpstage.execution.trying_out import metrics_untrained
 from hpstage.executor import Executor
+from hpstage.optuna.ledger import Callback
 from hpstage.plan.messages import Auditing
 from hpstage.schedule import Plateau, Scalar, Schedule, as_schedule
 from hpstage.schedule.space import RESERVED
@@ -24,7 +37,7 @@ from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.given import Direction, Given, in_memory
 from hpstage.search.progress import open_display
-from hpstage.search.request import Request
+from hpstage.search.request import CALLBACKS, Request
 from hpstage.search.results.lineage import RUNS, Configuration, Lineage
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.search.run import run
@@ -60,6 +73,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     audit: Auditing = "idle",
+    callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> TrainedTrial: ...
 @overload
@@ -78,6 +92,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     audit: Auditing = "idle",
+    callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> list[TrainedTrial]: ...
 @checked(
@@ -91,6 +106,7 @@ def train(
     checkpoint_every=optional(whole()),
     checkpoint_budget=optional(BYTES),
     audit=one_of(*get_args(Auditing)),
+    callbacks=CALLBACKS,
     show_progress_bar=switch,
 )
 def train(
@@ -108,6 +124,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     audit: Auditing = "idle",
+    callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> TrainedTrial | list[TrainedTrial]:
     """Train one configuration, or several, without a search.
@@ -129,7 +146,7 @@ def train(
         study: the study's name. One process at a time trains the runs of a study: give another name to train more on
             the same store at that time.
         evaluate_every, checkpoint_every, checkpoint_budget: as for :func:`hpstage.optimize`.
-        audit, show_progress_bar: as for :func:`hpstage.optimize`.
+        audit, callbacks, show_progress_bar: as for :func:`hpstage.optimize`.
 
     Returns:
         The trained run; a list of them for a list.
@@ -160,6 +177,7 @@ def train(
         checkpoint_every=checkpoint_every,
         checkpoint_budget=checkpoint_budget,
         audit=audit,
+        callbacks=callbacks,
         show_progress_bar=show_progress_bar,
     )
     return trained[0] if isinstance(hp, Mapping) else trained
@@ -179,6 +197,7 @@ def train_all(
     checkpoint_every: int | None = None,
     checkpoint_budget: Any = None,
     audit: Auditing = "idle",
+    callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> list[TrainedTrial]:
     """Train configurations; return the trial of each. The arguments are those of :func:`train`, for several metrics."""
@@ -192,7 +211,7 @@ def train_all(
         n_trials=len(configurations),
         timeout=None,
         algorithm=FullTraining(),
-        callbacks=(),
+        callbacks=in_tuple(callbacks or ()),
         catch=(),
         constraints=None,
         extend=False,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import xxhash
 
@@ -15,6 +16,8 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.report.trial_log import log_of
 
 Param = bool | int | float | str | None
+
+Row = tuple[int, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +42,88 @@ class TrialRun:
     state: str
     steps: int
     params: Mapping[str, Param]
-    rows: tuple[tuple[int, Mapping[str, float]], ...]
+    rows: tuple[Row, ...]
     metrics: Mapping[str, float]
+
+
+class RunWriter(Protocol):
+    """A run of a tracker that is being written."""
+
+    def log(self, rows: Iterable[Row]) -> None:
+        """Add rows."""
+
+    def end(self, run: TrialRun) -> None:
+        """Write how the run ended, or that it is still running, and close it."""
+
+
+class Tracker(Protocol):
+    """Writes runs of one of the trackers."""
+
+    def start(self, run: TrialRun) -> RunWriter:
+        """Begin the run of a trial, in place of an earlier one of the same trial. Its rows are not written."""
+
+
+def exported(runs: Iterable[TrialRun], tracker: Tracker) -> Iterator[TrialRun]:
+    """Write runs that are known as a whole, and yield each of them."""
+    for run in runs:
+        writer = tracker.start(run)
+        try:
+            writer.log(run.rows)
+        finally:
+            writer.end(run)
+        yield run
 
 
 def runs_of(plan: SearchPlan, checkpoints: CheckpointStore) -> Iterator[TrialRun]:
     """Yield the trials of a plan in the order in which they were added."""
     for id, trial in plan.trials.items():
-        ended, proposed = plan.ended.get(id), plan.searches.proposed.get(id)
-        measured = {
-            state.step: state.metrics
-            for state in trial.states()
-            if state.metrics is not None and state.step <= trial.requested
-        }
-        yield TrialRun(
-            plan=plan.id,
-            id=id,
-            study=plan.study_of(id),
-            number=id.rpartition("/")[2],
-            state="running" if ended is None else ended.state.lower(),
-            steps=trial.requested,
-            params={} if proposed is None else proposed.params,
-            rows=tuple(_rows(plan, checkpoints, trial, measured)),
-            metrics={name: value for step in sorted(measured) for name, value in measured[step].items()},
-        )
+        measured = measured_in(trial)
+        logged = log_of(plan, checkpoints, trial).values
+        metrics = {name for values in measured.values() for name in values}
+        yield replace(run_of(plan, id, measured), rows=tuple(rows_of(logged, measured, metrics)))
 
 
-def _rows(
-    plan: SearchPlan, checkpoints: CheckpointStore, trial: PlannedTrial, measured: Mapping[int, Mapping[str, float]]
-) -> Iterator[tuple[int, Mapping[str, float]]]:
+def run_of(plan: SearchPlan, id: TrialId, measured: Mapping[int, Mapping[str, float]]) -> TrialRun:
+    """Return a trial as a run without rows."""
+    ended, proposed = plan.ended.get(id), plan.searches.proposed.get(id)
+    return TrialRun(
+        plan=plan.id,
+        id=id,
+        study=plan.study_of(id),
+        number=id.rpartition("/")[2],
+        state="running" if ended is None else ended.state.lower(),
+        steps=plan.trials[id].requested,
+        params={} if proposed is None else proposed.params,
+        rows=(),
+        metrics={name: value for step in sorted(measured) for name, value in measured[step].items()},
+    )
+
+
+def measured_in(trial: PlannedTrial) -> dict[int, Mapping[str, float]]:
+    """Return the metrics of a trial by the number of steps trained."""
+    return {
+        state.step: state.metrics
+        for state in trial.states()
+        if state.metrics is not None and state.step <= trial.requested
+    }
+
+
+def rows_of(
+    logged: Mapping[str, Mapping[int, float]], measured: Mapping[int, Mapping[str, float]], metrics: Iterable[str]
+) -> list[Row]:
+    """Return what was logged and measured as rows.
+
+    Args:
+        metrics: the names of metrics; what is logged under such a name is called ``log/NAME``.
+    """
     rows: dict[int, dict[str, float]] = {}
-    names = {name for metrics in measured.values() for name in metrics}
-    for name, values in log_of(plan, checkpoints, trial).values.items():
+    names = {*metrics}
+    for name, values in logged.items():
         for step, value in values.items():
             rows.setdefault(step, {})[f"log/{name}" if name in names else name] = value
-    for step, metrics in measured.items():
-        rows.setdefault(step, {}).update(metrics)
-    yield from sorted(rows.items())
+    for step, found in measured.items():
+        rows.setdefault(step, {}).update(found)
+    return sorted(rows.items())
 
 
 def plain_name(name: str, allowed: str = ".,=+@-", most: int = 100) -> str:

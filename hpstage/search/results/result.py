@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from hpstage.executor import Executor
+    from hpstage.optuna.ledger import Callback
     from hpstage.report.tree.embed import Tree
 
 
@@ -122,6 +123,7 @@ class Result:
         study: str = RUNS,
         executor: Executor | Client | Cluster | None = None,
         evaluate_every: int | None = None,
+        callbacks: Sequence[Callback] | Callback | None = None,
         show_progress_bar: bool = False,
         **values: Any,
     ) -> TrainedTrial | list[TrainedTrial]:
@@ -134,6 +136,7 @@ class Result:
             study=study,
             executor=executor,
             evaluate_every=evaluate_every,
+            callbacks=callbacks,
             show_progress_bar=show_progress_bar,
         )
 

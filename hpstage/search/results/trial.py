@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpstage.executor import Executor
+    from hpstage.optuna.ledger import Callback
 
 logger = logging.getLogger("hpstage")
 
@@ -104,6 +105,7 @@ class TrainedTrial:
         study: str = RUNS,
         executor: Executor | Client | Cluster | None = None,
         evaluate_every: int | None = None,
+        callbacks: Sequence[Callback] | Callback | None = None,
         show_progress_bar: bool = False,
         **values: Any,
     ) -> TrainedTrial | list[TrainedTrial]:
@@ -125,7 +127,7 @@ class TrainedTrial:
             steps: the branch's number of steps; by default, the trial's. Hyperparameters that are not named keep their
                 schedules, and beyond the trial's end their last values; metrics continue to decide ``s.plateau``.
             trainable: the training code, for a trial of :func:`hpstage.open`.
-            study, executor, evaluate_every, show_progress_bar: as for :func:`hpstage.train`.
+            study, executor, evaluate_every, callbacks, show_progress_bar: as for :func:`hpstage.train`.
             values: schedules, whose steps count from ``at``, or plain values. A branch is trained for each combination
                 of those in lists.
 
@@ -143,6 +145,7 @@ class TrainedTrial:
             study=study,
             executor=executor,
             evaluate_every=evaluate_every,
+            callbacks=callbacks,
             show_progress_bar=show_progress_bar,
         )
         return trained if any(isinstance(value, list | tuple) for value in given.values()) else trained[0]
@@ -156,6 +159,7 @@ class TrainedTrial:
         study: str = RUNS,
         executor: Executor | Client | Cluster | None = None,
         evaluate_every: int | None = None,
+        callbacks: Sequence[Callback] | Callback | None = None,
         show_progress_bar: bool = False,
         **values: Any,
     ) -> TrainedTrial | list[TrainedTrial]:
@@ -173,6 +177,7 @@ class TrainedTrial:
             study=study,
             executor=executor,
             evaluate_every=evaluate_every,
+            callbacks=callbacks,
             show_progress_bar=show_progress_bar,
         )
 

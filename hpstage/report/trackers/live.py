@@ -1,0 +1,249 @@
+"""Callbacks of a search that write its trials to a tracker while they train."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors.arguments import seconds
+from hpstage.plan.facts import StateKey, TrialId
+from hpstage.plan.plan import SearchPlan
+from hpstage.report.trackers import not_installed
+from hpstage.report.trackers.runs import RunWriter, Tracker, TrialRun, measured_in, rows_of, run_of
+from hpstage.report.trial_log import joined, loaded, log_keys
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger("hpstage")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """A trial as it is at a time.
+
+    Attributes:
+        keys: under which there are logs, if anything was logged.
+        reached: the farthest step that is known to be trained.
+        metrics: the names of metrics, as far as they are known.
+    """
+
+    run: TrialRun
+    measured: Mapping[int, Mapping[str, float]]
+    keys: tuple[StateKey, ...]
+    reached: int
+    metrics: Collection[str]
+    checkpoints: CheckpointStore
+
+
+@dataclass(slots=True)
+class _Written:
+    """What a run has."""
+
+    writer: RunWriter
+    last: TrialRun
+    keys: set[StateKey] = field(default_factory=set)
+    steps: set[int] = field(default_factory=set)  # that were measured
+
+
+class LiveCallback:
+    """Writes a run for each trial of a search while it trains.
+
+    Every few seconds, a thread of the calling process writes what the plan has learnt of each trial: its metrics, and
+    what training has logged, which is known once a state is saved. Training does not wait for the tracker, and results
+    do not depend on it. A call that resumes writes its runs again, from the first step.
+    """
+
+    _package: str
+
+    def __init__(self, every: float) -> None:
+        self._every = seconds(least=0).of("every", every)
+        self._due = 0.0
+        self._written: dict[TrialId, _Written] = {}  # of trials that have not ended
+        self._sights: queue.SimpleQueue[list[_Sight] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended: set[TrialId] = set()
+        try:
+            self._tracker = self._made()
+        except ImportError as error:
+            raise not_installed(error, self._package) from None
+
+    def _made(self) -> Tracker:
+        raise NotImplementedError
+
+    def __call__(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        """Do nothing: Optuna calls it for each trial that ends."""
+
+    def follow(
+        self,
+        plan: SearchPlan,
+        trials: Iterable[TrialId],
+        metrics: Collection[str],
+        checkpoints: CheckpointStore,
+        *,
+        last: bool = False,
+    ) -> None:
+        """Take notice of the progress of trials, if it is time to. Called in the thread that changes the plan.
+
+        Args:
+            metrics: the names of metrics that are known already.
+            last: it is time, whenever the last time was.
+        """
+        now = time.monotonic()
+        if not last and (now < self._due or not self._sights.empty()):
+            return
+        self._due = now + self._every
+        names = {*metrics}
+        sights = []
+        for id in trials:
+            if id in self._ended or id not in plan.trials:
+                continue
+            trial = plan.trials[id]
+            measured = measured_in(trial)
+            names |= {name for found in measured.values() for name in found}
+            keys = tuple(log_keys(plan, trial))
+            run = run_of(plan, id, measured)
+            reached = max((state.step for state in trial.states() if state.is_known), default=0)
+            if run.state != "running":
+                reached = trial.steps  # the step that failed has a log, too
+            sights.append(_Sight(run, measured, keys, reached, names, checkpoints))
+            if id in plan.ended:
+                self._ended.add(id)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name=f"hpstage {self._package}", daemon=True)
+            self._thread.start()
+        self._sights.put(sights)
+
+    def close(self) -> None:
+        """Wait until all is written; runs of unfinished trials are closed, too. A further search can use it again."""
+        if self._thread is not None:
+            self._sights.put(None)
+            self._thread.join()
+        self._thread, self._due = None, 0.0
+        self._ended.clear()
+
+    def _write_all(self) -> None:
+        try:
+            while (sights := self._sights.get()) is not None:
+                for sight in sights:
+                    self._write(sight)
+            for written in self._written.values():
+                written.writer.end(written.last)
+        except Exception as error:
+            logger.warning(
+                "Trials are no longer written to %s: %s: %s. The search continues; `hpstage export` writes all of them "
+                "later.",
+                self._package,
+                type(error).__name__,
+                error,
+            )
+            while self._sights.get() is not None:
+                pass
+        finally:
+            self._written.clear()
+
+    def _write(self, sight: _Sight) -> None:
+        run, measured = sight.run, sight.measured
+        written = self._written.get(run.id)
+        keys = [key for key in sight.keys if written is None or key not in written.keys]
+        # What was logged since the plan was looked at comes with what precedes it: trackers take ascending steps.
+        found = [(key, log) for key in keys for log in loaded(sight.checkpoints, [key])]
+        logs = [(key, log) for key, log in found if log.stop <= sight.reached]
+        fresh = {step: found for step, found in measured.items() if written is None or step not in written.steps}
+        rows = rows_of(joined([log for _, log in logs]).values, fresh, sight.metrics)
+        if written is None:
+            if not rows and run.state == "running":
+                return
+            known = dict.fromkeys(sight.metrics, math.nan)
+            written = _Written(self._tracker.start(replace(run, metrics={**known, **run.metrics})), run)
+            self._written[run.id] = written
+        written.last = run
+        written.keys.update(key for key, _ in logs)
+        written.steps.update(fresh)
+        if rows:
+            written.writer.log(rows)
+        if run.state != "running":
+            written.writer.end(run)
+            del self._written[run.id]
+
+
+class TensorBoardCallback(LiveCallback):
+    """Write each trial to TensorBoard while it trains: ``callbacks=[TensorBoardCallback("runs")]``, then
+    ``tensorboard --logdir runs``.
+
+    Args:
+        folder: each trial has a folder ``<study>/<number>`` in it.
+        every: seconds between two looks.
+
+    Raises:
+        UsageError: tensorboard is not installed.
+    """
+
+    _package = "tensorboard"
+
+    def __init__(self, folder: str | PathLike[str] = "runs", *, every: float = 5.0) -> None:
+        self._folder = Path(folder)
+        super().__init__(every)
+
+    def _made(self) -> Tracker:
+        from hpstage.report.trackers.tensorboard import TensorBoard
+
+        return TensorBoard(self._folder)
+
+
+class MLflowCallback(LiveCallback):
+    """Write each trial to MLflow while it trains, as a run in an experiment of the study's name.
+
+    Args:
+        tracking_uri: of the server or database; by default what ``MLFLOW_TRACKING_URI`` or MLflow's own default names.
+        every: seconds between two looks.
+
+    Raises:
+        UsageError: mlflow is not installed.
+    """
+
+    _package = "mlflow"
+
+    def __init__(self, tracking_uri: str | None = None, *, every: float = 5.0) -> None:
+        self._uri = tracking_uri
+        super().__init__(every)
+
+    def _made(self) -> Tracker:
+        from hpstage.report.trackers.mlflow import MLflow
+
+        return MLflow(None, self._uri)
+
+
+class WeightsAndBiasesCallback(LiveCallback):
+    """Write each trial to Weights & Biases while it trains, as a run in a group of the study's name.
+
+    Args:
+        project: by default the study's name.
+        every: seconds between two looks.
+        wandb_kwargs: further arguments of ``wandb.init``: ``entity``, ``mode``, ``dir``, ...
+
+    Raises:
+        UsageError: wandb is not installed.
+    """
+
+    _package = "wandb"
+
+    def __init__(
+        self, project: str | None = None, *, wandb_kwargs: Mapping[str, Any] | None = None, every: float = 5.0
+    ) -> None:
+        self._settings = {**({} if project is None else {"project": project}), **(wandb_kwargs or {})}
+        super().__init__(every)
+
+    def _made(self) -> Tracker:
+        from hpstage.report.trackers.wandb import WeightsAndBiases
+
+        return WeightsAndBiases(None, self._settings)
