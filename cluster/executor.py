@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import CancelledError, Client, Future, LocalCluster
-from distributed.deploy import Cluster
 from distributed.security import Security
 
 from hpstage.checkpoints import CheckpointStore
@@ -48,7 +47,7 @@ from hpstage.cluster.messages import (
     encode,
     name_of,
 )
-from hpstage.cluster.place import Place
+from hpstage.cluster.place import Cluster, Place
 from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.cluster.worker import TrainingPlugin

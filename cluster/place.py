@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from distributed import Client, LocalCluster
-from distributed.deploy import Cluster
 from distributed.security import Security
 
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.local import local_cluster
 from hpstage.errors import UsageError
+
+
+@runtime_checkable
+class Cluster(Protocol):
+    """A cluster as Dask's own are, and dask-gateway's, whose class is none of Dask's."""
+
+    scheduler_address: str | None
+    security: Security | None
+    status: object
+    """One of Dask's, or its name."""
 
 
 class Place:
@@ -45,8 +56,8 @@ class Place:
         return self._given is not None
 
     def open(self, gpus_per_worker: int) -> tuple[str | LocalCluster, Security | None]:
-        """Return what to connect to, and how. Raises :class:`UsageError` if the given client is closed, and what
-        :func:`local_cluster` does."""
+        """Return what to connect to, and how. Raises :class:`UsageError` if the given client or cluster is closed, and
+        what :func:`local_cluster` does."""
         if self._given is None:
             n_workers, gpus, workers_per_gpu = self._sizes
             server, self.fork_server = self.fork_server, None  # which closes with the cluster
@@ -59,9 +70,14 @@ class Place:
             )
             return self.cluster, None
         if isinstance(self._given, Cluster):
+            address, status = self._given.scheduler_address or "", self._given.status
+            if "://" not in address:
+                raise UsageError(f"the given cluster, {self._given!r}, has no scheduler yet; start or await it first")
+            if getattr(status, "name", status) in ("closing", "closed"):
+                raise UsageError(f"the given cluster, {self._given!r}, is closed; start another one")
             if isinstance(self._given, LocalCluster) and not self._given.asynchronous:
                 return self._given, None  # whose event loop the client shares, which spares waking up another thread
-            return self._given.scheduler_address, self._given.security
+            return address, self._given.security
         # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
             raise UsageError(f"the given client is {self._given.status}; connect it first")

@@ -263,15 +263,15 @@ def as_executor(executor: object) -> Executor:
         local = DaskExecutor()
         local.take(server)
         return local
+    if isinstance(executor, type):
+        raise UsageError(f"executor is the class {executor.__name__}; give an instance: {executor.__name__}()")
     from distributed import Client
-    from distributed.deploy import Cluster
 
     from hpstage.cluster import DaskExecutor
+    from hpstage.cluster.place import Cluster
 
     if isinstance(executor, Client | Cluster):
         return DaskExecutor(executor)
-    if isinstance(executor, type):
-        raise UsageError(f"executor is the class {executor.__name__}; give an instance: {executor.__name__}()")
     raise UsageError(
         f"executor cannot be {shown(executor)}; give hpstage.local_cluster(), a dask.distributed.Client, "
         f"an Executor such as InlineExecutor(), or None for a local cluster"

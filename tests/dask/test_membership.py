@@ -296,3 +296,18 @@ def test_workers_that_share_a_process_are_refused() -> None:
 def test_n_workers_together_with_a_client_is_refused(client: Client) -> None:
     with pytest.raises(UsageError, match="n_workers"):
         DaskExecutor(client, n_workers=3)
+
+
+class Starting:
+    """As an asynchronous GatewayCluster before it is awaited."""
+
+    scheduler_address, security, status = None, None, "created"
+
+
+def test_a_cluster_that_is_closed_or_not_started_is_refused() -> None:
+    closed = LocalCluster(0, dashboard_address=":0", scheduler_kwargs={"dashboard": False})
+    closed.close()
+    with pytest.raises(UsageError, match=r"LocalCluster.* is closed; start another one"):
+        DaskExecutor(closed).open(Counter(), None)
+    with pytest.raises(UsageError, match="has no scheduler yet; start or await it first"):
+        DaskExecutor(Starting()).open(Counter(), None)
