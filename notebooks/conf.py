@@ -7,7 +7,11 @@ import hpstage
 project = "hpstage"
 author = "the hpstage developers"
 release = hpstage.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    *("myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"),
+    *("sphinx_copybutton", "sphinx_design"),
+]
+myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["porting/*", "recorded/*"]
 nb_execution_mode = "off"
 myst_heading_anchors = 3

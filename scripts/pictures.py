@@ -2,8 +2,9 @@
 
     .venv/bin/python scripts/pictures.py [NAME ...]
 
-They go to notebooks/pictures. beside_alone, stage_tree and savings are drawn from recorded plans (scripts/record.py),
-optuna_curves by Optuna from a search of the demo's, growing_tree from a search of its own (scripts/growing_tree.py).
+They go to notebooks/pictures; those that are only to be looked at go to build/screens. beside_alone, stage_tree and
+savings are drawn from recorded plans (scripts/record.py), optuna_curves by Optuna from a search of the demo's,
+growing_tree from a search of its own (scripts/growing_tree.py).
 The others are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports, and
 live_page of Dask's page, of 48 to 10,000 simulated trials, in light, in dark and on a phone.
 """
@@ -37,6 +38,7 @@ from screenshots import LOOKS, SIZES, Look, browser, keep, looked_at, simulated
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PICTURES = FOLDER / "pictures"
+SCREENS = FOLDER.parent / "build" / "screens"
 RECORDED = FOLDER / "recorded" / "digits"
 
 _TRIALS = 45  # of the demo that are over when its page is looked at
@@ -76,7 +78,7 @@ def report_page() -> Iterator[Path]:
                 with looked_at(opened, address, look) as page:
                     page.frame_locator("iframe").locator(".bk-Figure canvas").first.wait_for()
                     page.wait_for_timeout(_SETTLED)
-                    yield keep(page, PICTURES / f"report_{size}_{look.name}.png")
+                    yield keep(page, SCREENS / f"report_{size}_{look.name}.png")
 
 
 def dashboard() -> Iterator[Path]:
@@ -132,7 +134,7 @@ def live_page() -> Iterator[Path]:
                 with looked_at(opened, address, look) as page:
                     page.wait_for_function(_HAS_TRIALS, arg=0.7 * size)
                     page.wait_for_timeout(_SETTLED)
-                    yield keep(page, PICTURES / f"page_{size}_{look.name}.png")
+                    yield keep(page, SCREENS / f"page_{size}_{look.name}.png")
 
 
 def optuna_curves() -> Iterator[Path]:
@@ -175,6 +177,7 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("hpstage").setLevel(logging.ERROR)  # some of the simulated trials fail
     PICTURES.mkdir(parents=True, exist_ok=True)
+    SCREENS.mkdir(parents=True, exist_ok=True)
     for name in parser.parse_args().names or MADE:
         for path in MADE[name]():
             print(f"{path} ({path.stat().st_size:,} bytes)", flush=True)

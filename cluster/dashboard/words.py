@@ -1,4 +1,4 @@
-"""The panels that are text: the study that is shown, its sentence, what has failed; and the tree."""
+"""The panels that are text: the study that is shown, its tiles, what has failed; and the tree."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bokeh.models.widgets import Div, Select
 
 from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.feed import Feed
-from hpstage.cluster.dashboard.headline import failures_html, headline_html
 from hpstage.cluster.dashboard.panels import FAILED, Panel
+from hpstage.cluster.dashboard.tiles import failures_html, summary_html
 from hpstage.report.names import plain
 from hpstage.report.tree.figure import DARK_INPUTS, TreeFigure
 from hpstage.report.tree.rows import HEIGHT
@@ -63,12 +63,13 @@ class Chooser(Panel):
 
 
 class Summary(Panel):
-    """The sentence of the study: what it saves, and where it stands."""
+    """The tiles of the study: what it saves, and where it stands."""
 
     def make(self, doc: Document) -> None:
         self.root = Div(
             text="No search has started yet.", disable_math=True, sizing_mode="stretch_width",
             styles={"flex": "1 1 300px", "width": "auto", "overflow-wrap": "anywhere"},
+            stylesheets=[InlineStyleSheet(css=".bk-clearfix { width: 100% }")],
         )  # fmt: skip
 
     def version(self, shown: Shown | None, now: float) -> object:
@@ -77,7 +78,7 @@ class Summary(Panel):
 
     def draw(self, shown: Shown | None, now: float) -> None:
         if shown is not None:
-            text = headline_html(shown, shown.seconds_left(time.monotonic()))
+            text = summary_html(shown, shown.seconds_left(time.monotonic()))
             if text != self.root.text:
                 self.root.text = text
 

@@ -12,7 +12,7 @@ from hpstage.accounting.account import new_account
 from hpstage.accounting.audits import audited
 from hpstage.cli.status import as_text, status_of
 from hpstage.cluster.dashboard.board import Board
-from hpstage.cluster.dashboard.headline import standing
+from hpstage.cluster.dashboard.tiles import standing
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import write_report
 from hpstage.store import MemoryJournal

@@ -14,15 +14,16 @@ from msgspec import structs
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
+from hpstage.cluster.dashboard.board import Board, PlanView, Shown, cut, running
 from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.feed import Feed
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD
-from hpstage.cluster.dashboard.headline import failures_html, headline, headline_html
 from hpstage.cluster.dashboard.panels import around, nice
 from hpstage.cluster.dashboard.study import History, StudyView, curve
+from hpstage.cluster.dashboard.tiles import failures_html, summary_html, tiles
 from hpstage.cluster.dashboard.work import work_of
 from hpstage.errors import HistoryChanged
+from hpstage.errors.text import rate
 from hpstage.report.tree.rows import ROOT, Rows
 from hpstage.store import Cursor, Journal, MemoryJournal
 from hpstage.testing.toys import Failing, Tape
@@ -267,16 +268,38 @@ def test_stages_behind_a_failure_are_shown_as_failed() -> None:
     assert found.best(1)[0].value == study.best_value
 
 
-def test_the_headline_never_shows_negative_figures() -> None:
+def texts(shown: Shown, seconds_left: float | None = None) -> list[str]:
+    """All that the tiles of a study say."""
+    return [text for tile in tiles(shown, seconds_left) for text in (tile.figure, *tile.details)]
+
+
+def test_tiles_never_show_negative_figures() -> None:
     _, journal = searched()
     records = journal.read()
     said = []
     for stop in range(1, len(records) + 1):
         board = board_of(journal, stop)
         if board.studies():
-            said.append(headline(board.studies()[0]))
+            said.append(texts(board.studies()[0]))
     assert not any(part.startswith("-") for parts in said for part in parts)
-    assert said[0] == ["0 of 12 trials finished", "12 queued"] and "12 of 12 trials finished" in said[-1]
+    assert said[0][:2] == ["0 of 12", "12 queued"] and "12 of 12" in said[-1]
+
+
+def test_tiles_say_what_figures_rest_on() -> None:
+    result, journal = searched()
+    one = board_of(journal).studies()[0]
+    found = {tile.title: tile for tile in tiles(one)}
+    best = result.study.best_trial
+    assert best.value is not None and found["best score"].figure == f"{best.value:.5g}"
+    number, named = found["best score"].details
+    assert number.startswith(f"trial {best.number} at step ")
+    assert all(f"{name}=" in named for name in best.params)
+    totals = one.study.totals
+    assert found["speed-up"].figure == f"{rate(totals.merge_rate)}×"
+    assert found["speed-up"].details[0] == f"{totals.steps_unique:,} of {totals.steps_asked:,} steps"
+    assert found["speed-up"].details[1] == f"{totals.steps_trained:,} steps trained"
+    assert found["trials finished"].figure == "12 of 12"
+    assert found["workers"].figure == "0 training"
 
 
 def test_the_time_left_is_shown_while_the_search_runs_and_the_estimate_is_recent(
@@ -291,7 +314,7 @@ def test_the_time_left_is_shown_while_the_search_runs_and_the_estimate_is_recent
 
     def said(at: float) -> list[str]:
         [found] = board.studies()
-        return [part for part in headline(found, found.seconds_left(at)) if part.endswith(" left")]
+        return [part for part in texts(found, found.seconds_left(at)) if part.endswith(" left")]
 
     board.take_in("plan", 0, records[:half])
     assert said(now) == []
@@ -331,7 +354,7 @@ def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
     assert board.offer("plan", 10, records[10:15]) == 30
     assert board.offer("plan", 40, records[40:]) == 30
     assert board.offer("plan", 30, records[30:]) == len(records)
-    assert headline_html(board.studies()[0]) == headline_html(board_of(journal).studies()[0])
+    assert summary_html(board.studies()[0]) == summary_html(board_of(journal).studies()[0])
 
 
 def test_a_page_whose_journal_lost_records_is_built_again() -> None:
@@ -347,7 +370,7 @@ def test_a_page_whose_journal_lost_records_is_built_again() -> None:
         lost.read_on(behind)
     assert cursor(board.take_in("plan", 0, records[:12], anew=True)) == Cursor().after(records[:12])
     assert cursor(board.take_in("plan", 12, records[12:])) == Cursor().after(records)
-    assert headline_html(board.studies()[0]) == headline_html(board_of(journal).studies()[0])
+    assert summary_html(board.studies()[0]) == summary_html(board_of(journal).studies()[0])
 
 
 def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
@@ -356,7 +379,7 @@ def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
     records = journal.read()
     assert board.offer("other", 0, [*records[:30], b'{"type": "OfTomorrow"}']) == NO_MORE
     assert board.offer("other", 0, records) == NO_MORE
-    assert "cannot be followed" in headline_html(next(found for found in board.studies() if found.view.problem))
+    assert "cannot be followed" in summary_html(next(found for found in board.studies() if found.view.problem))
     assert board.offer("plan", len(records), []) == len(records)
 
 
@@ -400,7 +423,7 @@ def test_names_of_users_are_no_html() -> None:
         study, Odd(), lambda trial: {"a": 1}, metric="<i>&", steps=2, n_trials=1, store=journal,
         executor=hpstage.InlineExecutor(),
     )  # fmt: skip
-    text = headline_html(board_of(journal).studies()[0])
+    text = summary_html(board_of(journal).studies()[0])
     assert "&lt;script&gt;" in text and "<script>" not in text
 
 

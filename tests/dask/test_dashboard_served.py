@@ -21,8 +21,8 @@ from hpstage.cluster.dashboard import install, page_of
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.figures import Workers
 from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
-from hpstage.cluster.dashboard.headline import headline_html
 from hpstage.cluster.dashboard.page import PANELS
+from hpstage.cluster.dashboard.tiles import summary_html
 from hpstage.search.progress.eta import TimeLeft
 from hpstage.store import MemoryJournal
 from tests.dask.commands import Command, free_port, until
@@ -48,7 +48,7 @@ def look(dask_scheduler: Any) -> list[tuple[str, int, str]]:
     board: Board = dask_scheduler.handlers[HANDLER].__self__
     now = time.monotonic()
     return [
-        (found.study.name, found.view.position, headline_html(found, found.seconds_left(now)))
+        (found.study.name, found.view.position, summary_html(found, found.seconds_left(now)))
         for found in board.studies()
     ]
 

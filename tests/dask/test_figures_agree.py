@@ -18,7 +18,7 @@ from hpstage.accounting.savings import less_training
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
-from hpstage.cluster.dashboard.headline import headline
+from hpstage.cluster.dashboard.tiles import summary_html
 from hpstage.errors.text import allocated_hours, duration, hours, rate, worker_hours
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import open_book, write_report
@@ -151,7 +151,9 @@ def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_one(ou
     assert re.search(rf"merge rate +{re.escape(rate(known))}$", outputs.status, re.M)
     phrase = less_training(savings.steps_asked, savings.steps_unique)
     assert phrase.startswith(f"{rate(known)}× less training: ")
-    assert phrase in html.unescape(outputs.page) and phrase in outputs.notebook and phrase in headline(outputs.shown)
+    assert phrase in html.unescape(outputs.page) and phrase in outputs.notebook
+    figure, _, steps = phrase.partition(" less training: ")
+    assert figure in summary_html(outputs.shown) and steps in summary_html(outputs.shown)
 
 
 def test_busy_unshared_and_saved_seconds_agree_and_add_up(outputs: Outputs) -> None:

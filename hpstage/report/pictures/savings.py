@@ -43,8 +43,8 @@ def draw_savings(book: Book) -> Figure:
     _waterfall(above, falls, most, found.early_stopping)
     unit, name = style.time_unit(most)
     used, alone = (f"{seconds / unit:,.{_decimals(most / unit)}f}" for seconds in (found.used, found.alone))
-    ratio = f": {rate(found.alone / found.used)} x less worker time" if found.used and found.alone > found.used else ""
-    style.title(above, f"{used} worker-{name} used, {alone} alone{ratio}")
+    ratio = f": {rate(found.alone / found.used)}× less worker time" if found.used and found.alone > found.used else ""
+    style.title(above, f"{used} busy worker-{name}, {alone} without sharing{ratio}")
     _split(below, found)
     return figure
 

@@ -62,6 +62,7 @@ class _Writer:
                 self._run.log(dict(values), step=step)
 
     def end(self, run: TrialRun) -> None:
+        self._run.log({}, commit=True)  # the last row, which waits for more values of its step
         self._run.tags = [*(self._run.tags or ()), run.state]
         self._run.summary.update({**run.metrics, "hpstage steps": run.steps})
         self._run.finish(exit_code=1 if run.state == "fail" else 0)

@@ -8,7 +8,7 @@ const format = new Intl.NumberFormat("en")
 const number = (value) => format.format(value)
 const short = (value) => value == null || Number.isNaN(value) ? "" : String(+(+value).toPrecision(5))
 const plural = (count, noun) => `${number(count)} ${noun}${count == 1 ? "" : "s"}`
-const folded = (count) => `+ ${plural(count.nodes, "node")}, ${plural(count.trials, "trial")}`
+const folded = ({nodes, trials}) => `+ ${number(nodes)} ${nodes == 1 ? "branch" : "branches"}, ${plural(trials, "trial")}`
 const cut = (text, most) => [...text].length <= most ? text : [...text].slice(0, Math.max(1, most - 1)).join("") + "…"
 
 // The text in at most so many pixels; "" if little of it would be left.

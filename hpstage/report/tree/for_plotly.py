@@ -32,7 +32,7 @@ def plotly_stage_tree(book: Book) -> go.Figure:
     import plotly.graph_objects as go
 
     layout = lay_out(book)
-    title = f"Stage tree: {count_of(len(book.trials), 'trial')} in {count_of(len(layout.branches), 'node')}"
+    title = f"Stage tree: {count_of(len(book.trials), 'trial')} in {len(layout.branches):,} branches"
     figure = go.Figure()
     figure.update_layout(
         title={"text": title},

@@ -22,7 +22,7 @@ _MOST = 0.4  # of the width, of a text
 _TRIES = 8  # to find how long the axis must be
 # Widths of characters in font sizes, as in matplotlib's font, which is wider than most.
 _EM, _UPPER, _DOUBLE = 0.6, 0.7, 1.0
-_WIDTHS = {c: em for em, some in ((0.33, " .,:;'|!ijlI"), (0.42, "frt()[]/-"), (0.9, "mwMW@%>=+")) for c in some}
+_WIDTHS = {c: em for em, some in ((0.33, " .,:;'|!ijlI"), (0.42, "frt()[]/-"), (0.9, "mwMW@%>=+→×")) for c in some}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
 
 
 def _folded(count: Folded) -> str:
-    return f"+ {count_of(count.nodes, 'node')}, {count_of(count.trials, 'trial')}"
+    branches = "branch" if count.nodes == 1 else "branches"
+    return f"+ {count.nodes:,} {branches}, {count_of(count.trials, 'trial')}"
 
 
 def listed(names: Sequence[str], most: int) -> str:

@@ -13,7 +13,7 @@ from hpstage.accounting.tables import trials
 from hpstage.cli.status import as_text, status_of
 from hpstage.cli.tree import draw
 from hpstage.cluster.dashboard.board import Board, Shown
-from hpstage.cluster.dashboard.headline import headline
+from hpstage.cluster.dashboard.tiles import tiles
 from hpstage.report.tree.book_rows import rows_of
 from hpstage.report.writing import write_book
 from tests.unit.accounting.record import recorded
@@ -57,4 +57,5 @@ def test_the_page_counts_infeasible_trials() -> None:
     board.offer("plan", 0, recorded("rejections").read())
     [view] = board.plans.values()
     count = 10 - len(view.plan.trials)
-    assert f"{count} rejected" in headline(Shown("plan", view, view.studies["study"]))
+    finished, *_ = tiles(Shown("plan", view, view.studies["study"]))
+    assert f"{count} rejected" in finished.details

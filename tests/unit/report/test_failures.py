@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from hpstage.report.names import worker_names
 from hpstage.report.page import best_first
 from hpstage.report.pictures import draw_timeline
 from hpstage.report.pictures.timeline import failures
+from hpstage.schedule import Scalar
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing
 from tests.unit.reports import Page, read, search, write
@@ -98,11 +101,19 @@ def test_failures_are_grouped_by_line_or_without_a_traceback_by_summary() -> Non
     assert len(by_cause([failed("E: 1", ""), failed("E: 1", ""), failed("E: 2", "")])) == 2
 
 
+class FailingLate(Failing):
+    """Takes some time before it fails, which is then lost: on a fast machine it would be next to nothing."""
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        time.sleep(0.005)
+        super().train(step, hp)
+
+
 def test_training_that_raised_is_distinguished_from_training_that_was_lost() -> None:
     journal = MemoryJournal()
     hpstage.optimize(
         optuna.create_study(study_name="raising"),
-        Failing(),
+        FailingLate(),
         lambda trial: {"a": s.piecewise({0: 1, 4: 7}), "b": 1.0},
         metric="score",
         steps=8,

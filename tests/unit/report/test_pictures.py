@@ -170,7 +170,7 @@ def test_a_tree_of_500_trials_is_folded_to_a_page_and_counts_those_left_out() ->
     book = open_book(journal)
     figure = draw_stage_tree(book)
     [drawn] = [c for c in figure.axes[0].collections if isinstance(c, LineCollection) and c.zorder == 3]
-    folded = [re.fullmatch(r"\+ ([\d,]+) nodes?, ([\d,]+) trials?", text) for text in texts(figure)]
+    folded = [re.fullmatch(r"\+ ([\d,]+) branch(?:es)?, ([\d,]+) trials?", text) for text in texts(figure)]
     left = sum(int(found[1].replace(",", "")) for found in folded if found)
     assert left == len(book.branches) - len(drawn.get_segments()) > 300
     rows = {text.xy[1] for text in figure.findobj(Annotation)}
@@ -336,7 +336,7 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
     assert any(text.endswith("100%") and text.startswith(f"{found.alone:.2f}") for text in said)
     assert f"{found.early_stopping:.2f} more to their ends" in said
     assert "shared with another study" not in said
-    assert any(f"{found.used:.2f} worker-seconds used" in text for text in said)
+    assert any(f"{found.used:.2f} busy worker-seconds" in text for text in said)
 
 
 def test_what_live_states_saved_and_all_that_was_spent_lead_to_what_was_used() -> None:
