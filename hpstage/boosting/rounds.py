@@ -55,6 +55,13 @@ class Rounds(ABC):
     def _read_by_library(self) -> Iterable[str]:
         return self._names()
 
+    def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
+        changing = self._may_change(hp)
+        if name in changing:
+            return ""
+        these = f"these can change later: {', '.join(sorted(changing))}" if changing else "none can change later here"
+        return f"{self._library} reads it where a model begins; {these}. Branch at step 0, at=0"
+
     @abstractmethod
     def _names(self) -> Mapping[str, str]:
         """Return names and aliases of all parameters, with the name each stands for: ``steps`` and ``stopping`` for

@@ -83,6 +83,11 @@ class SkorchTrainable:
         self.X, self.y = X, y
         self.libraries = {"skorch": skorch.__version__}
 
+    def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
+        if name == "seed" or _is_live(name):
+            return ""
+        return "it is read only when the net is initialized. Branch at step 0, at=0"
+
     def __call__(self, run: Run) -> None:
         initial = dict(run.hp)
         training = _Training(self._made(initial), self.X, self.y)
@@ -152,8 +157,7 @@ class _Training(torch.nn.Module):
         for name, value in hp.items():
             if name == "seed" or value == getattr(net, name):
                 continue
-            live = name in ("lr", "batch_size", "iterator_train__batch_size") or name.startswith("optimizer__")
-            if not live:
+            if not _is_live(name):
                 raise UsageError(
                     f"the parameter {name!r} changes from {initial[name]!r} to {value!r}, but is read only when the "
                     f"net is initialized: give it one value"
@@ -161,6 +165,10 @@ class _Training(torch.nn.Module):
             if name.endswith("lr") and any(isinstance(one, callbacks.LRScheduler) for _, one in net.callbacks_):
                 raise UsageError(f"{name!r} follows a schedule and the callback LRScheduler: leave one of them out")
             net.set_params(**{name: value})
+
+
+def _is_live(name: str) -> bool:
+    return name in ("lr", "batch_size", "iterator_train__batch_size") or name.startswith("optimizer__")
 
 
 def _used(given: Any) -> Any:

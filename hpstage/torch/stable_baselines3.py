@@ -143,6 +143,11 @@ class StableBaselines3Trainable:
     def _read_by_library(self) -> list[str]:
         return ["lr", *_SCHEDULES, *_NUMBERS]
 
+    def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
+        if name == "seed" or name in self._read_by_library:
+            return ""
+        return "it is read only when a trial begins. Branch at step 0, at=0"
+
     def __call__(self, run: Run) -> None:
         initial = dict(run.hp)
         training = _Training(self._made(initial), self.total_timesteps)

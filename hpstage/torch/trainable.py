@@ -116,6 +116,14 @@ class TorchTrainable(ABC):
         each trial trains on its own."""
         return None
 
+    def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
+        """Return why a hyperparameter cannot change after step 0, and the remedy; ``""`` if it can or it is not known.
+
+        Args:
+            hp: the values at step 0.
+        """
+        return ""
+
     @property
     def _horizon(self) -> Horizon | None:
         """The end of training that a library's trainer states, once model and optimizer are made."""

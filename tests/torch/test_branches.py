@@ -137,3 +137,12 @@ def test_a_lightning_module_branches(tmp_path: Path) -> None:
     branch = run.branch(7, lr=0.01, executor=hpstage.InlineExecutor())
     assert isinstance(branch, TrainedTrial)
     assert_same(branch, train(tmp_path / "other", {**hp, "lr": s.piecewise({0: 0.1, 7: 0.01})}, make()))
+
+    with pytest.raises(UsageError, match=r"no hyperparameter 'momentum'; .*\(defaults = {'momentum': OLD} on"):
+        run.branch(5, momentum=0.5)
+    made: Any = make()
+    made.defaults = {"momentum": 0.9}
+    with_momentum = {**run.then({}), "momentum": s.piecewise({0: 0.9, 5: 0.5})}
+    changed = train(tmp_path / "one", with_momentum, made)
+    assert changed.plan.totals.steps_trained == STEPS + (2 + STEPS - 7) + (STEPS - 5)
+    assert_same(changed, train(tmp_path / "again", with_momentum, make()))

@@ -55,6 +55,9 @@ def test_what_is_sampled_is_a_function_of_seed_position_and_the_ratio_of_weights
     parts = [sum(30 <= i < 80 for i in whole), sum(i >= 80 for i in whole)]
     assert parts == pytest.approx([2700, 1800], rel=0.1)
     assert drawn(weighed(0.5, 0.3, 0.2), 10, 64, workers=2) == whole[10:74]
+    loader = batches_of(DataLoader(mixture := Mixture(numbers()), batch_size=4, shuffle=True), None, None)
+    taken = loader.take(mixture.seed(weighed(5, 3, 2)), 4000, 8)  # type: ignore[union-attr]
+    assert taken[0].tolist() == whole[4000:4008]
 
 
 @pytest.mark.parametrize(("name", "weights"), [("a", (1, 0, 0)), ("b", (0, 1, 0)), ("c", (0, 0, 2))])
@@ -88,7 +91,7 @@ def test_weights_that_are_none_are_refused_by_name(changed: dict[str, Any], mess
 
 
 def test_a_loader_whose_order_a_mixture_would_decide_is_refused() -> None:
-    with pytest.raises(UsageError, match="return the Mixture itself"):
+    with pytest.raises(UsageError, match="a Mixture, whose weights decide the order; give the DataLoader shuffle=True"):
         batches_of(DataLoader(Mixture(numbers()), batch_size=4), None, None)
     with pytest.raises(UsageError, match="is a Subset of a Mixture, whose weights would count for nothing"):
         batches_of(Subset(Mixture(numbers()), [1, 2]), None, None)

@@ -98,25 +98,26 @@ def missing(planned: PlannedTrial, at: int) -> str:
 
 
 def _check_step(planned: PlannedTrial, plan: SearchPlan, at: int) -> None:
-    if at > planned.steps:
-        raise UsageError(
-            f"trial {planned.id} has {planned.steps} steps and cannot be branched at step {at}; "
-            f"branch it at step {planned.steps} or before, or extend it first: trial.extend(steps={at})"
-        )
-    ending = plan.endings.ending(planned, at)
+    upto = min(at, planned.steps)
+    ending = plan.endings.ending(planned, upto)
     if ending is not None:
         raise UsageError(
             f"the code of trial {planned.id} ended its training after {ending.last} steps ({ending.message}); branch "
             f"it at step {ending.last} or before"
         )
     known = max((state.step for state in planned.states() if state.is_known), default=0)
-    last = {node.id: stop for node, _, stop in planned.path_to(at)}
+    last = {node.id: stop for node, _, stop in planned.path_to(upto)}
     for failed in plan.failures:
         if not failed.evaluating and known <= failed.step < last.get(failed.node, 0):
             raise UsageError(
                 f"trial {planned.id} failed in step {failed.step} ({failed.failure.summary}); branch it at step "
                 f"{failed.step} or before"
             )
+    if at > planned.steps:
+        raise UsageError(
+            f"trial {planned.id} has {planned.steps} steps and cannot be branched at step {at}; "
+            f"branch it at step {planned.steps} or before, or extend it first: trial.extend(steps={at})"
+        )
 
 
 def _unchanged(planned: PlannedTrial, name: str, schedule: Schedule, end: int) -> Schedule | Plateau:
@@ -127,9 +128,15 @@ def _unchanged(planned: PlannedTrial, name: str, schedule: Schedule, end: int) -
 
 
 def _check_effect(trainable: object, planned: PlannedTrial, at: int, changed: list[str]) -> None:
+    initial = {name: schedule.value(0) for name, schedule in planned.schedules.items()}
+    stated = getattr(trainable, "_unchangeable", None)  # of those that libraries train
     for name in changed:
-        if read_at_first(trainable, name):
-            raise UsageError(
-                f"{name!r} cannot change at step {at} of trial {planned.id}: the code reads it only where model or "
-                f"optimizer are made, at step 0. Branch at step 0, at=0, or read hp[{name!r}] in each step"
+        why = "" if stated is None else stated(name, initial)
+        if not why and read_at_first(trainable, name):
+            how = f"self.hparams.{name}" if hasattr(trainable, "datamodule") else f"hp[{name!r}]"
+            why = (
+                f"the code reads it only where model or optimizer are made, at step 0. Branch at step 0, at=0, or read "
+                f"{how} in each step"
             )
+        if why:
+            raise UsageError(f"{name!r} cannot change at step {at} of trial {planned.id}: {why}")

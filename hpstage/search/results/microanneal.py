@@ -87,7 +87,7 @@ def decays(
     seeds: SupportsIndex | Sequence[int],
     values: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Return what the decays of each mixture change at ``at``: weights, the seeds, and ``lr`` unless it is given.
+    """Return what the decays of each mixture change at ``at``: weights, the seeds, and the learning rate unless given.
 
     Raises:
         UsageError: there is no such control, or the trial lacks a hyperparameter.
@@ -108,10 +108,11 @@ def decays(
     if len(set(seeds)) < len(seeds) or not seeds:
         raise UsageError(f"seeds is {list(seeds)}; give different seeds, or their number")
     changes = dict(values)
-    if "lr" not in values:
-        check_names(planned, own, {"lr": None}, at)
-        peak: Any = own["lr"].value(last)
-        changes["lr"] = linear(peak, start_factor=1.0, end_factor=0.0, total_iters=steps)
+    rate = "learning_rate" if "learning_rate" in own and "lr" not in own else "lr"
+    if rate not in values:
+        check_names(planned, own, {rate: None}, at)
+        peak: Any = own[rate].value(last)
+        changes[rate] = linear(peak, start_factor=1.0, end_factor=0.0, total_iters=steps)
     if several := [name for name, value in changes.items() if isinstance(value, list | tuple)]:
         raise UsageError(f"{several[0]} is a list; the decays of a mixture differ in their seed alone: give one value")
     return {

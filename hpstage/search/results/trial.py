@@ -214,8 +214,8 @@ class TrainedTrial:
             at: number of steps of the trial that they have in common.
             steps: number of steps of each decay.
             seeds: how many, the trial's own first; or which.
-            values: what else changes at ``at``, as for :meth:`branch`; by default, ``lr`` falls from its value there
-                to 0 along a line.
+            values: what else changes at ``at``, as for :meth:`branch`; by default, ``lr`` (or ``learning_rate``) falls
+                from its value there to 0 along a line.
             trainable, study, executor, show_progress_bar: as for :meth:`branch`.
 
         Raises:

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
+from hpstage.schedule.space import MIXTURE
 from hpstage.torch.horizon import Horizon, limits
 from hpstage.torch.lightning.carried import checked_callbacks
 from hpstage.torch.lightning.data import Data, TrainingBatches, TrainingSet
@@ -19,9 +20,10 @@ from hpstage.torch.lightning.horizon import TRAINER, WatchedTrainer, horizon_of,
 from hpstage.torch.lightning.progress import Progress
 from hpstage.torch.lightning.steering import Steering
 from hpstage.torch.lightning.trainable import OWN, LightningTrainable
+from hpstage.torch.loading.mixture import Mixture, seed_in
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.handover import Abandoned
-from hpstage.training.randomness import Purpose, rekey, seed_of
+from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.run import Run, Steps
 
 
@@ -119,7 +121,8 @@ class Session:
         assert self._steering is not None
         self._progress.load_state_dict(state)
         self._batches.samples, self._batches.batch_size = state["samples"], state["batch_size"]
-        self._steering.hp, self._steering.steered = state["hp"], set(state["steered"])
+        # What it lacks had, until then, the value that defaults state: that at step 0.
+        self._steering.hp, self._steering.steered = {**self._steering.hp, **state["hp"]}, set(state["steered"])
 
     def refuse_scheduled_twice(self, names: Collection[str]) -> None:
         """Raise :class:`UsageError` if one of these hyperparameters, which change, is a rate that a scheduler sets."""
@@ -154,14 +157,15 @@ class Session:
                 raise self._over()
             self._steering.apply(self._run.hp)
             self._resize()
-        return seed_of(self._run.hp)
+        return seed_in(self._batches.dataset, self._run.hp)
 
     def _begin(self) -> None:
         """Attach what training changes, and load a state if there is one."""
         trainer, run = self.trainer, self._run
         self._progress = Progress(trainer)
         optimizers = list(trainer.optimizers)
-        self._steering = Steering(self._module, optimizers, run.hp, OWN)
+        weights = [name for name in run.hp if name.startswith(MIXTURE) and isinstance(self._batches.dataset, Mixture)]
+        self._steering = Steering(self._module, optimizers, run.hp, (*OWN, *weights))
         self._steering.refuse_unread(self._subject.module)
         callbacks = checked_callbacks([callback for callback in trainer.callbacks if type(callback) is not _End])
         scaler = getattr(trainer.precision_plugin, "scaler", None)

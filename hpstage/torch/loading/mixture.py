@@ -37,8 +37,8 @@ class Mixture(ConcatDataset[Any]):
     position which one it is. Both are functions of (seed, position): no cursor is part of a state, a schedule of
     weights is exact at any step, and mixtures under one seed have most samples in common. Only ratios of weights count.
 
-    An epoch has as many positions as there are samples. Return it from ``dataset()``, or give it to ``run.batches``;
-    not in a DataLoader, whose order it would not decide.
+    An epoch has as many positions as there are samples. Return it from ``dataset()``, give it to ``run.batches`` or to
+    a Trainer as ``train_dataset``; in a DataLoader with ``shuffle=True``, as Lightning needs, it decides the order.
     """
 
     def __init__(self, sources: Mapping[str, Dataset[Any]]) -> None:
@@ -133,7 +133,10 @@ class _MixedOrder(SampleOrder):
 
     def take(self, seed: int, position: int, count: int) -> Indices:
         if not isinstance(seed, MixedSeed):
-            raise UsageError("a Mixture is for dataset() of a TorchTrainable, and for run.batches()")
+            raise UsageError(
+                "a Mixture is for dataset() of a TorchTrainable, run.batches(), the training DataLoader of a "
+                "LightningTrainable, and train_dataset of a TrainerTrainable"
+            )
         sources = np.searchsorted(seed.upto, self._uniform(int(seed), position, count), side="right")
         found = np.empty(count, dtype=np.int64)
         for number, order in enumerate(self._orders):

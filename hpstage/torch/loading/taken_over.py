@@ -95,11 +95,15 @@ def of_loader(loader: DataLoader[Any]) -> Source:
             f"hpstage cannot make a function of seed and position, as they must be for training to be forked at any "
             f"step: give it batch_size, shuffle or sampler, and drop_last"
         )
-    if mixture_of(loader.dataset) is not None:
-        raise UsageError(
-            "the DataLoader's data set is a Mixture, whose order it would decide; return the Mixture itself"
-        )
+    mixture = mixture_of(loader.dataset, who="the DataLoader's data set")
     order, options = order_of(loader.sampler)
+    if mixture is not None:
+        if options != {"order": "random"}:
+            raise UsageError(
+                "the DataLoader's data set is a Mixture, whose weights decide the order; give the DataLoader "
+                "shuffle=True, and no other sampler"
+            )
+        order, options = mixture.order(), {"order": "mixture", "sources": mixture.names}
     if options["order"] != "sequential" and not _noted:
         _noted.append(True)
         logger.info(

@@ -18,7 +18,9 @@ from transformers.trainer_utils import align_special_tokens
 
 from hpstage.errors import StopTraining, TrainingError, UsageError
 from hpstage.schedule import Scalar
+from hpstage.schedule.space import MIXTURE
 from hpstage.torch.horizon import Horizon
+from hpstage.torch.loading.mixture import Mixture
 from hpstage.torch.loading.streams import is_stream
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.transformers.arguments import Arguments, detach, warn_once
@@ -138,7 +140,13 @@ class TrainerTrainable(TorchTrainable):
     def _prepared_data(self) -> Any:
         # A subclass of Trainer may tokenize, filter or pack its data when it is made, by its arguments.
         trainer = self.trainer
-        if has_own_order(trainer):
+        mixed, own_order = isinstance(self.train_dataset, Mixture), has_own_order(trainer)
+        if mixed and (own_order or not isinstance(trainer.train_dataset, Mixture)):
+            raise UsageError(
+                f"train_dataset is a Mixture, whose weights decide which samples are taken, but "
+                f"{type(trainer).__name__} {_DECIDES[own_order]}"
+            )
+        if own_order:
             return OwnBatches(lambda: own_loader(trainer), trainer.args.gradient_accumulation_steps)
         if trainer.train_dataset is self.train_dataset:
             return None
@@ -299,7 +307,7 @@ class TrainerTrainable(TorchTrainable):
         given = self.model_init is not None and _takes_values(self.model_init)
         for name in hp:
             meant = self.arguments.suggestion(name)
-            if name in fields or (given and (not meant or may_read(self.model_init, name))):
+            if name in fields or self._weighs(name) or (given and (not meant or may_read(self.model_init, name))):
                 continue  # names unlike any field may be read in ways that cannot be followed
             without = "model_init does not mention it" if given else "there is no model_init that takes an argument"
             raise UsageError(
@@ -307,12 +315,29 @@ class TrainerTrainable(TorchTrainable):
                 f"and {without}. For one that your Trainer reads, add a field to a subclass of TrainingArguments"
             )
 
+    def _weighs(self, name: str) -> bool:
+        """Whether a hyperparameter is the weight of a source of the data."""
+        return name.startswith(MIXTURE) and isinstance(self.train_dataset, Mixture)
+
+    def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
+        if name == "learning_rate" and (scheduler := self.arguments.scheduler):
+            return (
+                f"lr_scheduler_type={scheduler!r} of TrainingArguments sets it from its value at step 0. Branch at "
+                f"step 0, at=0, or train with lr_scheduler_type='constant' and the whole course as its schedule, and "
+                f"branch that"
+            )
+        if self._weighs(name) or self.arguments.is_live(name):
+            return ""
+        return "it is read only when a trial begins. Branch at step 0, at=0"
+
     def _follow(self) -> None:
         """Set the fields of ``trainer.args`` that hyperparameters name to the present values."""
         trainer = self.trainer
         if (ended := end_of(trainer)) is not None:
             raise TrainingError(f"{ended}; there is no other to train")
         for name, value in self.hp.items():
+            if self._weighs(name):
+                continue
             if name == "learning_rate" and self.arguments.scheduler:
                 if value != self.initial[name]:
                     raise UsageError(
@@ -360,6 +385,12 @@ class _Samples:
     samples: list[Any]
 
 
+_DECIDES = {
+    False: "makes other data of it: prepare the sources first, and give it a Mixture of those as they are",
+    True: "orders samples itself: leave train_sampling_strategy, dataloader_drop_last and its loader as they are by "
+    "default",
+}
+"""What a Trainer does to a mixture, by whether it has an order of its own."""
 _STOPPED = "a callback has set control.should_training_stop"
 _OF_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 

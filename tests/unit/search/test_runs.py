@@ -373,6 +373,8 @@ def test_a_failed_trial_branches_before_its_failure_only(tmp_path: Path) -> None
     failed = hpstage.open(tmp_path).trial("runs/0")
     with pytest.raises(UsageError, match=r"failed in step 4 \(.*own error.*\); branch it at step 4 or before"):
         failed.branch(5, a=1, trainable=Failing(), **inline())
+    with pytest.raises(UsageError, match=r"failed in step 4 .*; branch it at step 4 or before"):
+        failed.branch(STEPS + 1, a=1, trainable=Failing(), **inline())
     branch = failed.branch(4, a=1, trainable=Failing(), **inline())
     assert isinstance(branch, TrainedTrial)
     assert branch.metrics[STEPS] == alone(branch.schedules, STEPS).evaluate()
