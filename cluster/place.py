@@ -14,10 +14,9 @@ from hpstage.errors import UsageError
 
 @runtime_checkable
 class Cluster(Protocol):
-    """A cluster as Dask's own are, and dask-gateway's, whose class is none of Dask's."""
+    """A cluster as Dask's own are, and dask-gateway's, whose class is none of Dask's. Some have ``security``, too."""
 
     scheduler_address: str | None
-    security: Security | None
     status: object
     """One of Dask's, or its name."""
 
@@ -77,7 +76,7 @@ class Place:
                 raise UsageError(f"the given cluster, {self._given!r}, is closed; start another one")
             if isinstance(self._given, LocalCluster) and not self._given.asynchronous:
                 return self._given, None  # whose event loop the client shares, which spares waking up another thread
-            return address, self._given.security
+            return address, getattr(self._given, "security", None)
         # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
             raise UsageError(f"the given client is {self._given.status}; connect it first")

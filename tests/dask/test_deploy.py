@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import itertools
 import json
 import os
@@ -26,6 +25,7 @@ from hpstage.cluster import commands
 from hpstage.errors import UsageError
 from hpstage.testing.toys import alone
 from tests.dask.commands import until
+from tests.dask.schemas import published, schema_of
 
 yaml = pytest.importorskip("yaml", reason="Dask comes with it")
 jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
@@ -89,16 +89,6 @@ def check(data: object, schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(schema).validate(data)
 
 
-def published(package: str, end: str) -> Path:
-    """A file that a distribution of PyPI holds."""
-    try:
-        files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"pip install {package}, for the schema that it holds")
-    [file] = [file for file in files if str(file).endswith(end)]
-    return Path(str(file.locate()))
-
-
 def compose() -> dict[str, Any]:
     data: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     return data
@@ -158,27 +148,10 @@ def _is_link(name: str) -> bool:
 # --- Kubernetes ---------------------------------------------------------------------------------------------
 
 
-def closed(schema: object) -> object:
-    """The schema without room for names that it does not know: Kubernetes drops them in silence."""
-    if isinstance(schema, list):
-        return [closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {key: closed(value) for key, value in schema.items()}
-    if "properties" in schema and "x-kubernetes-preserve-unknown-fields" not in schema:
-        inner.setdefault("additionalProperties", False)
-    return inner
-
-
 @pytest.fixture(scope="module")
 def cluster_schema() -> dict[str, Any]:
     """Of a DaskCluster's ``spec``, as the operator publishes it; whole specs of pods and services are parts of it."""
-    file = published("dask-kubernetes", "crds/daskcluster.yaml")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # it is long
-    [version] = yaml.load(file.read_text(), loader)["spec"]["versions"]
-    assert version["name"] == "v1"
-    schema: dict[str, Any] = closed(version["schema"]["openAPIV3Schema"]["properties"]["spec"])  # type: ignore[assignment]
-    return schema
+    return schema_of("daskcluster")
 
 
 def objects(text: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:

@@ -301,7 +301,7 @@ def test_n_workers_together_with_a_client_is_refused(client: Client) -> None:
 class Starting:
     """As an asynchronous GatewayCluster before it is awaited."""
 
-    scheduler_address, security, status = None, None, "created"
+    scheduler_address, status = None, "created"
 
 
 def test_a_cluster_that_is_closed_or_not_started_is_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 from distributed import LocalCluster
 
 from hpstage.store import MemoryJournal
+from tests.dask.schemas import calls_in_docs
 from tests.dask.steady import Steady
 from tests.dask.studies import search, trials, undisturbed
 from tests.hosts import gateway
@@ -56,7 +57,31 @@ def of_a_gateway(folder: Path) -> Iterator[Any]:
         yield cluster
 
 
-@pytest.mark.parametrize("kind", [with_nannies, of_local_jobs, of_a_gateway], ids=lambda kind: kind.__name__)
+@contextmanager
+def of_kubernetes(folder: Path) -> Iterator[Any]:
+    """As the pages start it."""
+    operator = pytest.importorskip("dask_kubernetes.operator", reason="pip install dask-kubernetes")
+    pytest.importorskip("jsonschema", reason="pip install jsonschema")
+    from tests.hosts.kubernetes import kubernetes
+
+    [given] = calls_in_docs("KubeCluster")
+    with (
+        kubernetes(folder) as (here, configuration),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("KUBECONFIG", str(configuration))
+        with operator.KubeCluster(
+            **given, namespace="default", scheduler_service_type="LoadBalancer", quiet=True
+        ) as cluster:
+            cluster.scale(2)
+            yield cluster
+        assert not here.pods
+
+
+KINDS = [with_nannies, of_local_jobs, of_a_gateway, of_kubernetes]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_search_comes_to_the_study_of_one_process(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as cluster:
         result = search(Steady(None), cluster, MemoryJournal(), tmp_path / "states")
