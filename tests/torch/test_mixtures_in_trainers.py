@@ -1,4 +1,4 @@
-"""Mixtures that Lightning and a Hugging Face Trainer train on: weights decide as in a TorchTrainable, or are refused."""
+"""Mixtures that Lightning and a Hugging Face Trainer train on: weights decide what is sampled, or are refused."""
 
 from __future__ import annotations
 
