@@ -5,8 +5,17 @@ are refused as CUDA refuses them; memory is counted, is limited and can run out 
 real for torch. ``torch.cuda`` answers for these devices. torch looks for its devices once, when it is imported, so that
 the fake is loaded before, into processes of its own: :mod:`tests.torch.test_fake_cuda` starts them.
 
-What it does not show: the bits and the speed of a GPU's kernels; waits that are missing, since each operation ends
-before the next begins (streams and events are accepted, and order nothing); random numbers of the device, which are
-those of the CPU's generator; CUDA graphs, cuDNN, Triton, NCCL; the caching allocator, so that reserved memory is what
-is allocated; more than one process on a device.
+A CUDA graph is faked by its operations: they run at no time but when it is replayed, on the tensors that it was captured
+with, and count no version of them; what waits for the device fails while one is captured.
+
+What cannot run here, or shows nothing:
+
+- The bits and the speed of a GPU's kernels: cuBLAS, cuDNN, Triton, reduced precision, ``numerics="compiled"``.
+- Waits that are missing, since each operation ends before the next begins. Streams and events are accepted, and order
+  nothing; neither does a copy that does not block.
+- Random numbers of the device, which are those of the CPU's generator: how a graph moves a generator on.
+- CUDA graphs as such: what a driver refuses to capture, other threads while it captures, memory that graphs share and
+  where it is freed, and torch's own, by which ``numerics="graphed"`` trains an ``update`` of the user's own.
+- The caching allocator: its blocks, their fragments, and that a failed allocation first frees what is cached.
+- More than one process on a device (its memory is counted in each), MIG, NCCL, peer-to-peer copies, NVML.
 """

@@ -68,6 +68,8 @@ def _install() -> None:
     cuda.default_generators = generators
     cuda.manual_seed_all = lambda seed: [generator.manual_seed(seed) for generator in generators]
     cuda.get_rng_state_all = lambda: [generator.get_state() for generator in generators]
+    cuda.get_rng_state = lambda device=None: generators[_index(device)].get_state()
+    cuda.set_rng_state = lambda state, device=None: generators[_index(device)].set_state(state)
     cuda.set_rng_state_all = lambda states: [
         generator.set_state(state) for generator, state in zip(generators, states, strict=True)
     ]
@@ -79,6 +81,9 @@ def _install() -> None:
     cuda.max_memory_allocated = cuda.max_memory_reserved = lambda device=None: fake.peak(_index(device))
     cuda.reset_peak_memory_stats = lambda device=None: fake.reset_peak(_index(device))
     cuda.empty_cache = lambda: None
+    from tests.fake_cuda import graphs
+
+    graphs.install(cuda)
 
 
 _install()

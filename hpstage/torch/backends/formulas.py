@@ -32,14 +32,20 @@ class Group(NamedTuple):
     values: tuple[Tensor, ...]
 
 
-def has_formula(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether :class:`Formula` does all that ``optimizer.step()`` would do."""
+def has_formula(optimizer: torch.optim.Optimizer, *, static: bool = False) -> bool:
+    """Return whether :class:`Formula` does all that ``optimizer.step()`` would do.
+
+    Args:
+        static: as that of :class:`Formula`, with which it is as good as ``capturable``.
+    """
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         return False
     if is_hooked(optimizer):
         return False
     for group in optimizer.param_groups:
-        if group.get("amsgrad") or group.get("differentiable") or group.get("capturable"):
+        if group.get("amsgrad") or group.get("differentiable"):
+            return False
+        if group.get("capturable") and not static:
             return False
         if group.get("dampening") and group.get("momentum"):
             return False  # its first step is another formula
@@ -60,10 +66,17 @@ def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Formula:
-    """The formula of one optimizer, and the tensors that hold the present values of its param groups."""
+    """The formula of one optimizer, and the tensors that hold the present values of its param groups.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    Args:
+        static: whether the optimizer's state is to stay in the same tensors, each on its parameter's device: what has
+            been loaded is copied into them.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, static: bool = False) -> None:
         self.optimizer = optimizer
+        self._static = static
+        self._places: dict[tuple[Tensor, str], Tensor] = {}
         self._rule = "sgd" if type(optimizer) is torch.optim.SGD else "adam"
         self._values: list[list[Tensor]] = []
 
@@ -83,6 +96,26 @@ class Formula:
                 tensor.fill_(value)
         return tuple(self._values[number])
 
+    def _held(self, param: Tensor, name: str) -> Tensor:
+        """Return what the optimizer holds of a parameter, in the tensor where it stays."""
+        held = self.optimizer.state[param]
+        present: Tensor = held[name]
+        if not self._static:
+            return present
+        place = self._places.get((param, name))
+        if place is present:
+            return present
+        if place is None or (place.shape, place.dtype, place.stride()) != (
+            present.shape,
+            present.dtype,
+            present.stride(),
+        ):
+            self._places[param, name] = place = present.to(param.device)  # a step may have been counted on the CPU
+        else:
+            place.copy_(present)
+        held[name] = place
+        return place
+
     def _sgd_group(self, number: int, group: dict[str, Any]) -> Group:
         params = [param for param in group["params"] if param.requires_grad]
         flags = (bool(group["momentum"]), bool(group["weight_decay"]), group["nesterov"], group["maximize"])
@@ -91,7 +124,7 @@ class Formula:
             held = self.optimizer.state[param]
             if held.get("momentum_buffer") is None:
                 held["momentum_buffer"] = torch.zeros_like(param)
-            buffers.append(held["momentum_buffer"])
+            buffers.append(self._held(param, "momentum_buffer"))
         device = group["params"][0].device
         values = self._tensors(number, device, group["lr"], group["momentum"], group["weight_decay"])
         return Group("sgd", flags, params, (buffers,), values)
@@ -103,11 +136,12 @@ class Formula:
         for param in params:
             held = self.optimizer.state[param]
             if not held:
-                held["step"] = torch.tensor(0.0, dtype=torch.float32)
+                on_device = group.get("fused") or group.get("capturable")  # as torch makes it
+                held["step"] = torch.zeros((), dtype=torch.float32, device=param.device if on_device else "cpu")
                 held["exp_avg"] = torch.zeros_like(param)
                 held["exp_avg_sq"] = torch.zeros_like(param)
             for tensors, name in zip(state, ("step", "exp_avg", "exp_avg_sq"), strict=True):
-                tensors.append(held[name])
+                tensors.append(self._held(param, name))
         values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
         device = group["params"][0].device
         flags = (decoupled, bool(group["weight_decay"]), group["maximize"])

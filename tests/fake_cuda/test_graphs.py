@@ -1,0 +1,195 @@
+"""CUDA graphs: a step is recorded with every optimizer, changes what it trains where it is, and forks bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpstage.checkpoints.state_tree import reread
+from hpstage.errors import TrainingError
+from hpstage.testing import StepBackendContract
+from hpstage.torch.backends import cuda_graphs
+from hpstage.torch.loop import TorchLoop
+from tests.fake_cuda import graphs
+from tests.fake_cuda.test_forks import OPTIMIZERS
+from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
+
+WHOLE = ["sgd", "fused sgd", "adam", "capturable adam", "fused adamw", "adamw foreach"]
+"""Optimizers whose formula is part of the graph. With the others it holds the loss and its gradients."""
+
+
+class Graphed(Small):
+    numerics = "graphed"
+    device = "cuda"
+
+    def __init__(self, name: str = "adam") -> None:
+        super().__init__(lambda params, hp: OPTIMIZERS[name](params))
+
+
+class OnSecond(Graphed):
+    device = "cuda:1"
+
+
+class Large(Graphed):
+    """With a parameter whose changes are noticed by their number only."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 3))
+
+
+class Noisy(Graphed):
+    """Changes its batch where it is, and reads a number of each step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        x.mul_(2.0).add_(torch.rand_like(x), alpha=0.1)
+        return nn.functional.cross_entropy(model(x), y) * (1.0 + self.hp["lr"])
+
+
+class Mixed(Graphed):
+    """Has a number on the host, of which a graph would hold the first value."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.scale = torch.tensor(2.0)
+        return super().model(hp)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * self.scale
+
+
+class Decomposing(Graphed):
+    """Decomposes a matrix; whether that has worked, torch reads from the GPU."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) + 0.0 * torch.linalg.eigvalsh(torch.eye(2, device="cuda")).sum()
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs() -> None:
+    graphs.made.clear()
+
+
+class TestGraphed(StepBackendContract):
+    numerics = "graphed"
+
+
+def loop_of(trainable: Small, start: int = 0, stop: int = 0) -> TorchLoop:
+    loop = advance(fresh(trainable), start, stop)
+    assert isinstance(loop, TorchLoop)
+    return loop
+
+
+def trained(loop: TorchLoop) -> dict[str, torch.Tensor]:
+    """What a step of Adam's changes."""
+    [optimizer] = loop.optimizers()
+    model = loop._ready().model
+    found = dict(model.named_parameters()) | dict(model.named_buffers())
+    for number, held in enumerate(optimizer.state.values()):
+        found |= {f"{name} {number}": value for name, value in held.items()}
+    return found
+
+
+def addresses(loop: TorchLoop) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in trained(loop).items()}
+
+
+def op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs.CudaGraph, "__call__", lambda self, arguments: self._function(list(arguments)))
+
+
+CASES: dict[str, Callable[[], Small]] = {
+    **{name: lambda name=name: Graphed(name) for name in (*WHOLE, "amsgrad", "radam", "adagrad")},
+    "second device": OnSecond,
+    "changed batch": Noisy,
+    "large": Large,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_steps_fork_bit_for_bit(case: str) -> None:
+    loop = loop_of(CASES[case](), 0, FORK)
+    state = reread(loop.state_dict())
+    straight = outcome(advance(loop, FORK, STEPS))
+    assert [graph.replays > 0 for graph in graphs.made] == [True, True], "one for each size of a batch"
+    forked = fresh(CASES[case]())
+    forked.load_state_dict(state)
+    assert outcome(advance(forked, FORK, STEPS)) == straight
+
+
+@pytest.mark.parametrize("case", ["fused sgd", "adam", "radam", "second device", "changed batch"])
+def test_replayed_steps_have_the_bits_of_their_operations(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed = outcome(loop_of(CASES[case](), 0, STEPS))
+    assert graphs.made
+    op_by_op(monkeypatch)
+    assert outcome(loop_of(CASES[case](), 0, STEPS)) == replayed
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_graph_changes_weights_and_the_optimizers_state_where_they_are(name: str) -> None:
+    loop = loop_of(Graphed(name), 0, 4)
+    found = trained(loop)
+    assert all(tensor.is_cuda for tensor in found.values()), "the optimizer's steps, too"
+    [graph] = graphs.made
+    assert {args[0].data_ptr() for function, args, _, _ in graph.calls if function._schema.is_mutable} == {
+        tensor.data_ptr() for tensor in found.values()
+    }
+
+
+def test_a_state_is_loaded_into_the_memory_that_the_graph_knows() -> None:
+    loop = loop_of(Graphed(), 0, 4)
+    before, state = addresses(loop), reread(loop.state_dict())
+    straight = outcome(advance(loop, 4, STEPS))
+    count = len(graphs.made)
+    loop.load_state_dict(state)
+    assert outcome(advance(loop, 4, STEPS)) == straight
+    assert addresses(loop) == before
+    assert len(graphs.made) == count, "nothing was recorded again"
+
+
+def test_a_step_that_was_counted_on_the_host_is_moved() -> None:
+    loop = loop_of(Graphed())
+    loop.update(tuple(value.to("cuda") for value in next(iter(_batches()))))
+    assert {str(tensor.device) for name, tensor in trained(loop).items() if name.startswith("step")} == {"cpu"}
+    advance(loop, 0, 3)
+    assert {str(tensor.device) for name, tensor in trained(loop).items() if name.startswith("step")} == {"cuda:0"}
+    assert [graph.replays > 0 for graph in graphs.made] == [True]
+
+
+def _batches() -> Any:
+    return torch.utils.data.DataLoader(Graphed().dataset(), batch_size=8)
+
+
+def test_another_model_is_recorded_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcomes() -> list[object]:
+        loop, found = loop_of(Graphed()), []
+        for seed in (3, 4):
+            loop.setup({**hp_at(0), "seed": seed})
+            for step in range(4):
+                loop.train(step, {**hp_at(0), "seed": seed})
+            found.append(outcome(loop))
+        return found
+
+    replayed = outcomes()
+    assert graphs.made
+    op_by_op(monkeypatch)
+    assert outcomes() == replayed and replayed[0] != replayed[1]
+
+
+def test_a_step_that_no_graph_can_hold_runs_by_its_operations_and_the_reason_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop_of(Mixed(), 0, 3)
+    assert graphs.made == []
+    assert (
+        "Mixed is trained without a CUDA graph: cpu device (arg11_1): a graph needs all tensors of loss()"
+        in caplog.text
+    )
+
+
+def test_a_step_that_waits_for_the_gpu_is_refused_by_name() -> None:
+    with pytest.raises(TrainingError, match=r"no CUDA graph can hold a step of Decomposing: .*Give numerics = 'eager'"):
+        loop_of(Decomposing(), 0, 3)
