@@ -5,8 +5,8 @@ are refused as CUDA refuses them; memory is counted, is limited and can run out 
 real for torch. ``torch.cuda`` answers for these devices. torch looks for its devices once, when it is imported, so that
 the fake is loaded before, into processes of its own: :mod:`tests.torch.test_fake_cuda` starts them.
 
-A CUDA graph is faked by its operations: they run at no time but when it is replayed, on the tensors that it was captured
-with, and count no version of them; what waits for the device fails while one is captured.
+A CUDA graph is faked by its operations: they run at no time but when it is replayed, on the tensors that it was
+captured with, and count no version of them; what waits for the device fails while one is captured.
 
 What cannot run here, or shows nothing:
 
