@@ -184,8 +184,8 @@ class Eviction:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "Checkpoints that are still needed take %s bytes, more than checkpoint_budget (%s); the search goes "
-                "on, and removes what is not needed any more.",
+                "Checkpoints that are still needed take %s bytes, more than checkpoint_budget (%s). The search "
+                "continues and removes what is no longer needed.",
                 f"{remaining:,}",
                 f"{self._budget:,}",
             )

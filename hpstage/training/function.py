@@ -45,9 +45,9 @@ from hpstage.training.run import Run
 class FunctionTrainable(Adapter):
     """A training function as a Trainable.
 
-    Before each step, :meth:`announce` may be called with whether the state after it will be evaluated or kept. A kept
-    state includes its metrics, so that it can be evaluated later without another step. Without announcements, metrics
-    are always requested.
+    Before each step, :meth:`announce` may be called with whether the state after it will be evaluated or saved. A
+    saved state includes its metrics, so that it can be evaluated later without another step. Without announcements,
+    metrics are always requested.
     """
 
     in_a_thread = True

@@ -111,7 +111,12 @@ def sources() -> Iterator[Path]:
 PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
 
 
+WRAPPED = re.compile(r'"\s*\n\s*f?"|\n\s*(?:#:? )?(?=[a-z])(?!from |import )')
+"""Where a string or a sentence continues on the next line."""
+
+
 def others_in(text: str) -> list[str]:
+    text = WRAPPED.sub(lambda cut: "" if cut[0].endswith('"') else " ", text)
     for allowed in ALLOWED:
         text = text.replace(allowed, "")
     return OTHER.findall(text)
