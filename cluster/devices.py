@@ -13,9 +13,13 @@ from hpstage.errors import ClusterError, UsageError
 from hpstage.errors.arguments import WORKERS, optional
 from hpstage.execution.shared_device import SHARERS
 
+_MIG = "MIG-"
+"""With which the names of MIG instances begin, parts of a GPU that are used as one."""
+
 
 def visible_devices() -> list[str]:
-    """Return the CUDA devices that this process may use, as named in ``CUDA_VISIBLE_DEVICES``."""
+    """Return the CUDA devices that this process may use, as named in ``CUDA_VISIBLE_DEVICES``: by number, UUID, or MIG
+    instance. Of several MIG instances a process sees the first one only, and yet each can be given to a worker."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -23,8 +27,23 @@ def visible_devices() -> list[str]:
     import torch
 
     count = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",")[:count] if named else [str(index) for index in range(count)]
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if names == [""]:
+        return [str(index) for index in range(count)]
+    return names if count and names[0].startswith(_MIG) else names[:count]
+
+
+def identities(count: int) -> tuple[str, ...]:
+    """Return what names the first ``count`` CUDA devices of this process on this host, however they were selected:
+    their UUIDs, or as :func:`visible_devices` where torch knows none."""
+    import torch
+
+    found = []
+    for index, name in enumerate(visible_devices()[:count]):
+        # Not of a MIG instance, whose name is its UUID: torch may know that of the GPU, which others share.
+        uuid = "" if name.startswith(_MIG) else getattr(torch.cuda.get_device_properties(index), "uuid", "")
+        found.append(str(uuid) or name.removeprefix(_MIG))
+    return tuple(found)
 
 
 def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
@@ -88,8 +107,10 @@ def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: 
         workers: how many there are in all; they learn how many share a device.
     """
     if devices:
+        # As nvidia-smi numbers them; but numbers that were given count in the order in which they were given.
+        numbered = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            **numbered,
             "CUDA_VISIBLE_DEVICES": devices[worker % len(devices)],
             SHARERS: str(-(-workers // len(devices))),
             host_memory.SHARERS: str(workers),

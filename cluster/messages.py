@@ -31,8 +31,8 @@ class Description(msgspec.Struct, frozen=True):
     """A worker's description of itself once it has the trainable.
 
     ``incarnation``: names its training process, among all that there ever are. ``cuda``: whether it has a CUDA device.
-    ``slots``: how many chains it trains side by side. ``devices``: those that it trains on, as ``CUDA_VISIBLE_DEVICES``
-    names them; none where it shares one by intent.
+    ``slots``: how many chains it trains side by side. ``devices``: those that it trains on, by UUID; none where
+    it shares one by intent.
     """
 
     worker: str

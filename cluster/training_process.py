@@ -32,7 +32,7 @@ import numpy as np  # noqa: F401
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.checkpoints.eviction import BYTES
 from hpstage.checkpoints.host_memory import LIVE, HostMemory
-from hpstage.cluster.devices import visible_devices
+from hpstage.cluster.devices import identities
 from hpstage.cluster.messages import (
     Amend,
     Done,
@@ -329,7 +329,7 @@ class _Training:
             cuda=cuda,
             environment=environment,
             slots=slots_in(self._trainable),
-            devices=tuple(visible_devices()[:count]) if uses_cuda and sharers() == 1 else (),
+            devices=identities(count) if uses_cuda and sharers() == 1 else (),
         )
 
     def _bundle_for(self, checkpoints: bytes) -> Bundle:

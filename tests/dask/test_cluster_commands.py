@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask.config
 import distributed
@@ -22,7 +23,14 @@ from typer.testing import CliRunner
 from hpstage.checkpoints import host_memory
 from hpstage.cli.app import app
 from hpstage.cluster.commands import _innermost
-from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many
+from hpstage.cluster.devices import (
+    environment_of,
+    first_devices,
+    grouped,
+    how_many,
+    identities,
+    visible_devices,
+)
 from hpstage.cluster.settings import scheduler_environment, worker_environment
 from hpstage.cluster.supervision import Child, Supervisor
 from hpstage.errors import ClusterError, UsageError
@@ -172,13 +180,16 @@ def test_a_command_that_is_not_there_is_an_error() -> None:
         asyncio.run(run())
 
 
-def test_each_worker_is_shown_one_device_in_turn() -> None:
+def test_each_worker_is_shown_one_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     devices = ["3", "GPU-5a", "MIG-7"]
     assert [environment_of(worker, devices, hide=False)["CUDA_VISIBLE_DEVICES"] for worker in range(4)] == [
         *devices,
         "3",
     ]
     assert environment_of(0, devices, hide=False)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")  # which count in the order of whoever has set it
+    assert "CUDA_DEVICE_ORDER" not in environment_of(0, ["3", "1"], hide=False)
     assert environment_of(0, [], hide=False, workers=4) == {host_memory.SHARERS: "4"}
     assert environment_of(0, [], hide=True, workers=4) == {host_memory.SHARERS: "4", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -204,6 +215,34 @@ def test_devices_are_shown_in_groups_to_workers_that_use_several() -> None:
     assert grouped([], 2) == []
     with pytest.raises(ClusterError, match="4 GPUs per worker were requested, but torch finds 2 here"):
         grouped(["0", "1"], 4)
+
+
+@pytest.mark.parametrize(
+    ("named", "count", "visible", "identified"),
+    [
+        (None, 2, ["0", "1"], ("of 0", "of 1")),
+        ("5, 3", 2, ["5", "3"], ("of 0", "of 1")),
+        ("GPU-5a,GPU-7b", 2, ["GPU-5a", "GPU-7b"], ("of 0", "of 1")),
+        ("0,9", 1, ["0"], ("of 0",)),  # where there is no such device, CUDA ends
+        ("MIG-a,MIG-b", 1, ["MIG-a", "MIG-b"], ("a", "b")),  # of which a process sees the first one
+        ("MIG-a", 0, [], ()),
+        ("", 0, [], ()),
+    ],
+)
+def test_devices_are_identified_by_uuid_however_they_are_selected(
+    named: str | None, count: int, visible: list[str], identified: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)  # imports torch, which loads libraries
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)  # the driver's
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace(uuid=f"of {index}"))
+    assert visible_devices() == visible
+    assert identities(2) == identified
+    assert identities(1) == identified[:1]
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace())  # of an older torch
+    assert identities(2) == tuple(name.removeprefix("MIG-") for name in visible)
 
 
 def test_no_more_devices_are_used_than_requested() -> None:

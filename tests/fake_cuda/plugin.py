@@ -8,6 +8,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 __name__ = "torch.cuda"  # so that what is defined here is torch's own, no patch by the user whose code trains
@@ -49,6 +50,12 @@ def _selected(device: Any) -> Iterator[None]:
         fake.set_current(before)
 
 
+def _uuid(index: int) -> str:
+    """As tests/fake_cuda/nvml.c has it of the GPU that is selected by number, or by UUID."""
+    name = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[index]
+    return name.removeprefix("GPU-") if name.startswith("GPU-") else f"{int(name):08d}-0000-0000-0000-000000000000"
+
+
 def _install() -> None:
     import torch
 
@@ -62,6 +69,7 @@ def _install() -> None:
     cuda.device = _selected
     cuda.synchronize = lambda device=None: None
     cuda.get_device_name = lambda device=None: "Fake"
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(name="Fake", uuid=_uuid(_index(device)))
     cuda.Stream = lambda device=None: torch.Stream(torch.device("cuda", _index(device)))
     cuda.current_stream = cuda.Stream
     cuda.stream = lambda stream: _selected(stream.device)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,3 +42,53 @@ def test_on_fake_devices(library: str, file: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fake of NVIDIA's management library, and an empty one in the place of its driver."""
+    folder = tmp_path_factory.mktemp("drivers")
+    for name, source in (("nvidia-ml", TESTS / "fake_cuda/nvml.c"), ("cuda", Path(os.devnull))):
+        subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", "-o", folder / f"lib{name}.so.1", source], check=True)
+    (folder / "sitecustomize.py").write_text("import tests.fake_cuda.plugin\n")
+    return folder
+
+
+NUMBERS = "0,1"
+UUIDS = [f"{index:08d}-0000-0000-0000-000000000000" for index in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        pytest.param("rebuilt", NUMBERS, marks=pytest.mark.ci),
+        pytest.param("rebuilt", ",".join(f"GPU-{uuid}" for uuid in UUIDS), marks=pytest.mark.slow),
+        pytest.param("dask_cuda", NUMBERS, marks=pytest.mark.slow),
+        pytest.param("dask_cuda", ",".join(f"GPU-{uuid}" for uuid in UUIDS), marks=pytest.mark.slow),
+    ],
+    ids=["rebuilt, by number", "rebuilt, by UUID", "dask-cuda, by number", "dask-cuda, by UUID"],
+)
+def test_a_cluster_of_dask_cuda_trains_with_the_first_device_of_each_worker(
+    library: str, drivers: Path, kind: str, names: str
+) -> None:
+    if kind == "dask_cuda" and importlib.util.find_spec(kind) is None:
+        pytest.skip("pip install --no-deps dask-cuda nvidia-ml-py cuda-core cuda-bindings cuda-pathfinder")
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.fake_cuda.cuda_cluster import main; main()", kind, names],
+        env={
+            **os.environ,
+            "HPSTAGE_FAKE_CUDA": library,
+            "CUDA_VISIBLE_DEVICES": NUMBERS,
+            "LD_LIBRARY_PATH": str(drivers),
+            "PYTHONPATH": os.pathsep.join([str(drivers), str(TESTS.parent), *sys.path]),
+            "DASK_CUDA_TEST_SINGLE_GPU": "1",  # go on without a CUDA context, which needs a driver
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-10_000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["seen"] == [names, ",".join(names.split(",")[::-1])]
+    assert found["used"] == [[uuid] for uuid in UUIDS]
+    assert found["equal"]
+    assert re.search(rf"would both train on GPU ({'|'.join(UUIDS)})", found["refused"])
