@@ -78,6 +78,8 @@ for command in (certificates, deploy, check, audit, plan, run, train, branch, ru
 
 # Arguments of optimize() that errors name; the options of the command line have the same names.
 _ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
+# The same of ``hpstage train`` and ``branch``, whose store has no option.
+_OF_RUNS = re.compile(r"(?<!\()\b(metric|steps|at)=(?=[\d,;:.)]|$)")
 # Commands that import the user's code.
 _IMPORTING = ("run", "train", "branch", "check", "plan", "audit")
 # Of a command line that cannot be read: typer does not name it.
@@ -105,7 +107,10 @@ def main() -> None:
     try:
         sys.exit(app(words, standalone_mode=False))
     except HpstageError as error:
-        message, status = "hpstage: " + _ARGUMENT.sub(r"--\1", f"{error}\n"), 1
+        message, status = f"hpstage: {error}\n", 1
+        if words[0] in ("train", "branch"):
+            message = re.sub(r"\b(with )?store=", "as STORE", _OF_RUNS.sub(r"--\1=", message))
+        message = _ARGUMENT.sub(r"--\1", message)
     except typer.Abort:
         message, status = "Aborted!\n", 1
     except Exception as error:

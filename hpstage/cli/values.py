@@ -15,6 +15,10 @@ _CONSTRUCTORS = (
     *("constant", "piecewise", "multistep", "step", "exponential", "linear", "polynomial", "cosine"),
     *("cosine_restarts", "onecycle", "wsd", "sampled", "plateau"),
 )
+_MEANT = {"true": "True", "false": "False", "none": "None", "null": "None"} | dict.fromkeys(
+    ("nan", "inf", "infinity"), "a finite number"
+)
+"""What words stand for in other languages, which as a word would count as true."""
 _METHODS = ("until", "then", "since")
 _WORD = re.compile(r"[^\W\d][\w./:+-]*")  # such as adam, resnet-18 or data/train
 
@@ -39,7 +43,9 @@ def values_of(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(word: str, text: str) -> Any:
-    if _WORD.fullmatch(text) and text not in ("True", "False", "None", *_CONSTRUCTORS):
+    if (meant := _MEANT.get(text.lower())) is not None and text != meant:
+        raise UsageError(f"--set {clean(word)!r}: give {meant}, or the word in quotes, {clean(text)!r}")
+    if _WORD.fullmatch(text) and text not in (*_MEANT.values(), *_CONSTRUCTORS):
         return text
     try:
         expression = ast.parse(text, mode="eval").body

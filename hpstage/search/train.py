@@ -238,6 +238,8 @@ def train_all(
 def _configuration(hp: Values, steps: int) -> Configuration:
     if not isinstance(hp, Mapping):
         raise UsageError(f"a configuration is {hp!r}; give a dict of hyperparameters, {{'lr': 0.1, ...}}")
+    if not hp:
+        raise UsageError("there are no hyperparameters; give at least one, {'lr': 0.1}, or --set lr=0.1")
     schedules: dict[str, Schedule | Plateau] = {}
     for name, value in hp.items():
         if name in RESERVED:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cli.app import app
+from hpstage.cli.app import app, main
 from hpstage.cli.values import values_of
 from hpstage.errors import UsageError
 
@@ -76,6 +76,7 @@ def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str)
     [
         (["--at", "9", "--set", "lr=0.1"], "cannot be branched at step 9"),
         (["--at", "2", "--set", "rate=0.1"], "no hyperparameter 'rate'; it has lr"),
+        (["--at", "2", "--set", "steps=9"], "'steps' is no hyperparameter of trial runs/0; give a branch's length"),
         (["--at", "2"], "without a change"),
         (["--at", "2", "--set", "lr=cosine(0.1"], "cannot be read"),
     ],
@@ -83,6 +84,31 @@ def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str)
 def test_an_invalid_branch_is_refused(words: list[str], message: str, script: str) -> None:
     lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
     assert message in str(invoke("branch", "store", script, "--trial", "runs/0", *words).exception)
+    assert hpstage.open("store").trials == ["runs/0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 4, "--set", "lr=1"], "give --steps=5 or more"),
+        (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 9, "--set", "lr=1"], "trial.extend(steps=9)"),
+        (
+            ["train", "taped.py:Shown", "taped.py", "--set", "lr=1", "--steps", 4],
+            "File exists; choose another as STORE",
+        ),
+        (["train", "taped.py:Shown", "store", "--steps", 4], "there are no hyperparameters; give at least one, "),
+        (["train", "taped.py:Shown", "store", "--set", "lr=[]", "--steps", 4], "lr is an empty list; give at least"),
+    ],
+)
+def test_a_remedy_is_that_of_the_command(
+    words: list[Any], message: str, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
+    monkeypatch.setattr("sys.argv", ["hpstage", *map(str, words), "--executor", "InlineExecutor()", "--quiet"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    assert message in capsys.readouterr().err
     assert hpstage.open("store").trials == ["runs/0"]
 
 
@@ -102,6 +128,7 @@ def test_runs_without_a_store_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         ("adam", "adam"),
         ("'adam'", "adam"),
         ("resnet-18", "resnet-18"),
+        ("'inf'", "inf"),
         ("data/train", "data/train"),
         ("cosine.__globals__", "cosine.__globals__"),
         ("[0.1, 0.2]", [0.1, 0.2]),
@@ -139,6 +166,9 @@ def test_values_are_read_as_python_has_them(text: str, value: Any) -> None:
         "cosine(0.1, 60",
         "()" * 5000,
         "wsd_sweep(0.1)",
+        "false",
+        "NaN",
+        "inf",
     ],
 )
 def test_values_that_are_not_literals_are_refused_and_never_executed(

@@ -15,6 +15,7 @@ from hpstage.plan.facts import ForkedFrom
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Plateau, Schedule, as_schedule
+from hpstage.schedule.space import RESERVED
 from hpstage.search.results.lineage import Configuration
 from hpstage.training.code.unread import read_at_first
 
@@ -69,6 +70,8 @@ def branches(
 def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mapping[str, Any], steps: int) -> None:
     """Raise :class:`UsageError` if the trial has no hyperparameter of one of the names."""
     for name in names:
+        if name in RESERVED:
+            raise UsageError(f"{name!r} is no hyperparameter of trial {planned.id}; give a branch's length with steps=")
         if name not in own and name in ("seed", "batch_size"):  # of which defaults cannot state what was meant
             raise UsageError(
                 f"trial {planned.id} was trained without the hyperparameter {name!r}, and its branches cannot change "
