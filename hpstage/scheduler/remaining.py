@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.pace import seconds_between
+from hpstage.scheduler.pace import seconds_between, step_after
 from hpstage.scheduler.stage_tree import StageTree
 
 
@@ -27,6 +27,8 @@ class RemainingWork:
     """Nodes of the plan that were trained and have nothing left to train."""
     steps_left: int
     """Steps still to train, those included that running chains have not reported yet."""
+    steps_since: int
+    """Of these, steps that running chains are estimated to have trained since their last reports."""
     stages_left: int
     """Nodes with steps left to train or states left to evaluate."""
 
@@ -35,10 +37,13 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
     """Estimate the work left at ``now`` on the chains' clock. O(running chains x their spans)."""
     path = max((seconds for seconds, _, _ in tree.ready_stages(1)), default=0.0)
     work = tree.left.seconds + tree.left.evaluations * tree.evaluate_seconds
+    since = 0
     for orders in running:
         chain = orders.chain
         ahead = seconds_between(tree, chain, chain.at, orders.marks[0]) if orders.marks else 0.0
         spent = min(orders.spent(now), ahead)
+        if spent and plan.totals.steps_trained:  # else what a step takes is not known
+            since += min(step_after(tree, chain, chain.at, spent), orders.marks[0]) - 1 - chain.at
         work -= spent
         path = max(path, _path_seconds(tree, chain) - spent)
     totals = plan.totals
@@ -48,6 +53,7 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
         work_seconds=max(0.0, work) * (1 + besides),
         stages_done=tree.left.stages_done,
         steps_left=tree.left.steps,
+        steps_since=since,
         stages_left=tree.left.stages_left,
     )
 

@@ -79,6 +79,8 @@ class Progress:
         self._session: Session | None = None
         self._time_left = TimeLeft()
         self._done_before: int | None = None  # stages done before this call
+        self._steps = 0  # the most steps shown: estimates do not fall
+        self._steps_reported = 0
         self._best_before: float | None = None
 
     def update(self, session: Session, driver: Driver) -> None:
@@ -112,7 +114,13 @@ class Progress:
             view = replace(self._view(session, driver, driver.remaining_work(), self._clock(), None), over=True)
             # Estimates have changed since the search began, those of earlier searches of the study as well.
             rate = savings.merge_rate if savings.could_share else None
-            view = replace(view, saved_seconds=savings.saved_seconds, merge_rate=rate, open=_open(session))
+            view = replace(
+                view,
+                saved_seconds=savings.saved_seconds,
+                merge_rate=rate,
+                open=_open(session),
+                steps_trained=self._steps_reported,
+            )
             if self._last is None:
                 self._display.begin(view)
             self._last = view
@@ -135,6 +143,9 @@ class Progress:
         if self._done_before is None:
             self._done_before = remaining.stages_done
             self._best_before = _best_value(self._study)
+        self._steps_reported = since.steps_trained
+        steps = since.steps_trained + remaining.steps_left
+        self._steps = min(steps, max(self._steps, since.steps_trained + remaining.steps_since))
         one = len(record.started.metric) == 1
         best, at = self._best(session) if one else (None, None)
         return ProgressView(
@@ -150,8 +161,8 @@ class Progress:
             best_step=at,
             stages_done=max(0, remaining.stages_done - self._done_before),
             stages_left=remaining.stages_left,
-            steps_trained=since.steps_trained,
-            steps_left=remaining.steps_left,
+            steps_trained=self._steps,
+            steps_left=steps - self._steps,
             running=len(scheduler.workers.chains()),
             workers=scheduler.workers.hosts,
             merge_rate=since.merge_rate if len(session.trials) > 1 or since.steps_first < since.steps_unique else None,
@@ -185,6 +196,7 @@ class Progress:
         best, at = (None, None) if last.metric is None else self._best(self._session)
         return replace(
             last,
+            steps_trained=self._steps_reported,
             complete=states[TrialState.COMPLETE],
             pruned=states[TrialState.PRUNED],
             failed=states[TrialState.FAIL],

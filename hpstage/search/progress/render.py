@@ -61,9 +61,12 @@ class Rendered:
         columns = min(_BAR[1], left - cell_len(known) - 2)
         if view.n_trials and columns >= _BAR[0]:
             header.append("  ")
+            done, whole = view.finished, view.n_trials
+            if whole == 1 and not done:  # a single run's bar moves by its steps
+                done, whole = view.steps_trained, max(1, view.steps_trained + view.steps_left)
             bar = ProgressBar(
-                view.n_trials,
-                min(view.finished, view.n_trials),
+                whole,
+                min(done, whole),
                 width=columns,
                 complete_style="cyan",  # distinguishable from the bar's grey with 16 colours
                 finished_style="green",

@@ -33,7 +33,7 @@ class ProgressView:
     stages_left: int
     """Nodes with steps left to train, of those requested now."""
     steps_trained: int = 0
-    """In this call, as far as workers have reported."""
+    """In this call: what workers have reported, and an estimate of what they have trained since."""
     steps_left: int = 0
     """Of those requested now."""
     running: int

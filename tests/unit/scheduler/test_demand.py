@@ -70,6 +70,20 @@ def test_only_one_worker_is_requested_before_seconds_per_step_are_known() -> Non
     assert search.scheduler.demand(search.executor.clock(), START) == 6
 
 
+def test_between_reports_steps_are_estimated_by_what_the_first_took() -> None:
+    search = Search(SimulatedExecutor(2, step_seconds=2.0), checkpoint_every=None)
+    ask(search, [trial(0, {"a": s.constant(0)}, 20), trial(1, {"a": s.constant(1)}, 100)])
+    while search.plan.totals.steps_trained < 2:
+        search.driver.wait()
+    now = search.executor.clock()
+    estimates = [search.scheduler.remaining_work(now + seconds) for seconds in (0, 10, 30, 1000)]
+    assert [one.steps_left for one in estimates] == [118] * 4  # as reported
+    assert estimates[0].steps_since == 0
+    assert estimates[1].steps_since == pytest.approx(10, abs=2)
+    assert estimates[2].steps_since == pytest.approx(30, abs=2)
+    assert estimates[3].steps_since <= 116  # that of no report is never taken for trained
+
+
 def test_a_worker_that_was_needed_stays_for_as_long_as_starting_one_takes() -> None:
     search = Search(SimulatedExecutor(3), checkpoint_every=1)
     ask(search, [trial(0, {"a": s.constant(0)}, 60), *branches(2, 0, 20, first=1)])

@@ -118,6 +118,7 @@ def test_a_chain_that_shares_a_worker_is_expected_to_be_slower() -> None:
     assert run.scheduler.workers.strength() == pytest.approx(4 / 2.0)
     assert run.scheduler.remaining_work(0.0).work_seconds == pytest.approx(300)
     assert run.scheduler.remaining_work(50.0).work_seconds == pytest.approx(300 - 2 * 50 / 1.25)
+    assert run.scheduler.remaining_work(50.0).steps_since == 0  # what a step takes is not known
     run.answers(2)
     assert run.executor.clock() == pytest.approx(100 * 1.25 + 100)
 

@@ -203,6 +203,16 @@ def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
     assert last.stages_left == 0
 
 
+@pytest.mark.parametrize("workers", [1, 5])
+def test_steps_never_fall_and_end_with_those_trained(monkeypatch, workers):
+    executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + 5 * (hp["b"] % 2), save_seconds=0.01)
+    views, result = searched(monkeypatch, executor, optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)))
+    steps = [view.steps_trained for view in views[:-1]]
+    assert steps == sorted(steps) and steps[-1] > 0
+    assert all(view.steps_left >= 0 for view in views)
+    assert views[-1].steps_trained == result.savings.steps_trained
+
+
 def test_what_was_saved_counts_from_the_first_results_on_and_not_when_trials_are_over(monkeypatch):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     executor = SimulatedExecutor(2)  # neither loading nor evaluating takes time: sharing is all there is to count
@@ -284,6 +294,13 @@ def test_60_columns_take_six_lines():
         "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved",
         "0:01:23 elapsed, about 61 min left",
     ]
+
+
+def test_the_bar_of_a_single_run_moves_by_its_steps():
+    run = replace(VIEW, n_trials=1, complete=0, pruned=0, failed=0, queued=0)
+    bars = [shown(replace(run, steps_trained=steps, steps_left=1500 - steps), 60)[0] for steps in (0, 750, 1499)]
+    assert [bar.count("━") for bar in bars] == [0, 20, 39]
+    assert "━" * 40 in shown(replace(run, complete=1, steps_trained=0, steps_left=0), 60)[0]
 
 
 def test_200_columns_take_two_or_three():
