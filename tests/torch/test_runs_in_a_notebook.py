@@ -87,7 +87,7 @@ for trial in trials:
     )
     assert alone.metrics[last] == trial.metrics[last], trial
     assert digest(alone.state(last)) == digest(trial.state(last)), trial
-print(len(trials), "trials, each as trained alone")
+print(len(trials), "trials, each as trained by itself")
 """,
 ]
 
@@ -100,5 +100,5 @@ def test_ten_cells_from_a_first_run_to_a_search_over_the_rest(tmp_path: Path) ->
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
     texts = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
     assert "runs/0 and runs/1: the same for 20 steps" in texts[5]
-    assert "8 trials, each as trained alone" in texts[9]
+    assert "8 trials, each as trained by itself" in texts[9]
     assert len(hpstage.open(tmp_path / "runs").trials) == 8

@@ -15,6 +15,7 @@ from hpstage.plan.facts import ForkedFrom
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Plateau, Schedule, as_schedule
+from hpstage.schedule.plateau import Descent
 from hpstage.schedule.space import RESERVED
 from hpstage.search.results.lineage import Configuration
 from hpstage.training.code.unread import read_at_first
@@ -55,7 +56,7 @@ def branches(
         for name, value in chosen.items():
             try:
                 after = value if isinstance(value, Plateau) else as_schedule(value)
-                schedules[name] = own[name].until(at).then(after).until(end)
+                schedules[name] = until(planned, plan, name, at).then(after).until(end)
             except ScheduleError as error:
                 raise ScheduleError(
                     f"branch of trial {planned.id} at step {at}, hyperparameter {name!r}: {error}"
@@ -86,6 +87,29 @@ def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mappi
                 f"OLD}} on the trainable), and let the space return {{**trial.then({{...}}), {name!r}: "
                 f"s.piecewise({{0: OLD, {steps}: NEW}})}}: none of it is trained again"
             )
+
+
+def until(planned: PlannedTrial, plan: SearchPlan, name: str, at: int) -> Schedule:
+    """Return a schedule of a trial up to ``at``, not beyond its end.
+
+    Raises:
+        UsageError: metrics decide it, and have not done so that far.
+    """
+    plateau = planned.plateaus.get(name)
+    if plateau is None:
+        return planned.schedules[name].until(at)
+    descent = Descent(plateau)
+    for look in plateau.looks(at):
+        state = plan.known(planned.id, look)
+        if state is None or state.metrics is None:
+            further = at + 1 + (at + 1 == planned.steps)
+            raise UsageError(
+                f"metrics decide {name!r} of trial {planned.id} after step {look}, which is not trained yet; branch it "
+                f"at step {look} or before, or train further first: trial.branch({look}, steps={further}), and branch "
+                f"that"
+            )
+        descent.see(look, state.metrics[plateau.metric or ""])
+    return descent.schedule().until(at)
 
 
 def missing(planned: PlannedTrial, at: int) -> str:

@@ -22,7 +22,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.report.files import replacing
 from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
-from hpstage.search.results.branching import branches, check_names
+from hpstage.search.results.branching import branches, check_names, until
 from hpstage.search.results.diff import TrialDiff, diff_of, names_in
 from hpstage.search.results.lineage import RUNS, Lineage
 from hpstage.search.results.loading import LoadedState, load
@@ -92,8 +92,11 @@ class TrainedTrial:
         own, steps = self.schedules, self.planned.steps
         at = steps if at is None else whole(0, steps).of("at", at)
         check_names(self.planned, own, after, at)
-        longer = {name: schedule.then(schedule.value(steps - 1)) for name, schedule in own.items()}
-        return longer | {name: own[name].until(at).then(value) for name, value in after.items()}
+        kept = {name: until(self.planned, self.plan, name, at if name in after else steps) for name in own}
+        return {
+            name: schedule.then(after[name] if name in after else own[name].value(steps - 1))
+            for name, schedule in kept.items()
+        }
 
     def branch(
         self,
@@ -135,8 +138,9 @@ class TrainedTrial:
             The branch; a list of them if a value is a list.
 
         Raises:
-            UsageError: the trial has no such step or hyperparameter, failed before it, or the code reads the
-                hyperparameter at step 0 only. The other errors are those of :func:`hpstage.train`.
+            UsageError: the trial has no such step or hyperparameter, failed before it, metrics have not decided the
+                hyperparameter that far, or the code reads it at step 0 only. The other errors are those of
+                :func:`hpstage.train`.
         """
         subject, given = self._lineage().of(trainable), {**(changes or {}), **values}
         trained = self._train(
@@ -451,7 +455,7 @@ def trial_of(
             raise UsageError(f"trial {id!r} was not trained: the space rejected it ({proposed.rejected.summary})")
         studies = ", ".join(sorted({plan.study_of(known) for known in planned})) or "none"
         raise UsageError(
-            f"{where} has no trial {id!r} (it may have been trained by other code, or on another store); there are "
-            f"{count_of(len(planned), 'trial')}, of studies {studies}"
+            f"{where} has no trial {id!r} (it may not have begun, or have been trained by other code or on another "
+            f"store); give another: there are {count_of(len(planned), 'trial')}, of studies {studies}"
         )
     return TrainedTrial(planned[id], plan, checkpoints, lineage)

@@ -325,6 +325,40 @@ def test_metrics_decide_how_a_branch_of_a_plateau_continues(tmp_path: Path) -> N
     assert run.branch(3, wd=-9.0, **inline()).id == branch.id
 
 
+def test_what_metrics_have_not_decided_yet_is_not_branched_beyond_but_by_the_remedy(tmp_path: Path) -> None:
+    """Of a trial under a plateau that was interrupted: its value in steps to come is not known."""
+
+    class Stopped(Tape):
+        stops = True
+
+        def train(self, step: int, hp: Mapping[str, Any]) -> None:
+            if step == 5 and type(self).stops:
+                raise KeyboardInterrupt
+            super().train(step, hp)
+
+    hp = {"lr": s.plateau(1.0, metric="score", mode="min", every=2, patience=0), "wd": 0.25}
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "one", hp, trainable=Stopped())
+    Stopped.stops = False
+    trunk = hpstage.open(tmp_path / "one").trial("runs/0")
+    given: dict[str, Any] = {"trainable": Stopped(), **inline()}
+    for at in (7, STEPS):
+        remedy = r"branch it at step 6 or before, or train further first: trial.branch\(6, steps=9\), and branch that"
+        with pytest.raises(UsageError, match=rf"metrics decide 'lr' of trial runs/0 after step 6, .*; {remedy}"):
+            trunk.branch(at, lr=0.5, steps=STEPS + 2, **given)
+        with pytest.raises(UsageError, match="metrics decide 'lr' of trial runs/0 after step 6"):
+            trunk.then({"lr": 0.5}, at=at)
+    assert hpstage.open(tmp_path / "one").trials == ["runs/0"]
+    whole = train(tmp_path / "other", hp)
+    assert len(whole.schedules["lr"].segments) == 3
+    further = trunk.branch(6, steps=STEPS + 1, **given)
+    for one in (trunk.branch(6, lr=0.5, **given), further.branch(7, lr=0.5, steps=STEPS, **given)):
+        assert isinstance(one, TrainedTrial)
+        at = 6 if one.id == "runs/2" else 7
+        assert one.schedules["lr"] == whole.schedules["lr"].until(at).then(0.5).until(STEPS)
+        assert exact(one)
+
+
 def test_a_run_under_a_plateau_is_continued_and_found_again(tmp_path: Path) -> None:
     hp = {"lr": s.plateau(1.0, every=2, patience=0)}
     assert train(tmp_path, hp).id == train(tmp_path, hp).id == "runs/0"
