@@ -11,9 +11,9 @@ import typer
 from hpstage.cli import options
 from hpstage.cli.naming import recorded, send_along, trainable_named, trainable_of
 from hpstage.cli.terminal import echo
-from hpstage.cli.values import values_of
 from hpstage.errors.text import clean
 from hpstage.plan.log import read_header
+from hpstage.schedule.assignments import values_of
 from hpstage.search.results.branching import combinations
 from hpstage.search.results.lineage import RUNS
 from hpstage.store.opening import open_journal

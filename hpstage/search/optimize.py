@@ -166,7 +166,8 @@ def optimize(
             ``trial.set_constraint`` at the end of an objective: samplers that know constraints, ``study.best_trial``
             and the result's best trial go by them. Before Optuna 5 samplers do with ``constraints_func`` only.
         show_progress_bar: show the progress of the search on standard error: on a terminal, a few lines that stay below
-            printed and logged output; elsewhere (a file, a notebook, ``TERM=dumb``) a line at most every ten seconds.
+            printed and logged output; in a notebook, a few lines that are updated; elsewhere
+            (a file, ``TERM=dumb``), a line at most every ten seconds.
         extend: continue the study's last search, whether it ended or not, with more ``steps``, more ``n_trials`` or
             another ``algorithm``: its trials count among ``n_trials``, their known values are replayed to the
             algorithm, and saved states are trained further. A finished trial that is trained further gets its longer

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import hpstage
 from hpstage import schedule as s
 from hpstage.cli.app import app, main
-from hpstage.cli.values import values_of
 from hpstage.errors import UsageError
+from hpstage.schedule.assignments import values_of
 
 SCRIPT = """
 from hpstage.testing.toys import Tape

@@ -83,7 +83,8 @@ function card(t) {
     parts.push(element("p", `${name}: ${numbers ? `${short(ys[0])} to ${short(ys.at(-1))} (${short(Math.min(...ys))} to ${short(Math.max(...ys))})` : [...values].join(", ")}`))
     if (numbers) parts.push(curve(points))
   }
-  return element("section", null, ...parts)
+  const own = element("section", null, ...parts)
+  return t == other && picked !== undefined && picked != t ? element("div", null, element("section", null, ...compared(picked, t)), own) : own
 }
 
 function pathTo(i) {
@@ -115,7 +116,7 @@ function logged(i) {
 }
 
 // Where two trials diverge, the hyperparameters that differ, and the metric where both were evaluated after that.
-let picked // the trial that others are compared with
+let picked, other // the trial that others are compared with, and the one that is
 function compared(a, b) {
   const [first, second] = [a, b].map((t) => pathTo(T.leaf[t])), k = first.findIndex((i, k) => i != second[k])
   const after = [first, second].flatMap((path) => k >= 0 && path[k] !== undefined ? [B.x[path[k]]] : [])
@@ -132,8 +133,8 @@ function compareButton(t) {
   const button = element("button", picked === undefined ? "Compare" : picked == t ? "Compare with none" : `Compare with trial ${T.name[picked]}`)
   button.className = "copy"
   button.onclick = () => {
-    if (picked !== undefined && picked != t) return button.parentElement.replaceWith(element("section", null, ...compared(picked, t)), card(t))
-    picked = picked == t ? undefined : t
+    if (picked !== undefined && picked != t) other = t
+    else picked = picked == t ? undefined : t
     open(...inDrawer)
   }
   return button
@@ -152,12 +153,33 @@ function cards(trials) {
 
 const quoted = (text) => /^[\w./:@%?=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`
 
-// What starts a branch at a step of a trial, and what loads its state there: with the first value that is scheduled, as it
-// is at that step. Nothing on the page starts anything.
-function branching(t, step) {
+// In a notebook's frame: a field for the values of a branch, and a button that trains it there. Nothing on a page starts anything.
+function trained(t, step) {
+  if (window.name != "hpstage-notebook") return []
+  const [name, value] = scheduled(t, step), button = element("button", "Train")
+  const [at, values] = [["Step of the branch", step], ["Values of the branch", `${name}=${value}`]].map(([label, text]) => {
+    const field = element("input")
+    field.value = text
+    field.setAttribute("aria-label", label)
+    return field
+  })
+  at.size = 6
+  button.className = "copy"
+  button.onclick = () => parent.postMessage({hpstage: "branch", trial: identity(t), at: at.value, values: values.value}, "*")
+  return [element("p", null, button, at, values)]
+}
+
+const identity = (t) => header.study ? `${header.study}/${T.name[t]}` : T.name[t]
+
+// The first hyperparameter that is scheduled, or the learning rate, and its value at a step.
+function scheduled(t, step) {
   const values = [...schedules(t)].map(([name, points]) => [name, points.filter((p) => p[0] <= step).at(-1)?.[1], new Set(points.map((p) => p[1])).size])
-  const [name, value] = values.find(([name]) => name == "lr") ?? values.find(([, , count]) => count > 1) ?? values[0] ?? ["lr", 0.01]
-  const id = header.study ? `${header.study}/${T.name[t]}` : T.name[t], trial = `hpstage.open(${JSON.stringify(header.store || "STORE")}).trial(${JSON.stringify(id)})`
+  return values.find(([name]) => name == "lr") ?? values.find(([, , count]) => count > 1) ?? values[0] ?? ["lr", 0.01]
+}
+
+// What starts a branch at a step of a trial, and what loads its state there.
+function branching(t, step) {
+  const [name, value] = scheduled(t, step), id = identity(t), trial = `hpstage.open(${JSON.stringify(header.store || "STORE")}).trial(${JSON.stringify(id)})`
   const python = typeof value == "boolean" ? (value ? "True" : "False") : JSON.stringify(value)
   const keyword = /^[A-Za-z_]\w*$/.test(name) ? `${name}=${python}` : `{${JSON.stringify(name)}: ${python}}`
   const assigned = quoted(`${name}=${typeof value == "string" ? JSON.stringify(value) : value}`)
@@ -188,7 +210,7 @@ function commands(t) {
   const store = quoted(header.store || "STORE"), study = header.study ? ` --study ${quoted(header.study)}` : ""
   const found = [`hpstage status ${store}`, `hpstage report ${store}${study}`]
   if (t === undefined) return found
-  const id = header.study ? `${header.study}/${T.name[t]}` : T.name[t]
+  const id = identity(t)
   found.push(`hpstage export ${store} weights --trial ${quoted(id)} trial-${T.name[t]}.safetensors`)
   if (header.study)
     found.push(`hpstage run SCRIPT.py:TRAINABLE SCRIPT.py:SPACE --store ${store} --study-name ${quoted(header.study)} --metric ${quoted(header.metric)} --steps ${2 * header.end} --n-trials ${T.name.length} --extend`)
@@ -240,8 +262,10 @@ function contents(i, only, step) {
   through.sort((a, b) => a - b)
   if (only !== undefined) through = [only, ...through.filter((t) => t != only)]
   if (through.length && B.front[i] > B.x[i]) {
-    const at = Math.max(B.x[i], Math.min(step ?? B.front[i], B.front[i]))
-    parts.push(element("h3", `Branch from here: step ${number(at)}`), ...branching(through[0], at).map(copyable))
+    // At its end a trial has no steps left to branch.
+    const last = Math.min(B.front[i], T.requested[through[0]] - 1)
+    const at = Math.max(B.x[i], Math.min(step ?? (B.x[i] || last >> 1), last))
+    parts.push(element("h3", `Branch from here: step ${number(at)}`), ...trained(through[0], at), ...branching(through[0], at).map(copyable))
   }
   parts.push(cards(through))
   parts.push(element("h3", "In a terminal"))

@@ -68,13 +68,17 @@ class Tree:
 
 def frame(book: Book) -> str:
     """Return the tree as an HTML element; ``""`` without bokeh."""
-    rows = rows_of(book)
     try:
-        page = _page(rows)
+        page = tree_page(book)
     except ImportError:
         return ""
-    style = f"width: 100%; height: {_AROUND + _height(rows)}px; border: 0"
+    style = f"width: 100%; height: {height_of(book)}px; border: 0"
     return f'<iframe title="Stage tree" sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page)}"></iframe>'
+
+
+def height_of(book: Book) -> int:
+    """Return the pixels of a frame."""
+    return _AROUND + _height(rows_of(book))
 
 
 def _height(rows: Rows) -> int:

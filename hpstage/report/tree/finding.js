@@ -7,14 +7,14 @@ const COMPARE = {
 
 // A test of a trial; throws what of the text is not understood.
 function matches(text) {
-  const typed = text.trim().toLowerCase().replace(/\btrial\s+#?(?=\d)/g, "#").replace(/\s*([<>!]=|[=<>])\s*/g, "$1")
+  const typed = text.trim().toLowerCase().replace(/\btrial\s+#?(?=\S*\d(\s|$))/g, "#").replace(/\s*([<>!]=|[=<>])\s*/g, "$1")
   const tests = typed.split(/\s+/).filter((term) => term).map(term)
   return (t) => tests.length > 0 && tests.every((test) => test(t))
 }
 
 function term(text) {
-  const trial = text.match(/^#?(\d+)$/)
-  if (trial) return (t) => T.name[t] == trial[1]
+  const trial = text.match(/^#?(\d+)$/) ?? text.match(/^#(\S+)$/) // of several studies, those of the number or the one of STUDY/NUMBER
+  if (trial) return (t) => [T.name[t].toLowerCase(), T.name[t].split("/").at(-1)].includes(trial[1])
   if (text == "best") return (t) => t == header.best
   if (STATES.includes(text)) return (t) => T.state[t] == text
   const [, name, sign, value] = text.match(/^([^<>=!]+)([<>!]=|[=<>])(.*)$/) ?? []

@@ -1,4 +1,4 @@
-"""Displays: below the other output of a terminal, or as lines of a log."""
+"""Displays: below the other output of a terminal, in a notebook's cell, or as lines of a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from io import TextIOBase
+from io import StringIO, TextIOBase
 from threading import RLock
 from typing import Any, TextIO, cast
 
@@ -17,6 +17,11 @@ from hpstage.search.progress.display import Display
 from hpstage.search.progress.render import render
 from hpstage.search.progress.view import ProgressView, line
 
+_COLUMNS = 110  # of a notebook
+
+UPDATE_SECONDS = 0.5
+"""Minimum time between two updates in a notebook."""
+
 LINE_SECONDS = 10.0
 """Minimum time between two lines of a log, except that the first and the last are written at once."""
 
@@ -24,6 +29,8 @@ LINE_SECONDS = 10.0
 def display_on_standard_error() -> Display:
     """Return a terminal display if standard error is a terminal that can move its cursor, else a line display."""
     stream = sys.stderr
+    if _in_notebook():
+        return NotebookDisplay(stream)
     if stream.isatty() and os.environ.get("TERM", "dumb").lower() not in ("dumb", "unknown", ""):
         return TerminalDisplay(stream)
     return LineDisplay(stream)
@@ -52,6 +59,45 @@ class LineDisplay(Display):
 
     def end(self, view: ProgressView) -> None:
         self.begin(view)
+
+
+def _in_notebook() -> bool:
+    """Whether output goes to a cell of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class NotebookDisplay(Display):
+    """An output of the cell that is updated in place, a few lines of text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from IPython import display
+
+        self._stream = stream
+        self._next = 0.0
+        self._ipython: Any = display
+        self._handle: Any = None
+
+    def begin(self, view: ProgressView) -> None:
+        self._handle = self._ipython.display(self._html(view), display_id=True)
+
+    def write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def show(self, view: ProgressView) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + UPDATE_SECONDS
+            self._handle.update(self._html(view))
+
+    def end(self, view: ProgressView) -> None:
+        self._handle.update(self._html(view))
+
+    def _html(self, view: ProgressView) -> Any:
+        console = Console(file=StringIO(), record=True, width=_COLUMNS, force_jupyter=False)
+        console.print(render(view))
+        return self._ipython.HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
 class TerminalDisplay(Display):

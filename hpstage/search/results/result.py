@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from distributed.deploy import Cluster
     from optuna.trial import FrozenTrial
 
+    from hpstage.accounting.book import Book
     from hpstage.executor import Executor
     from hpstage.optuna.ledger import Callback
     from hpstage.report.tree.embed import Tree
+    from hpstage.report.tree.widget import BranchingTree
 
 
 _BEST = 5
@@ -215,6 +217,32 @@ class Result:
         from hpstage.report.tree.embed import Tree
 
         return Tree(open_book(self))
+
+    def branching_tree(self, executor: Executor | Client | Cluster | None = None) -> BranchingTree:
+        """Return the stage tree as a widget of a notebook: a click on a branch offers to train another one from there,
+        with :meth:`branch`, in the kernel.
+
+        Args:
+            executor: where branches are trained, as for :meth:`branch`.
+
+        Raises:
+            UsageError: anywidget or bokeh is not installed.
+        """
+        from hpstage.accounting.book import open_book
+
+        try:
+            from hpstage.report.tree.widget import BranchingTree
+        except ImportError:
+            raise UsageError('the tree needs anywidget and bokeh: pip install "hpstage[notebooks]"') from None
+
+        def train(trial: str, at: int, values: Mapping[str, Any]) -> str:
+            trained = self.branch(trial, at, values, executor=executor)
+            return "\n".join(f"Trained: {one}" for one in (trained if isinstance(trained, list) else [trained]))
+
+        def reopen() -> Book:
+            return open_book(self if self.lineage is None else self.lineage.store)
+
+        return BranchingTree(open_book(self), train, reopen)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the best trials, and what the search took."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -375,3 +377,23 @@ def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at
     first, address, *others = stream.getvalue().splitlines()
     assert address == "Watch it at http://näher"
     assert [first, *others] == [line(VIEW)] * 5
+
+
+@pytest.mark.ci
+def test_a_notebook_has_one_output_that_is_updated(tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    cell = nbformat.v4.new_code_cell(
+        "import optuna, hpstage\n"
+        "from hpstage.testing.toys import Tape\n"
+        "study = optuna.create_study(study_name='<i>tape')\n"
+        "result = hpstage.optimize(study, Tape(), lambda trial: {'a': trial.number, 'b': 1.0}, metric='score',\n"
+        "    steps=8, n_trials=3, executor=hpstage.InlineExecutor(), store='store', show_progress_bar=True)"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    [shown] = [output for output in cell.outputs if output.output_type == "display_data"]
+    html = shown["data"]["text/html"]
+    assert "&lt;i&gt;tape" in html and "<i>" not in html
+    text = re.sub("<[^>]+>", "", html)
+    assert "3/3 trials" in text and "3 complete" in text
+    assert not [output for output in cell.outputs if "trials;" in output.get("text", "")]

@@ -1,4 +1,4 @@
-"""Values and schedules of hyperparameters on a command line: ``lr=cosine(0.1, 60)``. Nothing of it is executed."""
+"""Values and schedules of hyperparameters as text: ``lr=cosine(0.1, 60)``. Nothing of it is executed."""
 
 from __future__ import annotations
 
