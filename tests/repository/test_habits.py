@@ -79,7 +79,7 @@ def test_public_names_are_complete() -> None:
         if isinstance(found, type) and found.__module__ == "hpstage.errors"
     }
     assert errors == set(hpstage.errors.__all__)
-    reference = (ROOT / "notebooks" / "reference.md").read_text()
+    reference = "".join(page.read_text() for page in sorted((ROOT / "notebooks").glob("reference*.md")))
     assert set(re.findall(r":: hpstage\.(\w+)$", reference, re.MULTILINE)) <= set(hpstage.__all__)
 
 
