@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import CheckpointUnreachable
 from hpstage.errors.arguments import seconds
 from hpstage.plan.facts import StateKey, TrialId
 from hpstage.plan.plan import SearchPlan
@@ -155,8 +156,13 @@ class LiveCallback:
         run, measured = sight.run, sight.measured
         written = self._written.get(run.id)
         keys = [key for key in sight.keys if written is None or key not in written.keys]
+        try:
+            found = [(key, log) for key in keys for log in loaded(sight.checkpoints, [key])]
+        except CheckpointUnreachable:
+            if run.state == "running":
+                return  # until the next look
+            found = []
         # What was logged since the plan was looked at comes with what precedes it: trackers take ascending steps.
-        found = [(key, log) for key in keys for log in loaded(sight.checkpoints, [key])]
         logs = [(key, log) for key, log in found if log.stop <= sight.reached]
         fresh = {step: found for step, found in measured.items() if written is None or step not in written.steps}
         rows = rows_of(joined([log for _, log in logs]).values, fresh, sight.metrics)
