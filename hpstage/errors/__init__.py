@@ -85,6 +85,10 @@ class CompilerFailed(ClusterError):
     The step was not trained."""
 
 
+class DeviceFull(ClusterError):
+    """A device had no memory left for a step or an evaluation, of which there is more when that is tried again."""
+
+
 class StoreError(HpstageError):
     """A journal cannot be read or written: newer format, another workload, full or read-only disk."""
 

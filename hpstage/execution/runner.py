@@ -16,6 +16,7 @@ from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import (
     CheckpointError,
     CompilerFailed,
+    DeviceFull,
     GangApart,
     GangLost,
     NonFiniteLoss,
@@ -64,10 +65,6 @@ def measured(trainable: Trainable, initial: Mapping[str, Scalar], steps: float) 
     """Return what :meth:`hpstage.executor.Executor.measure` is to return, for a trainable in this process."""
     measure: Callable[..., dict[str, float]] | None = getattr(trainable, "measure_backends", None)
     return None if measure is None else measure(initial, steps)
-
-
-class _MadeRoom(Exception):
-    """An evaluation has failed for lack of memory, of which there is more now."""
 
 
 class ChainRunner:
@@ -191,7 +188,7 @@ class ChainRunner:
             flight.take_back()
             yield self._over(flight, "lost", message=str(error))
         except Exception as error:
-            if isinstance(error, _MadeRoom) or self._makes_room(error):
+            if self._makes_room(error):
                 flight.take_back()
                 yield self._over(flight, "lost", message=f"{error}; {_LEFT}")
                 return
@@ -423,6 +420,9 @@ class ChainRunner:
     def _makes_room(self, error: Exception) -> bool:
         """Free memory of a device that has none left of the states that are kept there; return whether there were any:
         then what has failed may succeed."""
+        if isinstance(error, DeviceFull):
+            self._live.leave_devices()
+            return True
         return is_out_of_memory(error) and self._live.leave_devices()
 
     def _go_to_source(self, flight: Flight) -> None:
@@ -463,7 +463,7 @@ class ChainRunner:
                 if is_last:
                     raise
                 if self._makes_room(error):
-                    raise _MadeRoom(str(error)) from error
+                    raise DeviceFull(str(error)) from error
                 failure = failure_of(error, __file__, flight.chain.initial)
         evaluated = time.perf_counter()
         if boundary.keep:

@@ -232,8 +232,10 @@ class Call {
 
  private:
   static at::Tensor like(const at::Tensor& tensor, const c10::Storage& storage, c10::DispatchKey key) {
+    auto keys = c10::DispatchKeySet(key);  // a view of a tensor of inference mode is one, too, and no other is
+    if (!tensor.is_inference()) keys = keys | c10::getAutogradRelatedKeySetFromBackend(c10::toBackendComponent(key));
     auto made = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(storage), c10::DispatchKeySet(key), tensor.dtype());
+        c10::TensorImpl::VIEW, c10::Storage(storage), keys, tensor.dtype());
     made.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
     return made;

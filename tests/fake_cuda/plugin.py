@@ -60,7 +60,7 @@ def _install() -> None:
     import torch
 
     cuda: Any = torch.cuda
-    generators = tuple(torch.Generator() for _ in range(fake.count()))
+    generators = (torch.default_generator,) * fake.count()  # from which the CPU's kernels draw
     cuda.is_available = cuda.is_initialized = lambda: True
     cuda.init = cuda._lazy_init = lambda: None
     cuda.device_count = fake.count

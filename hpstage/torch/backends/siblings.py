@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.common import CommonSettings, changed_objects
+from hpstage.torch.backends.device_memory import DeviceMemory
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
 from hpstage.torch.backends.measuring import SHARE
 from hpstage.torch.backends.measuring_stacks import StackMeasurement
@@ -280,9 +282,7 @@ class StackedLoop(TorchLoop):
         """
         self.detach()
         self._give_values()
-        rekey(
-            self._seed, self.step
-        )  # Python's and NumPy's generators: a step that is recorded draws from torch's alone
+        rekey(self._seed, self.step)  # all generators: a step that is recorded draws from torch's alone
         generator_of(self.device).set_state(self.stream)
         self._stacking().as_it_is = True
         try:
@@ -309,6 +309,11 @@ class StackedLoop(TorchLoop):
         self.member = self.bundle = None
         self._behind = False
 
+    def give_up(self) -> None:
+        """Give up the model, of which a step may have been trained in part."""
+        self.member = self.bundle = self._built = None
+        self._behind = False
+
     def stepped(self, loss: float | None) -> NonFiniteLoss | None:
         """Note that it was trained on a batch; return what that has ended in, if anything."""
         self._behind = True
@@ -332,6 +337,7 @@ class Stack:
         self.most = 1 if subject.num_workers or answered else subject.max_stacked
         self.settings = CommonSettings()
         self._subject = subject
+        self.memory = DeviceMemory(type(subject).__name__)
         self._builder = Builder(subject, first.device, self._watched)
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
         self._tracing: tuple[StackedLoop, ...] = ()
@@ -348,6 +354,10 @@ class Stack:
 
     def train(self, due: Mapping[StackedLoop, tuple[int, Mapping[str, Scalar]]]) -> None:
         """Train a step of several slots; each has its outcome then."""
+        with self.memory.tried([slot.outcomes for slot in due]):
+            self._train(due)
+
+    def _train(self, due: Mapping[StackedLoop, tuple[int, Mapping[str, Scalar]]]) -> None:
         going: list[StackedLoop] = []
         for slot, (step, hp) in due.items():
             try:
@@ -364,11 +374,8 @@ class Stack:
             for slot in list(going):
                 try:
                     batch = slot.batch()
-                except StopIteration:
-                    slot.outcomes.append(None)
-                    going.remove(slot)
                 except Exception as error:
-                    slot.outcomes.append(error)
+                    slot.outcomes.append(None if isinstance(error, StopIteration) else error)
                     going.remove(slot)
                 else:
                     groups.setdefault(shape_key(batch), []).append((slot, batch))
@@ -405,7 +412,7 @@ class Stack:
 
     def _enter(self, slot: StackedLoop, bundles: list[Bundle]) -> NotStackable | None:
         """Let a slot join a bundle, or begin one; return why it can be in none."""
-        for bundle in bundles:
+        for bundle in bundles if self.memory.shared else ():
             try:
                 slot.enter(bundle)
             except NotStackable:
@@ -440,6 +447,11 @@ class Stack:
         try:
             losses = bundle.step([batches[slot] for slot in slots], [slot._hp for slot in slots])
         except Exception as error:
+            if is_out_of_memory(error):
+                bundle.give_up()
+                for slot in slots:
+                    slot.give_up()
+                raise
             odd = slots[0] if len(slots) == 1 else next((slot for slot in slots if _is_of(error, slot)), None)
             if odd is not None:
                 slots.remove(odd)

@@ -12,7 +12,7 @@ from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.building import Builder
 from hpstage.torch.backends.stacked.frozen import Common
-from hpstage.torch.backends.stacked.joint_state import FlatGroup
+from hpstage.torch.backends.stacked.joint_state import FlatGroup, Rows
 from hpstage.torch.backends.stacked.member import Member
 from hpstage.torch.backends.stacked.planning import STREAM
 from hpstage.torch.backends.stacked.program import Program, Value
@@ -62,16 +62,22 @@ class Bundle:
         return member
 
     def leave(self, member: Member) -> None:
-        """Write a member's state into its model and its optimizer, and continue without it."""
+        """Write a member's state into its model and its optimizer, and continue without it. If that fails, for lack of
+        memory, all is as before."""
         slot = self.members.index(member)
         self.sync(member)
+        self._take([(group, group.without(slot)) for group in self._groups.values()])
         self.members.remove(member)
         self._common = None
-        for group in self._groups.values():
-            group.remove(slot)
         self._kept = [[part for index, part in enumerate(_parts(value)) if index != slot] for value in self._kept]
         if not self.members:
             self._trace = None
+
+    def give_up(self) -> None:
+        """Drop all members with their state, of which a step may have been trained in part."""
+        self.members.clear()
+        self._trace = self._common = self._program = None
+        self._groups, self._kept = {}, []
 
     def sync(self, member: Member) -> None:
         """Write a member's state into its model and its optimizer."""
@@ -98,6 +104,7 @@ class Bundle:
         Raises:
             NotStackable: these members do not take the same step. Nothing has been trained.
             NeedsPython: a member's step cannot be recorded at all.
+            torch.OutOfMemoryError: the members' state is lost: part of it may have been trained.
         """
         if len(batches) != len(self.members) or len(hp) != len(self.members):
             raise UsageError(
@@ -197,12 +204,13 @@ class Bundle:
             self._enter(member)
 
     def _enter(self, member: Member) -> None:
-        """Take over a member's tensors, into a new last slot."""
+        """Take over a member's tensors, into a new last slot; if that fails, for lack of memory, all is as before."""
         assert self._trace is not None
         rows = []
         for index, group in self._groups.items():
             names = [place.name for place in group.places]
-            rows.append((group, [member.parameters[name] for name in names], member.state(index, names)))
+            weights = [member.parameters[name] for name in names]
+            rows.append((group, group.with_row(weights, member.state(index, names))))
         own = member.tensors()
         kept = []
         for name in self._trace.kept:
@@ -211,9 +219,12 @@ class Bundle:
                 member.frozen[name] = kept[-1]
             else:
                 kept.append(own[name].detach().clone(memory_format=torch.contiguous_format))
-        for group, weights, state in rows:
-            group.add(weights, state)
+        self._take(rows)
         self._kept = [[*_parts(value), new] for value, new in zip(self._kept, kept, strict=True)]
+
+    def _take(self, rows: Sequence[tuple[FlatGroup, Rows]]) -> None:
+        for group, (weight, state) in rows:
+            group.weight, group.state = weight, state
 
     def _numbers_of(self, index: int) -> Tensor:
         """Return the numbers of a param group's step, of shape (members, numbers)."""

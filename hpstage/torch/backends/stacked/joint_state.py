@@ -27,6 +27,10 @@ class Place:
         return math.prod(self.shape)
 
 
+Rows = tuple[Tensor, list[Tensor]]
+"""Weights and state of all members."""
+
+
 class FlatGroup:
     """A param group of all members: tensors of shape (members, elements).
 
@@ -49,21 +53,20 @@ class FlatGroup:
         self.state = [example.new_zeros((0, size)) for _ in formula.state]
         self._pads = [example.new_zeros(-(-place.numel // VECTOR) * VECTOR - place.numel) for place in self.places]
 
-    def add(self, weights: Sequence[Tensor], state: Sequence[Sequence[Tensor] | None]) -> None:
-        """Add a member in a new last slot. ``state`` has tensors by parameter for each name of the formula's, or None
-        where there are none yet."""
-        self.weight = torch.cat([self.weight, self._row(weights)])
+    def with_row(self, weights: Sequence[Tensor], state: Sequence[Sequence[Tensor] | None]) -> Rows:
+        """Return the tensors with a member in a new last slot. ``state`` has tensors by parameter for each name of the
+        formula's, or None where there are none yet."""
+        weight = torch.cat([self.weight, self._row(weights)])
         zeros = self.weight.new_zeros((1, self.weight.shape[1]))
-        self.state = [
+        return weight, [
             torch.cat([old, zeros if new is None else self._row(new)])
             for old, new in zip(self.state, state, strict=True)
         ]
 
-    def remove(self, slot: int) -> None:
-        """Remove a member; those in later slots move up."""
+    def without(self, slot: int) -> Rows:
+        """Return the tensors without a member; those in later slots move up."""
         rest = [other for other in range(len(self.weight)) if other != slot]
-        self.weight = self.weight[rest]
-        self.state = [old[rest] for old in self.state]
+        return self.weight[rest], [old[rest] for old in self.state]
 
     def stacked(self) -> list[Tensor]:
         """Return the parameters, of shape (members, *shape), as views."""
