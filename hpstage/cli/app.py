@@ -37,7 +37,6 @@ app = typer.Typer(
     name="hpstage",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,  # else [brackets] in help texts are markup, and lost
 )
 
@@ -69,11 +68,13 @@ def hpstage(
     """Hyperparameter search that never trains the same thing twice."""
 
 
+STORES = (status, tree, report, logs, export, copy, gc)
+for command in (run, train, branch, runs, plan, check, audit, *STORES):
+    app.command(cls=_Command)(command)
 app.command(cls=_Command, context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(cls=_Command, context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
-STORES = (gc, copy, status, tree, report, logs, export)
-for command in (certificates, deploy, check, audit, plan, run, train, branch, runs, *STORES):
-    app.command(cls=_Command)(command)
+app.command(cls=_Command)(deploy)
+app.command(cls=_Command)(certificates)
 
 
 # Arguments of optimize() that errors name; the options of the command line have the same names.

@@ -81,7 +81,7 @@ def test_a_cluster_of_dask_cuda_trains_with_the_first_device_of_each_worker(
             "CUDA_VISIBLE_DEVICES": NUMBERS,
             "LD_LIBRARY_PATH": str(drivers),
             "PYTHONPATH": os.pathsep.join([str(drivers), str(TESTS.parent), *sys.path]),
-            "DASK_CUDA_TEST_SINGLE_GPU": "1",  # go on without a CUDA context, which needs a driver
+            "DASK_CUDA_TEST_SINGLE_GPU": "1",  # continue without a CUDA context, which needs a driver
         },
         capture_output=True,
         text=True,

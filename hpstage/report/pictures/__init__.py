@@ -13,6 +13,7 @@ from hpstage.accounting.book import Book
 from hpstage.report.pictures.beside_alone import draw_beside_alone
 from hpstage.report.pictures.merge_rate import draw_merge_rate
 from hpstage.report.pictures.metrics import draw_metrics
+from hpstage.report.pictures.parameters import draw_parameters
 from hpstage.report.pictures.savings import draw_savings
 from hpstage.report.pictures.stage_tree import draw_stage_tree
 from hpstage.report.pictures.style import WIDTH, save
@@ -24,6 +25,7 @@ __all__ = [
     "draw_beside_alone",
     "draw_merge_rate",
     "draw_metrics",
+    "draw_parameters",
     "draw_savings",
     "draw_stage_tree",
     "draw_timeline",
@@ -68,6 +70,13 @@ PICTURES = (
         "Metric",
         "The values measured on each branch of the tree, and between a branch and those that fork from it.",
         draw_metrics,
+    ),
+    Picture(
+        "parameters",
+        "Parameters",
+        "How much each parameter decides whether a trial is among the better ones (Optuna's PED-ANOVA); below, a line "
+        "for each completed trial, through its parameters to its value: greener is better.",
+        draw_parameters,
     ),
     Picture(
         "timeline",

@@ -56,11 +56,14 @@ def _numbered(page: str) -> str:
     return _UUID.sub(lambda found: numbers.get(found.group(), found.group()), page)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Tree:
     """The stage tree of a search, shown by a notebook as what can be searched and folded."""
 
     book: Book
+
+    def __repr__(self) -> str:
+        return f"Tree(trials={len(self.book.trials)}, branches={len(self.book.branches)})"
 
     def _repr_html_(self) -> str:
         return frame(self.book) or 'The tree needs bokeh: <code>pip install "hpstage[dashboard]"</code>'

@@ -39,6 +39,7 @@ from hpstage.report import (
     draw_beside_alone,
     draw_merge_rate,
     draw_metrics,
+    draw_parameters,
     draw_savings,
     draw_stage_tree,
     draw_timeline,
@@ -47,12 +48,13 @@ from hpstage.report import (
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.pictures.metrics import curves
+from hpstage.report.pictures.parameters import importances
 from hpstage.report.pictures.savings import steps
 from hpstage.report.pictures.stage_tree import PALETTE, colour_of
 from hpstage.report.pictures.timeline import MOST_BARS, bars
 from hpstage.report.tree.layout import ROWS, lay_out
 from hpstage.store.memory import MemoryJournal
-from hpstage.testing.toys import Failing
+from hpstage.testing.toys import Failing, Tape
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 pytestmark = pytest.mark.sampled(10)
@@ -66,6 +68,7 @@ DRAW: dict[str, Callable[[Book], Figure]] = {
     "savings": draw_savings,
     "merge_rate": draw_merge_rate,
     "metrics": draw_metrics,
+    "parameters": draw_parameters,
 }
 HOSTILE = "<script>alert('x')</script> & $\\frac{$ \x1b[31m\n \N{CJK UNIFIED IDEOGRAPH-5B66}" + "long " * 40
 
@@ -591,3 +594,40 @@ def test_equal_pictures_are_equal_files(searched: tuple[hpstage.Result, Book], t
     for kind in ("png", "svg", "pdf"):
         one, two = (style.save(draw_merge_rate(book), tmp_path / f"{i}.{kind}") for i in range(2))
         assert one.read_bytes() == two.read_bytes()
+
+
+# --- parameters -------------------------------------------------------------------------------------------
+
+
+def test_the_parameter_that_decides_is_the_most_important() -> None:
+    numbers = [(i % 7, i % 3, i) for i in range(40)]
+    trials = [({"lr": 10.0**-a, "kind": "xyz"[b], "seed": c}, float(a) + 0.01 * b) for a, b, c in numbers]
+    found = importances(trials, maximize=True)
+    assert next(iter(found)) == "lr" and found["lr"] > 0.5
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert found == importances(trials, maximize=True)
+
+
+def test_parameters_are_drawn_with_their_values_and_names_as_text() -> None:
+    run = hpstage.optimize(
+        optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1)),
+        Tape(),
+        lambda trial: {
+            "a": trial.suggest_categorical(HOSTILE, [1, 2, 3]) + trial.suggest_float("b", 1e-4, 1.0, log=True),
+            "b": float(trial.suggest_categorical("kind", ["<i>x", "y"]) == "y"),
+        },
+        metric="score",
+        steps=2,
+        n_trials=12,
+        executor=hpstage.InlineExecutor(),
+        store=(journal := MemoryJournal()),
+    )
+    assert len(run.study.trials) == 12
+    figure = draw_parameters(open_book(journal))
+    above, below = figure.axes
+    assert len(above.patches) == 3
+    [lines] = [found for found in below.collections if len(found.get_paths()) == 12]
+    assert all(-0.01 <= y <= 1.01 for path in lines.get_paths() for _, y in path.vertices)
+    said = texts(figure)
+    assert any("<i>x" in text for text in said) and not any("\x1b" in text for text in said)
+    assert style.svg(figure)

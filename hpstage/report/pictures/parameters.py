@@ -1,0 +1,152 @@
+"""The study's parameters: how much each mattered, and which of their values the best trials have."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+from hpstage.accounting.book import Book
+from hpstage.errors.text import shortened
+from hpstage.optuna.quiet import quiet_optuna
+from hpstage.report.names import plain
+from hpstage.report.pictures import style
+from hpstage.report.pictures.stage_tree import colour_of
+
+_MOST = 8  # parameters, those that mattered most
+_FEWEST = 4  # trials, of which importances can be computed
+_LINES = 1000  # of trials, the best
+_TICKS = 6  # values of a parameter that are all named
+_NAME = 18  # characters
+_DECADES = 20.0  # numbers that differ by this factor are on a logarithmic scale
+_HEIGHT, _BAR = 2.6, 0.2  # inches
+
+Scored = tuple[Mapping[str, Any], float]
+"""The parameters of a trial, and its value."""
+
+
+@style.in_our_style
+def draw_parameters(book: Book) -> Figure:
+    """Draw the importance of each parameter above, and below a line for each completed trial, through its parameters
+    to its value, coloured by rank.
+
+    Of the parameters that all completed trials have and that differ among them, the most important are drawn.
+    """
+    proposed = book.account.plan.searches.proposed
+    trials = [(proposed[id].params, values[0]) for id, values in book.values.items() if id in proposed]
+    names = [name for name in (trials[0][0] if trials else ()) if all(name in params for params, _ in trials)]
+    names = [name for name in names if len({str(params[name]) for params, _ in trials}) > 1]
+    if len(trials) < _FEWEST or not names:
+        return style.nothing("No parameters can be compared: too few trials are complete.")
+    weights = importances([({name: params[name] for name in names}, value) for params, value in trials], book.maximize)
+    shown = list(weights)[:_MOST]
+    figure = style.blank(_HEIGHT + _BAR * len(shown))
+    above, below = figure.subplots(2, 1, height_ratios=[_BAR * len(shown), _HEIGHT])
+    _bars(above, {name: weights[name] for name in shown})
+    ranked = sorted(trials, key=lambda one: one[1] if book.maximize else -one[1])[-_LINES:]  # the best are on top
+    _lines(below, ranked, shown, book.metric or "value")
+    return figure
+
+
+def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
+    """Return the importances of parameters, which add up to 1, the largest first.
+
+    They are Optuna's, by PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023): how much a parameter decides whether a trial
+    is among the better ones, within the values that were tried.
+
+    Args:
+        trials: all have the same parameters.
+    """
+    spaces: dict[str, BaseDistribution] = {
+        name: _space([params[name] for params, _ in trials]) for name in trials[0][0]
+    }
+    with quiet_optuna(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the evaluator is experimental
+        study = optuna.create_study(direction="maximize" if maximize else "minimize")
+        study.add_trials(
+            [
+                optuna.create_trial(params={**params, **_numbers(params, spaces)}, distributions=spaces, value=value)
+                for params, value in trials
+            ]
+        )
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def _numbers(params: Mapping[str, Any], spaces: Mapping[str, BaseDistribution]) -> dict[str, float]:
+    return {name: float(params[name]) for name, space in spaces.items() if isinstance(space, FloatDistribution)}
+
+
+def _space(values: Sequence[Any]) -> FloatDistribution | CategoricalDistribution:
+    """Return the space of the values that were tried."""
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return CategoricalDistribution(list(dict.fromkeys(values)))
+    low, high = float(min(values)), float(max(values))
+    return FloatDistribution(low, high, log=low > 0 and high >= _DECADES * low)
+
+
+def _bars(axes: Axes, weights: Mapping[str, float]) -> None:
+    style.tidy(axes)
+    axes.barh(range(len(weights)), list(weights.values()), color=style.BLUE, height=0.6)
+    for row, weight in enumerate(weights.values()):
+        axes.text(weight, row, f" {weight:.2f}", va="center", fontsize=style.SMALL, color=style.INK)
+    axes.set_yticks(range(len(weights)), labels=list(map(_named, weights)), parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_xlim(0.0, 1.15 * max(weights.values()) or 1.0)
+    style.title(axes, "Importance of parameters, and the trials' values")
+
+
+def _lines(axes: Axes, trials: Sequence[Scored], names: Sequence[str], metric: str) -> None:
+    """Draw a line for each trial, the last on top."""
+    style.tidy(axes)
+    columns = [_Column([params[name] for params, _ in trials]) for name in names]
+    columns.append(_Column([value for _, value in trials]))
+    lines = [[(x, column.heights[i]) for x, column in enumerate(columns)] for i in range(len(trials))]
+    colours = [colour_of(i / max(1, len(trials) - 1)) for i in range(len(trials))]
+    axes.add_collection(LineCollection(lines, colors=colours, linewidths=0.8, alpha=0.7))
+    for x, column in enumerate(columns):
+        axes.axvline(x, color=style.FAINT, linewidth=0.6, zorder=0)
+        for height, text in column.ticks:
+            axes.text(x, height, f" {text}", va="center", fontsize=style.TINY, color=style.INK, parse_math=False)
+    axes.set_xticks(range(len(columns)), labels=list(map(_named, (*names, metric))), parse_math=False)
+    axes.tick_params(axis="x", length=0)
+    axes.set_yticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_xlim(-0.1, len(columns) - 0.5)
+    axes.set_ylim(-0.06, 1.06)
+
+
+class _Column:
+    """Where the values of a parameter are, from 0 to 1, and which of them are named."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        space = _space(values)
+        ticks: list[tuple[Any, str]]
+        if isinstance(space, CategoricalDistribution):
+            order = sorted({*map(str, values)})
+            places: dict[Any, float] = {text: i / max(1, len(order) - 1) for i, text in enumerate(order)}
+            self.heights = [places[str(value)] for value in values]
+            ticks = [(text, _named(text)) for text in order]
+        else:
+            scale = math.log if space.log else float
+            low, span = scale(space.low), scale(space.high) - scale(space.low) or 1.0
+            places = {value: (scale(value) - low) / span for value in sorted({*values})}
+            self.heights = [places[value] for value in values]
+            ticks = [(value, f"{value:.4g}") for value in places]
+        shown = ticks if len(ticks) <= _TICKS else [ticks[0], ticks[-1]]
+        self.ticks = [(places[value], text) for value, text in shown]
+
+
+def _named(text: str) -> str:
+    return plain(shortened(text, _NAME))
