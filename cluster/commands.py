@@ -135,7 +135,14 @@ def worker(
     """
     from distributed.cli import dask_worker
 
-    from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many, visible_devices
+    from hpstage.cluster.devices import (
+        environment_of,
+        first_devices,
+        grouped,
+        has_other_accelerator,
+        how_many,
+        visible_devices,
+    )
     from hpstage.cluster.settings import worker_environment
     from hpstage.cluster.supervision import Child, Supervisor
 
@@ -156,7 +163,8 @@ def worker(
     place = _Place(parsed)
     words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised_worker"]
     devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
-    count = how_many(nworkers, workers_per_gpu, devices)
+    elsewhere = not devices and gpus != 0 and has_other_accelerator()
+    count = how_many(nworkers, workers_per_gpu, devices, accelerator=elsewhere)
     command = (sys.executable, "-m", "hpstage.cluster.supervised_worker", str(os.getpid()), *words)
     names = [] if name is None else [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
     children = [

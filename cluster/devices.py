@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
 
 from dask.system import CPU_COUNT
@@ -12,6 +13,8 @@ from hpstage.checkpoints import host_memory
 from hpstage.errors import ClusterError, UsageError
 from hpstage.errors.arguments import WORKERS, optional
 from hpstage.execution.shared_device import SHARERS
+from hpstage.training.identity import accelerators
+from hpstage.training.identity.accelerators import HIDDEN
 
 _MIG = "MIG-"
 """With which the names of MIG instances begin, parts of a GPU that are used as one."""
@@ -20,9 +23,7 @@ _MIG = "MIG-"
 def visible_devices() -> list[str]:
     """Return the CUDA devices that this process may use, as named in ``CUDA_VISIBLE_DEVICES``: by number, UUID, or MIG
     instance. Of several MIG instances a process sees the first one only, and yet each can be given to a worker."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    if not _loads("libcuda.so.1"):
         return []  # no driver: save the seconds that importing torch takes
     import torch
 
@@ -31,6 +32,23 @@ def visible_devices() -> list[str]:
     if names == [""]:
         return [str(index) for index in range(count)]
     return names if count and names[0].startswith(_MIG) else names[:count]
+
+
+def has_other_accelerator() -> bool:
+    """Return whether training here uses an accelerator that is not CUDA's, as Apple's or Intel's."""
+    if sys.platform != "darwin" and not _loads("libze_loader.so.1"):
+        return False  # save importing torch
+    import torch  # noqa: F401  # which knows
+
+    return accelerators.other() is not None
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def identities(count: int) -> tuple[str, ...]:
@@ -77,15 +95,17 @@ def grouped(devices: Sequence[str], size: int) -> list[str]:
     return [",".join(devices[first : first + size]) for first in range(0, len(devices) - size + 1, size)]
 
 
-def how_many(n_workers: int | None, workers_per_gpu: int | None, devices: Sequence[str]) -> int:
-    """Return how many workers to start: by default one per device, else per core.
+def how_many(
+    n_workers: int | None, workers_per_gpu: int | None, devices: Sequence[str], *, accelerator: bool = False
+) -> int:
+    """Return how many workers to start: by default one per device, one for another ``accelerator``, else one per core.
 
     Raises:
         UsageError: both numbers are given, or workers per GPU where there is no GPU.
     """
     optional(WORKERS).of("n_workers", n_workers)
     if workers_per_gpu is None:
-        return n_workers or len(devices) or CPU_COUNT
+        return n_workers or len(devices) or (1 if accelerator else CPU_COUNT)
     WORKERS.of("workers_per_gpu", workers_per_gpu)
     if n_workers is not None:
         raise UsageError(
@@ -115,4 +135,4 @@ def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: 
             SHARERS: str(-(-workers // len(devices))),
             host_memory.SHARERS: str(workers),
         }
-    return {host_memory.SHARERS: str(workers), **({"CUDA_VISIBLE_DEVICES": ""} if hide else {})}
+    return {host_memory.SHARERS: str(workers), **({"CUDA_VISIBLE_DEVICES": "", HIDDEN: "1"} if hide else {})}

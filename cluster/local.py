@@ -32,7 +32,8 @@ def local_cluster(
     preload: Sequence[str] = (),
     fork_server: ForkServer | None = None,
 ) -> LocalCluster:
-    """Start workers: one per GPU, if there are any, else one per core. They can be kept for several searches::
+    """Start workers: one per GPU, if there are any, else one per core (a single one for a GPU that is not CUDA's). They
+    can be kept for several searches::
 
         with hpstage.local_cluster() as workers:
             first = hpstage.optimize(..., executor=workers)
@@ -62,11 +63,12 @@ def local_cluster(
         raise UsageError("preload= is for a server that is started here; leave it out with fork_server=")
     server = fork_server or start_fork_server(preload)  # imports torch while this process imports Dask
     try:
-        from hpstage.cluster.devices import first_devices, grouped, how_many, visible_devices
+        from hpstage.cluster.devices import first_devices, grouped, has_other_accelerator, how_many, visible_devices
         from hpstage.cluster.launch import TrainingCluster
 
         devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
-        count = how_many(n_workers, workers_per_gpu, devices)
+        elsewhere = not devices and gpus != 0 and has_other_accelerator()
+        count = how_many(n_workers, workers_per_gpu, devices, accelerator=elsewhere)
         return TrainingCluster(count, devices, hide=gpus == 0, fork_server=server)
     except BaseException:
         if server is not None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from hpstage.execution.lifetime import die_with
+from hpstage.training.identity import accelerators
 
 _NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
@@ -27,7 +28,7 @@ def obstacle() -> str:
     if sys.platform != "linux":
         return "only Linux has forks that are safe for this"
     torch: Any = sys.modules.get("torch")
-    if torch is not None and (torch.cuda.is_available() or torch.xpu.is_available()):
+    if torch is not None and (torch.cuda.is_available() or accelerators.other() is not None):
         return "torch sees a GPU, which no fork can use; and for its gradients it has threads, which no fork has"
     jax: Any = sys.modules.get("jax._src.xla_bridge")
     if jax is not None and getattr(jax, "_backends", None):

@@ -11,6 +11,7 @@ from hpstage.checkpoints.state_tree import digest
 from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import state_texts
 from hpstage.training.function import FunctionTrainable
+from hpstage.training.identity import accelerators
 
 Snapshot = dict[str, str]
 """Paths of all that training can reach, each with a short string that is equal for equal content in every process."""
@@ -54,6 +55,8 @@ def _generators() -> Iterator[tuple[str, str]]:
         if torch.cuda.is_initialized():
             for number, generator in enumerate(torch.cuda.default_generators):
                 yield f"{GENERATOR}torch on cuda:{number}", digest(generator.get_state())
+        for number, state in enumerate(accelerators.states()):
+            yield f"{GENERATOR}torch on {accelerators.other()}:{number}", digest(state)
 
 
 def _settings() -> Iterator[tuple[str, str]]:

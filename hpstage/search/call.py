@@ -234,7 +234,7 @@ def open_call(
             progress=closing.enter_context(progress),
             interruption=interruption,
             deadline=deadline,
-            on_gpu=environment.described.get("device", "").startswith("cuda"),
+            on_gpu=environment.described.get("device", "cpu") != "cpu",
             join=lambda idle: join_plan(
                 places.journal,
                 places.checkpoints,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import Any
 
 import torch
 
 from hpstage.errors import UsageError
-from hpstage.training.identity import settings
+from hpstage.training.identity import accelerators, settings
 
 # How a step is computed. Another way (compiled, fused siblings) gives other bits and needs another name.
 NUMERICS = "eager-v1"
 
 
 def default_device() -> torch.device:
-    """Return cuda if available, else cpu."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the accelerator that torch has here (cuda, mps, xpu, or a plugin's), else cpu."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device(accelerators.other() or "cpu")
 
 
 def see_devices(who: str, count: object) -> None:
@@ -77,4 +80,8 @@ def describe(device: torch.device | str | None = None) -> dict[str, str]:
         described["device"] = f"cuda ({torch.cuda.get_device_name(device)})"
         described["cuda"] = f"{torch.version.cuda}, cudnn {backends.cudnn.version()}"
         described["cublas workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "default")
+    elif device.type != "cpu":
+        named = getattr(torch.get_device_module(device.type), "get_device_name", None)
+        described["device"] = f"{device.type} ({named() if named is not None else platform.machine()})"
+        described["system"] = f"{platform.system()} {platform.mac_ver()[0] or platform.release()}"
     return described

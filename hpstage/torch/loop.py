@@ -34,6 +34,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.unwatched import world_of
+from hpstage.training.identity import accelerators
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.randomness import Purpose, rekey, seed_of
 
@@ -290,9 +291,8 @@ class TorchLoop(Adapter):
         self._prepared = self._prepared_with = None
 
     def synchronize(self) -> None:
-        """Wait for the GPU, before time is measured."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        """Wait for the device, before time is measured."""
+        accelerators.synchronize(self.device)
 
     def describe_data(self) -> str:
         """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""
@@ -365,7 +365,7 @@ class TorchLoop(Adapter):
         return self._backend
 
     def _make_deterministic(self) -> None:
-        if self.device.type == "cuda" and self._user.deterministic:
+        if self.device.type != "cpu" and self._user.deterministic:
             environment.use_deterministic_algorithms()
 
     def prepare(self) -> None:

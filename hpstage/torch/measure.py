@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from hpstage.training.identity import accelerators
+
 
 def bytes_of(model: torch.nn.Module) -> int:
     """Return the bytes of parameters and buffers; those that are shared count once."""
@@ -51,7 +53,6 @@ def latency(model: torch.nn.Module, *inputs: Any, repeats: int = 20) -> float:
         for _ in range(repeats + 1):
             began = time.perf_counter()
             model(*inputs)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            accelerators.synchronize(device)
             taken.append(time.perf_counter() - began)
     return statistics.median(taken[1:])

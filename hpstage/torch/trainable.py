@@ -40,7 +40,8 @@ class TorchTrainable(ABC):
         step_unit: ``"batch"`` (the default): a step trains one batch, which is always full (at the end of an epoch it
             takes the remaining samples and begins the next epoch). ``"epoch"``: it trains the rest of the epoch in
             batches, of which the last may be short.
-        device: ``"cpu"``, ``"cuda"``, ...; ``None`` (the default): cuda if available, else cpu.
+        device: ``"cpu"``, ``"cuda"``, ...; ``None`` (the default): cuda if available, else another accelerator that
+            torch has (mps, xpu), else cpu.
         terminate_on_nan: ``True`` (the default): a training loss that is NaN or infinite ends its trials before that
             step, as pruned, with a warning. ``False`` continues, and saves a GPU the wait for each step's loss.
         deterministic: ``True`` (the default): on a GPU, use only deterministic algorithms, so that forks are

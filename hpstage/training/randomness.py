@@ -16,6 +16,7 @@ from typing import Any
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
+from hpstage.training.identity import accelerators
 
 _MASK = (1 << 64) - 1
 
@@ -76,6 +77,7 @@ def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
         elif purpose is Purpose.SETUP and torch.cuda.is_available():
             # Queued until CUDA starts; at each step the queue would grow.
             torch.cuda.manual_seed_all(key)
+        accelerators.seed(key, early=purpose is Purpose.SETUP)
 
 
 def libraries() -> tuple[bool, bool]:
@@ -92,6 +94,7 @@ def generators_restored() -> Iterator[None]:
     torch: Any = sys.modules.get("torch")
     of_torch = None if torch is None else torch.get_rng_state()
     of_cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+    of_others = accelerators.states()
     try:
         yield
     finally:
@@ -102,3 +105,4 @@ def generators_restored() -> Iterator[None]:
             torch.set_rng_state(of_torch)
         if of_cuda is not None:
             torch.cuda.set_rng_state_all(of_cuda)
+        accelerators.restore(of_others)

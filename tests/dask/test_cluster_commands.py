@@ -27,6 +27,7 @@ from hpstage.cluster.devices import (
     environment_of,
     first_devices,
     grouped,
+    has_other_accelerator,
     how_many,
     identities,
     visible_devices,
@@ -35,6 +36,7 @@ from hpstage.cluster.settings import scheduler_environment, worker_environment
 from hpstage.cluster.supervision import Child, Supervisor
 from hpstage.errors import ClusterError, UsageError
 from hpstage.execution.shared_device import SHARERS
+from hpstage.training.identity.accelerators import HIDDEN
 from tests.dask.commands import Command, children, free_port, has_ended, until, workers
 from tests.dask.conftest import Start
 
@@ -191,12 +193,15 @@ def test_each_worker_is_shown_one_device_in_turn(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")  # which count in the order of whoever has set it
     assert "CUDA_DEVICE_ORDER" not in environment_of(0, ["3", "1"], hide=False)
     assert environment_of(0, [], hide=False, workers=4) == {host_memory.SHARERS: "4"}
-    assert environment_of(0, [], hide=True, workers=4) == {host_memory.SHARERS: "4", "CUDA_VISIBLE_DEVICES": ""}
+    hidden = {"CUDA_VISIBLE_DEVICES": "", HIDDEN: "1"}
+    assert environment_of(0, [], hide=True, workers=4) == {host_memory.SHARERS: "4", **hidden}
 
 
 def test_workers_that_share_a_device_know_how_many_they_are() -> None:
     assert how_many(None, 3, ["0", "1"]) == 6
     assert how_many(None, None, ["0", "1"]) == 2
+    assert how_many(None, None, [], accelerator=True) == 1
+    assert how_many(3, None, [], accelerator=True) == 3
     assert [environment_of(worker, ["0", "1"], hide=False, workers=6)[SHARERS] for worker in range(6)] == ["3"] * 6
     assert environment_of(2, ["0", "1"], hide=False, workers=3)[SHARERS] == "2"
     for arguments, problem in (
@@ -243,6 +248,20 @@ def test_devices_are_identified_by_uuid_however_they_are_selected(
     assert identities(1) == identified[:1]
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace())  # of an older torch
     assert identities(2) == tuple(name.removeprefix("MIG-") for name in visible)
+
+
+@pytest.mark.parametrize(("accelerator", "expected"), [("xpu", True), (None, False)])
+def test_another_accelerator_is_looked_for_where_its_driver_is(
+    accelerator: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpstage.training.identity.accelerators.other", lambda: accelerator)
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert has_other_accelerator() == expected
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("hpstage.cluster.devices._loads", lambda library: library == "libze_loader.so.1")
+    assert has_other_accelerator() == expected
+    monkeypatch.setattr("hpstage.cluster.devices._loads", lambda library: False)
+    assert not has_other_accelerator()
 
 
 def test_no_more_devices_are_used_than_requested() -> None:

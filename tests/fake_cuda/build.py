@@ -12,15 +12,12 @@ import torch
 from torch.utils import cpp_extension
 
 if __name__ == "__main__":
+    kind = sys.argv[1]  # cuda, or npu for a device of a plugin
+    name = f"hpstage_fake_{kind}"
     source = Path(__file__).with_name("device.cpp")
     version = f"{torch.__version__}_{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
-    folder = Path(cpp_extension.get_default_build_root()) / f"hpstage_fake_cuda_{version}"
+    folder = Path(cpp_extension.get_default_build_root()) / f"{name}_{version}"
     folder.mkdir(parents=True, exist_ok=True)
-    cpp_extension.load(
-        "hpstage_fake_cuda",
-        [str(source)],
-        extra_cflags=["-O0", "-w"],
-        build_directory=str(folder),
-        is_python_module=False,
-    )
-    sys.stdout.write(f"{folder / 'hpstage_fake_cuda.so'}\n")
+    flags = ["-O0", "-w", *(["-DPLUGIN"] if kind == "npu" else [])]
+    cpp_extension.load(name, [str(source)], extra_cflags=flags, build_directory=str(folder), is_python_module=False)
+    sys.stdout.write(f"{folder / f'{name}.so'}\n")

@@ -1,10 +1,12 @@
-// A device of type CUDA whose memory is that of the host. Kernels are those of the CPU, on the same bytes; allocation,
-// streams, the current device and pinned memory are counted here. Work is done at once, in the order of the calls.
+// A device of type CUDA (of a plugin's type, with -DPLUGIN) whose memory is that of the host. Kernels are those of the
+// CPU, on the same bytes; allocation, streams, the current device and pinned memory are counted here. Work is done at
+// once, in the order of the calls.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <pybind11/pybind11.h>
@@ -16,6 +18,16 @@
 #include <unordered_set>
 
 namespace {
+
+#ifdef PLUGIN
+constexpr auto kType = c10::kPrivateUse1;
+constexpr auto kKey = c10::DispatchKey::PrivateUse1;
+#define FAKE PrivateUse1
+#else
+constexpr auto kType = c10::kCUDA;
+constexpr auto kKey = c10::DispatchKey::CUDA;
+#define FAKE CUDA
+#endif
 
 constexpr int kDevices = 2;
 
@@ -49,7 +61,7 @@ void* aligned(size_t bytes) { return std::aligned_alloc(512, (bytes + 511) / 512
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    c10::Device device(c10::kCUDA, current);
+    c10::Device device(kType, current);
     if (!bytes) return {nullptr, nullptr, &release, device};
     std::lock_guard<std::mutex> lock(mutex);
     auto& memory = memories[current];
@@ -79,17 +91,17 @@ struct PinnedAllocator final : c10::Allocator {
 
 DeviceAllocator device_allocator;
 PinnedAllocator pinned_allocator;
-c10::AllocatorRegisterer<c10::kCUDA> registered_allocator(&device_allocator);
+c10::AllocatorRegisterer<kType> registered_allocator(&device_allocator);
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  static constexpr c10::DeviceType static_type = c10::kCUDA;
-  c10::DeviceType type() const override { return c10::kCUDA; }
+  static constexpr c10::DeviceType static_type = kType;
+  c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
     auto before = getDevice();
     setDevice(device);
     return before;
   }
-  c10::Device getDevice() const override { return {c10::kCUDA, current}; }
+  c10::Device getDevice() const override { return {kType, current}; }
   void setDevice(c10::Device device) const override {
     TORCH_CHECK(device.index() < kDevices, "CUDA error: invalid device ordinal");
     if (device.index() >= 0) current = device.index();
@@ -121,13 +133,33 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+C10_REGISTER_GUARD_IMPL(FAKE, Guard);
 
 const at::Generator& generator_of(c10::DeviceIndex index) {
   static at::Generator generators[kDevices] = {at::detail::createCPUGenerator(), at::detail::createCPUGenerator()};
   return generators[index < 0 ? current : index];
 }
 
+#ifdef PLUGIN
+struct Hooks final : at::PrivateUse1HooksInterface {
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex getCurrentDevice() const override { return current; }
+  void setCurrentDevice(c10::DeviceIndex index) const override { current = index; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return generator_of(index); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+};
+
+const bool registered = [] {
+  static Hooks hooks;
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  return true;
+}();
+#else
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -152,13 +184,19 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   }
   void deviceSynchronize(c10::DeviceIndex) const override {}
 };
+#endif
 
 }  // namespace
 
+#ifndef PLUGIN
 using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;
 namespace {
 REGISTER_CUDA_HOOKS(CUDAHooks);
+}
+#endif
+
+namespace {
 
 // The tensors of one call: each storage on a device is seen through a storage of the CPU on the same memory.
 class Call {
@@ -175,7 +213,7 @@ class Call {
 
   at::Tensor to_host(const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;
-    if (!tensor.device().is_cuda()) {
+    if (tensor.device().type() != kType) {
       host_ = host_ || (tensor.dim() > 0 && tensor.device().is_cpu());
       hosts_.insert(tensor.unsafeGetTensorImpl());
       return tensor;
@@ -203,12 +241,12 @@ class Call {
     auto same = tensors_.find(tensor.unsafeGetTensorImpl());
     if (same != tensors_.end()) return same->second;
     auto owner = owners_.find(tensor.storage().unsafeGetStorageImpl());
-    if (owner != owners_.end()) return like(tensor, owner->second, c10::DispatchKey::CUDA);
+    if (owner != owners_.end()) return like(tensor, owner->second, kKey);
     if (tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
     auto& moved = moved_[tensor.storage().unsafeGetStorageImpl()];
     if (!moved) moved = on_device(tensor.storage());
     kept_.push_back(tensor);
-    return like(tensor, moved, c10::DispatchKey::CUDA);
+    return like(tensor, moved, kKey);
   }
 
   // An operation may have given its results another shape, or more memory.
@@ -288,9 +326,9 @@ void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto arguments = torch::jit::last(stack, count);
   std::vector<c10::IValue> changed;
   for (const auto& argument : arguments) {
-    if (argument.isDevice() && argument.toDevice().is_cuda()) {
+    if (argument.isDevice() && argument.toDevice().type() == kType) {
       auto device = argument.toDevice();
-      call.see({c10::kCUDA, device.has_index() ? device.index() : current});
+      call.see({kType, device.has_index() ? device.index() : current});
       changed.emplace_back(c10::Device(c10::kCPU));
     } else {
       changed.push_back(map_tensors(argument, [&](const at::Tensor& tensor) { return call.to_host(tensor); }));
@@ -298,7 +336,7 @@ void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   TORCH_CHECK(
       !call.mixed() || takes_both(schema.name()), "Expected all tensors to be on the same device, but found at least "
-      "two devices, ", call.device().value_or(c10::Device(c10::kCUDA)), " and cpu! (", schema.name(), ")");
+      "two devices, ", call.device().value_or(c10::Device(kType)), " and cpu! (", schema.name(), ")");
   torch::jit::drop(stack, count);
   for (auto& value : changed) stack->push_back(std::move(value));
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
@@ -312,7 +350,7 @@ void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 c10::Device or_current(std::optional<c10::Device> device) {
-  return device && device->has_index() ? *device : c10::Device(c10::kCUDA, current);
+  return device && device->has_index() ? *device : c10::Device(kType, current);
 }
 
 at::Tensor empty(
@@ -320,7 +358,7 @@ at::Tensor empty(
     std::optional<c10::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::DeviceGuard guard(or_current(device));
   return at::detail::empty_generic(
-      C10_AS_INTARRAYREF_SLOW(size), &device_allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+      C10_AS_INTARRAYREF_SLOW(size), &device_allocator, c10::DispatchKeySet(kKey),
       c10::dtype_or_default(dtype), format);
 }
 
@@ -330,7 +368,7 @@ at::Tensor empty_strided(
   c10::DeviceGuard guard(or_current(device));
   return at::detail::empty_strided_generic(
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(strides), &device_allocator,
-      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(dtype));
+      c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype));
 }
 
 at::Tensor& set_storage(
@@ -369,9 +407,9 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std:
   return self;
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_host>()); }
+TORCH_LIBRARY_IMPL(_, FAKE, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_host>()); }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+TORCH_LIBRARY_IMPL(aten, FAKE, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
@@ -386,7 +424,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("count", [] { return kDevices; });
   m.def("current", [] { return int(current); });
-  m.def("set_current", [](int index) { Guard().setDevice({c10::kCUDA, c10::DeviceIndex(index)}); });
+  m.def("set_current", [](int index) { Guard().setDevice({kType, c10::DeviceIndex(index)}); });
   m.def("set_total", [](int index, int64_t bytes) { memories[index].total = bytes; });
   m.def("fail_at", [](int index, int64_t n) { memories[index].fails_at = n ? memories[index].allocations + n : 0; });
   m.def("reset_peak", [](int index) { memories[index].peak = memories[index].allocated; });

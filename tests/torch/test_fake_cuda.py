@@ -1,4 +1,4 @@
-"""Runs the tests on a fake of CUDA (see :mod:`tests.fake_cuda`) in a process of their own."""
+"""Runs the tests on a fake of CUDA (:mod:`tests.fake_cuda`) or of another accelerator in a process of their own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 TESTS = Path(__file__).parent.parent
 FILES = [
@@ -21,13 +22,17 @@ FILES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def library() -> str:
+def library_of(kind: str) -> str:
     if shutil.which("c++") is None or shutil.which("ninja") is None:
         pytest.skip("the fake device needs a C++ compiler and ninja")
     return subprocess.run(
-        [sys.executable, "-m", "tests.fake_cuda.build"], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "tests.fake_cuda.build", kind], check=True, capture_output=True, text=True
     ).stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    return library_of("cuda")
 
 
 @pytest.mark.ci
@@ -35,9 +40,20 @@ def library() -> str:
 def test_on_fake_devices(library: str, file: Path) -> None:
     """All that is about the fake devices, and what is marked as needing a device elsewhere."""
     marked = [] if file.parent.name == "fake_cuda" else ["-m", "gpu"]
+    run("tests.fake_cuda.plugin", *marked, file, HPSTAGE_FAKE_CUDA=library, CUDA_VISIBLE_DEVICES="0,1")
+
+
+@pytest.mark.ci
+def test_on_another_accelerator() -> None:
+    if not hasattr(torch, "accelerator"):
+        pytest.skip("torch 2.6 is the first that says which accelerator it has")
+    run("tests.fake_npu.plugin", TESTS / "fake_npu", HPSTAGE_FAKE_NPU=library_of("npu"))
+
+
+def run(plugin: str, *words: str | Path, **variables: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.fake_cuda.plugin", "-p", "no:cacheprovider", *marked, file],
-        env={**os.environ, "HPSTAGE_FAKE_CUDA": library, "CUDA_VISIBLE_DEVICES": "0,1"},
+        [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", *words],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
     )

@@ -114,6 +114,8 @@ class CompiledBackend(StepBackend):
         lacks = cls._lacks_tracing()
         if lacks is not None:
             return lacks
+        if device.type not in ("cpu", "cuda"):
+            return f"what torch.compile makes for {device.type} is not known to be deterministic"
         if device.type == "cuda":
             from torch.utils._triton import has_triton
 

@@ -24,6 +24,10 @@ class StackedBackend(StepBackend):
     several: ClassVar[bool] = True
     begins: ClassVar[float] = 1.0  # measured: 1 to 2 with its measurement, of models of a millisecond a step
 
+    @classmethod
+    def missing(cls, device: torch.device) -> str | None:
+        return None if device.type in ("cpu", "cuda") else f"siblings are not stacked on {device.type}"
+
     as_it_is = False
     """Whether the model is trained by itself, by ``update()``."""
 

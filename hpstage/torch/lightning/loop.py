@@ -20,6 +20,7 @@ from hpstage.training.adapter import stateless_of
 from hpstage.training.body import Body
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.function import FunctionTrainable
+from hpstage.training.identity import accelerators
 from hpstage.training.run import Run
 
 _STATELESS = ("model._metric_attributes",)
@@ -74,8 +75,7 @@ class LightningLoop(FunctionTrainable):
         return self._attached["fit"].horizon if self._body is not None else None
 
     def synchronize(self) -> None:
-        if self._device().type == "cuda":
-            torch.cuda.synchronize()
+        accelerators.synchronize(self._device())
 
     def describe_data(self) -> str:
         """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""

@@ -30,7 +30,7 @@ MORE = "more"
 """The name of all files beyond those whose content is compared."""
 _HOME = "~"
 # Set for each worker, to its device.
-_WORKERS = frozenset(("CUDA_VISIBLE_DEVICES",))
+_WORKERS = frozenset(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"))
 _BYTE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 """A byte of a file's name that is not UTF-8, as it is written."""
 _LOOKS = 3

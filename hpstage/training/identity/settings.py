@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hpstage.errors import StateError
+from hpstage.training.identity import accelerators
 from hpstage.training.identity.jax_environment import JAX_SETTINGS
 from hpstage.training.identity.torch_settings import Setting, read, torch_settings
 
@@ -144,7 +145,7 @@ def _of_torch(library: Any) -> dict[str, Setting]:
         ),
         NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
     }
-    for device in ("cpu", "cuda"):
+    for device in filter(None, ("cpu", "cuda", accelerators.other())):
         found[f"autocast on {device}"] = (
             functools.partial(library.is_autocast_enabled, device),
             functools.partial(library.set_autocast_enabled, device),
