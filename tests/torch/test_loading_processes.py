@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
+import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.torch.data import batches_of
+from hpstage.torch.loading.taken_over import Workers
 from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 from tests.torch.loading import (
@@ -318,3 +323,41 @@ def test_processes_may_be_spawned() -> None:
     spawned = advance(fresh(with_workers(OfLoader(multiprocessing_context="spawn"), 1)), 0, 3)
     assert outcome(spawned) == expected
     spawned.close()  # type: ignore[attr-defined]
+
+
+class Squares(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index**2)
+
+
+def test_a_fork_of_this_process_that_loads_too_shares_nothing_with_it() -> None:
+    """As the one that verifies a fork of training, while training continues here."""
+    alone, batches = (batches_of(Squares(), None, None, Workers(count)) for count in (0, 1))
+    begin, done = multiprocessing.Event(), multiprocessing.Event()
+
+    def taken(seed: int, starts: Iterable[int]) -> list[list[int]]:
+        return [batches.take(seed, start, 4).tolist() for start in starts]  # type: ignore[union-attr]
+
+    taken(0, [0])
+    batches.close()
+    child = os.fork()
+    if not child:
+        begin.wait(60)
+        for seed in (1, 2, 3):
+            taken(seed, [0])
+        done.set()
+        time.sleep(60)
+        os._exit(0)
+    try:
+        found = taken(0, [0])
+        begin.set()
+        assert done.wait(60)
+        found += taken(0, range(4, 48, 4))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        batches.close()
+    assert found == [alone.take(0, start, 4).tolist() for start in range(0, 48, 4)]  # type: ignore[union-attr]

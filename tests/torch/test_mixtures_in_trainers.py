@@ -90,6 +90,7 @@ BERT = {("learning_rate" if name == "lr" else name): value for name, value in HP
 KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "datamodule": (lambda: LightningTrainable(Mean, datamodule=MixedData(), trainer=CPU), HP, "loss"),
     "train_dataloaders": (lambda: loaders(shuffle=True, drop_last=True), LIT, "loss"),
+    "loading ahead": (lambda: loaders(shuffle=True, num_workers=2), HP, "loss"),
     "of the module": (lambda: LightningTrainable(WithMixedData, trainer=CPU), LIT, "loss"),
     "transformers": (lambda: trainer(args=hf.arguments(gradient_accumulation_steps=2)), BERT, "eval_loss"),
 }

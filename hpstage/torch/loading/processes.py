@@ -94,7 +94,7 @@ class Processes:
         self._owner, self._stateless = owner, stateless
         self._sent: Sent | None = None
         self._requests = _Requests(order, cut)
-        self._course = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._course = torch.zeros(1, dtype=torch.int64)
         self._batches: Any = None
         self._end: Callable[[], object] = _nothing
 
@@ -183,6 +183,8 @@ class Processes:
 
     def _start(self) -> None:
         workers = self._workers
+        # New each time: a fork of this process, which loads for itself, would share it.
+        self._course = torch.full((1,), self._requests.course).share_memory_()  # type: ignore[no-untyped-call]
         made = _Made(self.samples, self._course, workers.init, self._prepare)
         loader: DataLoader[Any] = DataLoader(
             made,
