@@ -13,7 +13,7 @@ from hpstage.accounting.bound import ONE_CHAIN, Speeds, lower_bound, measured_sp
 from hpstage.accounting.pauses import Pauses
 from hpstage.accounting.payments import rounded
 from hpstage.accounting.sums import Merged, merge_rate
-from hpstage.errors.text import aligned, allocated_hours, count_of, rate, worker_hours
+from hpstage.errors.text import aligned, allocated_hours, count_of, rate, size, worker_hours
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
@@ -137,7 +137,7 @@ class Savings:
             ("unique steps", f"{self.steps_unique:,}"),
             ("steps trained", f"{self.steps_trained:,}{self._elsewhere()}"),
             ("busy worker-hours", _hours(self.worker_seconds)),
-            ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
+            ("checkpoints kept", f"{self.kept} ({size(self.kept_bytes)})"),
             ("makespan", self._made_in()),
         ]
         if self.could_share:

@@ -15,7 +15,7 @@ from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of,
 from hpstage.accounting.savings import Savings
 from hpstage.accounting.studies import study_rows
 from hpstage.driver.differences import explain
-from hpstage.errors.text import allocated_hours, count_of, duration, rate, shortened
+from hpstage.errors.text import allocated_hours, count_of, duration, rate, shortened, size
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.report.names import trial_name
@@ -72,6 +72,7 @@ def _environment() -> Environment:
         "rate": rate,
         "percent": "{:.1%}".format,
         "short": _short,
+        "size": size,
         "thousands": "{:,}".format,
     }
     helpers = (

@@ -26,6 +26,7 @@ from hpstage.checkpoints.needed import kept_states
 from hpstage.cli.app import app
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointError, StoreError, UsageError
+from hpstage.errors.text import size
 from hpstage.plan.facts import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_existing_plan, read_facts
@@ -129,7 +130,7 @@ def test_a_search_under_a_small_budget_ends_with_the_same_study_and_no_more_byte
     plan = result.plan
     validate(plan)
     assert result.savings.kept_bytes == plan.kept_bytes <= budget
-    assert re.search(rf"checkpoints kept +{len(plan.kept)} \({plan.kept_bytes:,} bytes\)", str(result.savings))
+    assert re.search(rf"checkpoints kept +{len(plan.kept)} \({size(plan.kept_bytes)}\)", str(result.savings))
     assert keys_in(tmp_path / "plan" / "checkpoints", plan.workload) == set(plan.kept)
     # At every moment, by the journal: what fits, or what is needed and the state being written.
     again = SearchPlan(plan.workload)

@@ -66,7 +66,7 @@ def draw_metrics(book: Book) -> Figure:
             marker="o",
             markersize=2.5,
             linewidth=0.9,
-            label="node (the wider, the more trials)",
+            label="branch (the wider, the more trials)",
         )
     ]
     if best is not None:
