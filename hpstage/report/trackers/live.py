@@ -34,7 +34,7 @@ class _Sight:
 
     Attributes:
         keys: under which there are logs, if anything was logged.
-        reached: the farthest step that is known to be trained.
+        reached: the farthest step that is known to be trained, not beyond a state whose metrics are still to come.
         metrics: the names of metrics, as far as they are known.
     """
 
@@ -113,7 +113,10 @@ class LiveCallback:
             names |= {name for found in measured.values() for name in found}
             keys = tuple(log_keys(plan, trial))
             run = run_of(plan, id, measured)
-            reached = max((state.step for state in trial.states() if state.is_known), default=0)
+            states = [*trial.states()]
+            reached = max((state.step for state in states if state.is_known), default=0)
+            awaited = (state.step for state in states if state.metrics is None and state.step in trial.targets)
+            reached = min([reached, *awaited])
             if run.state != "running":
                 reached = trial.steps  # the step that failed has a log, too
             sights.append(_Sight(run, measured, keys, reached, names, checkpoints))
@@ -162,9 +165,13 @@ class LiveCallback:
             if run.state == "running":
                 return  # until the next look
             found = []
-        # What was logged since the plan was looked at comes with what precedes it: trackers take ascending steps.
+        # What was logged or measured beyond comes with what precedes it: trackers take ascending steps.
         logs = [(key, log) for key, log in found if log.stop <= sight.reached]
-        fresh = {step: found for step, found in measured.items() if written is None or step not in written.steps}
+        fresh = {
+            step: found
+            for step, found in measured.items()
+            if step <= sight.reached and (written is None or step not in written.steps)
+        }
         rows = rows_of(joined([log for _, log in logs]).values, fresh, sight.metrics)
         if written is None:
             if not rows and run.state == "running":

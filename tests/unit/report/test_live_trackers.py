@@ -64,6 +64,18 @@ class Following(LiveCallback):
         return self.kept
 
 
+def test_rows_ascend_though_states_that_another_search_kept_are_evaluated_last(tmp_path: Path) -> None:
+    """Weights & Biases drops what comes later of an earlier step, and TensorBoard draws back and forth."""
+    search(tmp_path, Following(), checkpoint_every=10, name="kept")
+    following = Following()
+    result = search(tmp_path, following, evaluate_every=10)
+    for number in (0, 1):
+        rows = following.kept.rows[str(number)]
+        assert [step for step, _ in rows] == sorted(step for step, _ in rows)
+        assert [step for step, values in rows if "total" in values] == [10, 20, 30, 40, 50, 60]
+        assert same(values_in(rows), of(result.trial(number)))
+
+
 class Gated(Talking):
     """Waits before its last step for a file."""
 
@@ -76,8 +88,10 @@ class Gated(Talking):
             until(lambda: os.path.exists(self.gate), "the gate is opened")
 
 
-def search(folder: Path, callback: Any, trainable: object = None, **options: Any) -> hpstage.Result:
-    study = optuna.create_study(study_name="live", sampler=optuna.samplers.GridSampler({"gamma": [0.25, 0.5]}))
+def search(
+    folder: Path, callback: Any, trainable: object = None, *, name: str = "live", **options: Any
+) -> hpstage.Result:
+    study = optuna.create_study(study_name=name, sampler=optuna.samplers.GridSampler({"gamma": [0.25, 0.5]}))
     arguments: dict[str, Any] = {
         "n_trials": 2,
         "metric": "total",
