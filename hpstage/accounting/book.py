@@ -198,9 +198,8 @@ class Book:
     def started(self) -> SearchStarted | None:
         """The study's last search, or the latest of all studies; ``None`` if the plan was driven without a study."""
         searches = self.account.plan.searches
-        if self.study is not None:
-            return searches[self.study].started if self.study in searches else None
-        return max((record.started for record in searches.values()), key=lambda started: started.at, default=None)
+        found = (searches[study].started for study in self.studies if study in searches)
+        return max(found, key=lambda started: started.at, default=None)
 
     @property
     def metric(self) -> str | None:
@@ -213,11 +212,14 @@ class Book:
 
     @cached_property
     def studies(self) -> list[str]:
-        """The studies in the book, in the order in which they were added to the plan."""
+        """The studies in the book, in the order in which they were added to the plan. One that ended without
+        a trial, as where the first call was refused, is only there alone."""
         if self.study is not None:
             return [self.study]
-        account = self.account
-        return list(dict.fromkeys([*map(account.plan.study_of, account.plan.trials), *account.plan.searches]))
+        plan = self.account.plan
+        with_trials = dict.fromkeys([*map(plan.study_of, plan.trials), *(one.study for one in self.rejected.values())])
+        begun = (name for name, record in plan.searches.items() if not record.ended)
+        return list(with_trials | dict.fromkeys(begun)) or [*plan.searches]
 
     @cached_property
     def values(self) -> dict[TrialId, tuple[float, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -19,7 +20,16 @@ from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import id_of
 from hpstage.optuna.proposed_again import BecameAnother
 from hpstage.optuna.sampler_state import SamplerState
-from hpstage.plan.facts import ForkedFrom, RandomState, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
+from hpstage.plan.facts import (
+    ForkedFrom,
+    RandomState,
+    SearchEnded,
+    SearchStarted,
+    TrialAdded,
+    TrialId,
+    TrialProposed,
+    UserFailure,
+)
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import space as spaces
@@ -235,6 +245,8 @@ class Roster(Trials):
                 self.metrics = self._before_first(made.described)
             except Exception:
                 self._ledger.withdraw(self._ledger.trial(id_of(made.trial)))
+                if not self.trials:  # a search of nothing, which no call is to continue
+                    self._driver.log.write([SearchEnded(self._started.study, time.time())])
                 raise
             self._ledger.name_objectives(self._started.metric)  # now that the metrics are known to exist
         return self._add(made, None)

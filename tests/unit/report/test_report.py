@@ -44,6 +44,7 @@ from hpstage.plan.log import open_plan, read_facts
 from hpstage.report import open_book, write_report
 from hpstage.search.results.result import Result
 from hpstage.store.memory import MemoryJournal
+from hpstage.testing.toys import Tape
 from tests.records import separated
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
 from tests.unit.searches import WORKLOAD, Search, histories, trial
@@ -99,6 +100,26 @@ def check_balance(folder: Path) -> None:
     assert steps == sum(int(row["steps"]) for row in workers) == saved["steps_trained"]
     assert sum(int(row["steps_asked"]) for row in trials) == saved["steps_asked"]
     assert len(trials) == saved["trials"]
+
+
+def test_a_search_that_was_refused_before_its_first_trial_is_in_no_report(tmp_path: Path) -> None:
+    """A misspelt metric would be that of the tree and of all pictures, and the search one that has not ended."""
+    journal = MemoryJournal()
+
+    def searched(name: str, metric: str) -> None:
+        study = optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=0))
+        executor = hpstage.InlineExecutor()
+        hpstage.optimize(study, Tape(), space, metric=metric, steps=8, n_trials=2, executor=executor, store=journal)
+
+    searched("digits", "score")
+    with pytest.raises(UsageError, match="metric='acc' was requested"):
+        searched("misspelt", "acc")
+    book = open_book(journal)
+    assert (book.studies, book.metric) == (["digits"], "score")
+    assert book.best is not None
+    page = Page(write_report(tmp_path, journal))
+    assert "misspelt" not in page.text
+    assert "not ended" not in page.text
 
 
 def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
