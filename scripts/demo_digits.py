@@ -281,8 +281,8 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
     print(f"{folded(best, columns())}\n")
     print(ours["table"])
     if bound:
-        print(f"{'lower bound':<22}  {bound:.1f} s (makespan / bound = {over:.3f})")
-    print(f"{'report':<22}  {ours['report']}")
+        print(f"{'lower bound':<21}  {bound:.1f} s (makespan / bound = {over:.3f})")
+    print(f"{'report':<21}  {ours['report']}")
     figures = {name: value for name, value in ours.items() if name not in ("states", "table", "wall")}
     figures |= {"wall_seconds": ours["wall"], "wall_seconds_alone": None, "metrics_equal": None}
     figures["makespan_over_bound"] = over

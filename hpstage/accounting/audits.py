@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpstage.accounting.pauses import united
-from hpstage.errors.text import count_of, worker_hours
+from hpstage.errors.text import count_of, duration
 from hpstage.plan.facts import Audited, AuditOutcome, Fact, NodeId, StateDiffers
 from hpstage.plan.plan import SearchPlan
 
@@ -86,7 +86,7 @@ _NOUNS = {"segment": "segment", "trial": "whole trial", "winner": "winner"}
 
 def audited(share: float, differences: int, seconds: float) -> str:
     """``14 % of the steps in 0.0120 h, 0 differences``."""
-    return f"{100 * share:.0f} % of the steps in {worker_hours(seconds)}, {count_of(differences, 'difference')}"
+    return f"{100 * share:.0f} % of the steps in {duration(seconds)}, {count_of(differences, 'difference')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,10 @@ from hpstage.accounting.bound import ONE_CHAIN, Speeds, lower_bound, measured_sp
 from hpstage.accounting.pauses import Pauses
 from hpstage.accounting.payments import rounded
 from hpstage.accounting.sums import Merged, merge_rate
-from hpstage.errors.text import aligned, allocated_hours, count_of, rate, size, worker_hours
+from hpstage.errors.text import aligned, allocated_time, count_of, duration, rate, size
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
-
-_LEAST_SHOWN = 3.6
-"""Seconds of a loss that is shown as a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +107,23 @@ class Savings:
     def _made_in(self) -> str:
         if self.worker_seconds and not self.makespan:
             return "none: other searches' workers have trained all of it"
-        return f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"
+        return f"{duration(self.makespan)} on {count_of(self.workers, 'worker')}"
 
     def _saved(self) -> str:
         lost = -self.saved_seconds
         if lost <= 0:
-            return _hours(self.saved_seconds)
+            return duration(self.saved_seconds)
         extra = {
             "loading states": self.load_seconds,
             "saving states": self.save_seconds,
             "lost training and verification": self.wasted_seconds,
             "the exchange of workers": self.exchange_seconds,
         }
-        more = "less than 0.001 h" if lost < _LEAST_SHOWN else _hours(lost)
-        return f"nothing: {max(extra, key=extra.__getitem__)} took {more} more" if any(extra.values()) else "nothing"
+        return (
+            f"nothing: {max(extra, key=extra.__getitem__)} took {duration(lost)} more"
+            if any(extra.values())
+            else "nothing"
+        )
 
     def as_dict(self) -> dict[str, float | None]:
         names = [field.name for field in fields(self)]
@@ -136,22 +136,22 @@ class Savings:
             ("steps requested", f"{self.steps_asked:,}"),
             ("unique steps", f"{self.steps_unique:,}"),
             ("steps trained", f"{self.steps_trained:,}{self._elsewhere()}"),
-            ("busy worker-hours", _hours(self.worker_seconds)),
+            ("busy worker time", duration(self.worker_seconds)),
             ("checkpoints kept", f"{self.kept} ({size(self.kept_bytes)})"),
             ("makespan", self._made_in()),
         ]
         if self.could_share:
             rows.insert(4, ("merge rate", f"{rate(self.merge_rate)} (by cost {rate(self.cost_weighted_merge_rate)})"))
-            rows[6:6] = [("without sharing", _hours(self.worker_seconds_alone)), ("saved", self._saved())]
+            rows[6:6] = [("without sharing", duration(self.worker_seconds_alone)), ("saved", self._saved())]
         if self.paid_seconds:
-            at = [name for name, _ in rows].index("busy worker-hours") + 1
-            rows.insert(at, ("allocated worker-hours", allocated_hours(self.paid_seconds, self.worker_seconds)))
+            at = [name for name, _ in rows].index("busy worker time") + 1
+            rows.insert(at, ("allocated worker time", allocated_time(self.paid_seconds, self.worker_seconds)))
         if self.audit_seconds:
             rows.insert(-2, ("audited", audited(self.audited_share, self.audit_differences, self.audit_seconds)))
         if self.exchange_seconds:
-            rows.insert(-2, ("lost by exchange", _hours(self.exchange_seconds)))
+            rows.insert(-2, ("lost by exchange", duration(self.exchange_seconds)))
         if self.fused_seconds:
-            rows.insert(-2, ("of this by fusing siblings", _hours(self.fused_seconds)))
+            rows.insert(-2, ("of this by fusing siblings", duration(self.fused_seconds)))
         if self.failed:
             rows.insert(1, ("failed", f"{self.failed}"))
         return rows
@@ -193,10 +193,6 @@ def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[in
     for node, start, stop in planned.path_to(answered[-1]):
         own += (stop - start) * plan.step_seconds(node)
     return own + plan.totals.average_evaluate_seconds * len(answered)
-
-
-def _hours(seconds: float) -> str:
-    return f"{worker_hours(seconds)} ({round(seconds, 1) + 0.0:,.1f} s)"  # + 0.0: not -0.0
 
 
 def shortest_makespan(

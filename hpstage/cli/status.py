@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -20,19 +23,21 @@ from hpstage.accounting.studies import Best, StudyRow, study_rows
 from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
-from hpstage.errors import HistoryChanged, UsageError
+from hpstage.errors import HistoryChanged, StoreError, UsageError
 from hpstage.errors.arguments import seconds
-from hpstage.errors.text import aligned, allocated_hours, clean, count_of, hours, rate, shortened, table, worker_hours
+from hpstage.errors.text import aligned, allocated_time, clean, count_of, duration, rate, shortened, table
 from hpstage.plan.facts import DriverId
+from hpstage.plan.log import open_existing_plan
 from hpstage.plan.messages import host_of
 from hpstage.report.names import worker_names, workers_in_order
 from hpstage.store import Journal, Leases
-from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
+from hpstage.store.opening import DEFAULT_ROOT, default_stores, last_written, open_journal
 
 # Lines of running chains, studies and drivers, and causes of failures, on a terminal; --json has all.
 _LINES = 40
 _CAUSES = 5
 _SUMMARY = 200  # characters of an exception
+_NAMED = 5  # studies of a store, in the list of stores
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -112,10 +117,10 @@ def status(
         bool, typer.Option("--json", help="One line of JSON; with --watch, one at each change.")
     ] = False,
 ) -> None:
-    """Show what the searches of a plan have done and are doing.
+    """Show what the searches of a store have done and are doing.
 
     It reads the store alone, from any host that reaches it, and changes nothing: searches need not run. Without STORE
-    it lists those below .hpstage, where searches are kept that name none, the last written first.
+    it lists the stores in .hpstage of this folder, where a search is kept that names no store, the last written first.
 
     Examples:
 
@@ -131,7 +136,7 @@ def status(
         if watch or not stores:
             there = ", ".join(clean(path) for path in stores) or f"none below {DEFAULT_ROOT}"
             raise UsageError(f"name a STORE; there is {there}")
-        echo(msgspec.json.encode([str(path) for path in stores]).decode() if as_json else "\n".join(map(clean, stores)))
+        echo(msgspec.json.encode([str(path) for path in stores]).decode() if as_json else _listed(stores))
         return
     with ExitStack() as closing:
         journal = open_journal(store, closing=closing, read_only=True)
@@ -156,6 +161,26 @@ def status(
         except KeyboardInterrupt:
             if not watch:
                 raise
+
+
+def _listed(stores: Sequence[Path]) -> str:
+    """A table of stores: their studies, how many trials have ended how, steps, and when each was last written to."""
+    rows = [("store", "studies", "trials", "steps trained", "written")]
+    for store in stores:
+        age = f"{duration(max(0.0, time.time() - last_written(store)))} ago"
+        try:
+            with ExitStack() as closing:
+                plan = open_existing_plan(open_journal(store, closing=closing, read_only=True))
+        except StoreError as error:
+            rows.append((clean(store), shortened(str(error), _SUMMARY), "-", "-", age))
+            continue
+        studies = dict.fromkeys(map(plan.study_of, plan.trials))
+        ends = Counter(plan.ended[id].state.lower() if id in plan.ended else "unfinished" for id in plan.trials)
+        trials = ", ".join(f"{number:,} {state}" for state, number in sorted(ends.items()))
+        more = f" and {len(studies) - _NAMED:,} more" if len(studies) > _NAMED else ""
+        names = ", ".join(map(clean, islice(studies, _NAMED)))
+        rows.append((clean(store), f"{names}{more}" or "-", trials or "-", f"{plan.totals.steps_trained:,}", age))
+    return table(rows, left=3, width=columns())
 
 
 def status_of(account: Account, journal: Journal) -> Status:
@@ -241,8 +266,8 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
         ("steps", f"{plan.steps_asked:,} requested, {plan.steps_unique:,} unique, {plan.steps_trained:,} trained"),
         ("merge rate, all studies" if len(found.studies) > 1 else "merge rate", rate(plan.merge_rate)),
-        ("busy worker-hours", worker_hours(plan.seconds_used)),
-        ("allocated worker-hours", allocated_hours(plan.seconds_paid, plan.seconds_used)),
+        ("busy worker time", duration(plan.seconds_used)),
+        ("allocated worker time", allocated_time(plan.seconds_paid, plan.seconds_used)),
         ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
@@ -260,7 +285,7 @@ def as_text(found: Status, width: int | None = None) -> str:
     lines = [aligned(rows, width=width)]
     if found.studies:
         titles: tuple[str, ...]
-        titles = ("study", "state", "trials", "best", "steps requested", "merge rate", "h busy", "h saved")
+        titles = ("study", "state", "trials", "best", "steps requested", "merge rate", "busy", "saved")
         cells = [
             (
                 clean(study.study),
@@ -269,8 +294,8 @@ def as_text(found: Status, width: int | None = None) -> str:
                 ", ".join(map(_best, study.best)) or "-",
                 f"{study.steps_asked:,}",
                 rate(study.merge_rate),
-                hours(study.seconds_used),
-                hours(max(0.0, study.seconds_saved)) if _is_shown(study) else "-",
+                duration(study.seconds_used),
+                duration(max(0.0, study.seconds_saved)) if _is_shown(study) else "-",
             )
             for study in found.studies[-_LINES:]
         ]
@@ -310,7 +335,7 @@ def _saved(found: Status) -> str:
     plan = found.plan
     if plan.seconds_saved <= 0:
         return "nothing" if any(study.state == "ended" for study in found.studies) else "nothing yet"
-    return f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"
+    return f"{duration(plan.seconds_saved)} of {duration(plan.seconds_alone)}"
 
 
 def _left_out(all: Sequence[object]) -> list[str]:

@@ -88,22 +88,20 @@ def time_left(seconds: float) -> str:
     return f"about {seconds / _HOUR:,.1f} h left"
 
 
-def hours(seconds: float) -> str:
-    """``0.0250``: worker-hours, which are few in a trial run and many in earnest."""
-    return f"{round(seconds / _HOUR, 4) + 0.0:,.4f}"  # + 0.0: not -0.0000
-
-
 def worker_hours(seconds: float) -> str:
-    return f"{hours(seconds)} h"
+    """``0.0250 h``: worker-hours, which are few in a trial run and many in earnest."""
+    return f"{round(seconds / _HOUR, 4) + 0.0:,.4f} h"  # + 0.0: not -0.0000
 
 
-def allocated_hours(allocated: float, busy: float) -> str:
-    """``0.0250 h, 96 % busy``: allocated worker-hours, and the busy part of them. Where more were busy, other searches'
-    workers have done the rest."""
-    if not allocated:
-        return worker_hours(allocated)
+def busy_share(allocated: float, busy: float) -> str:
+    """``96 % busy``: the busy part of allocated time. Where more were busy, other searches' workers did the rest."""
     share = round(100 * busy / allocated)
-    return f"{worker_hours(allocated)}, {f'{share} % busy' if share <= 100 else 'and others in addition'}"
+    return f"{share} % busy" if share <= 100 else "and others in addition"
+
+
+def allocated_time(allocated: float, busy: float) -> str:
+    """``1.5 min, 96 % busy``: allocated worker time, and the busy part of it."""
+    return f"{duration(allocated)}, {busy_share(allocated, busy)}" if allocated else duration(allocated)
 
 
 def size(bytes: float) -> str:

@@ -15,7 +15,7 @@ from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of,
 from hpstage.accounting.savings import Savings
 from hpstage.accounting.studies import study_rows
 from hpstage.driver.differences import explain
-from hpstage.errors.text import allocated_hours, count_of, duration, rate, shortened, size
+from hpstage.errors.text import busy_share, count_of, duration, rate, shortened, size
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.report.names import trial_name
@@ -68,7 +68,7 @@ def _environment() -> Environment:
         "count_of": count_of,
         "day": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "duration": duration,
-        "allocated_hours": allocated_hours,
+        "busy_share": busy_share,
         "rate": rate,
         "percent": "{:.1%}".format,
         "short": _short,

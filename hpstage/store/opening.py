@@ -64,12 +64,12 @@ def is_on_server(store: str | os.PathLike[str]) -> bool:
 def default_stores() -> list[Path]:
     """Return the stores of searches from this folder that named none, the last written first."""
     plans = Path(DEFAULT_ROOT).glob(f"*/{_FILE}")
-    return [plan.parent for plan in sorted(plans, key=lambda plan: (-_last_written(plan), plan))]
+    return [plan.parent for plan in sorted(plans, key=lambda plan: (-last_written(plan.parent), plan))]
 
 
-def _last_written(plan: Path) -> float:
-    """Return when a plan was written last: SQLite writes into a file next to it first."""
-    return max(file.stat().st_mtime for file in plan.parent.glob(f"{_FILE}*"))
+def last_written(store: Path) -> float:
+    """Return when the plan in a folder was written last: SQLite writes into a file next to it first."""
+    return max(file.stat().st_mtime for file in store.glob(f"{_FILE}*"))
 
 
 def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only: bool = False) -> Journal:
@@ -89,7 +89,8 @@ def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only
         folder = Path(store)
         if not _has_plan(folder):
             raise StoreError(
-                f"there is no plan in {shown(str(folder))}: give a folder that holds {_FILE}, or a Redis server's URL"
+                f"there is no plan in {shown(str(folder))}: give a store, which is a folder with {_FILE}, or a Redis "
+                f"server's URL; `hpstage status` lists those in {DEFAULT_ROOT}"
             )
         journal = SQLiteJournal(folder / _FILE, read_only=read_only)
     closing.callback(journal.close)

@@ -146,11 +146,16 @@ def test_status_without_a_store_lists_those_of_this_folder(tmp_path: Path, monke
         )
     folders = {f"{path}" for path in Path(".hpstage").iterdir()}
     assert len(folders) == 2
-    lines = output_of("status").splitlines()
+    title, *rows = output_of("status").splitlines()
+    assert title.split() == ["store", "studies", "trials", "steps", "trained", "written"]
+    lines = [row.split()[0] for row in rows]
     assert {*lines} == folders == {*status()}
+    assert all(re.search(r"  1 complete +2 +[\d.]+ m?s ago$", row) for row in rows)
     later = time.time() + 60
     os.utime(Path(lines[-1]) / "plan.sqlite", (later, later))
-    assert output_of("status").splitlines() == lines[::-1]
+    assert [row.split()[0] for row in output_of("status").splitlines()[1:]] == lines[::-1]
+    (Path(lines[0]) / "plan.sqlite").write_bytes(b"")
+    assert "is a database of something else" in output_of("status")
     watching = run("status", "--watch")
     assert "name a STORE; there is" in str(watching.exception)
 
@@ -173,7 +178,7 @@ def content(folder: Path) -> dict[str, str]:
     [
         ("running", -2.5, "nothing yet"),
         ("ended", -2.5, "nothing"),
-        ("running", 3.6, "0.0010 h of 0.0000 h"),
+        ("running", 3.6, "3.6 s of 0 s"),
     ],
 )
 def test_negative_savings_are_never_shown(state: str, saved: float, shown: str) -> None:
@@ -182,8 +187,8 @@ def test_negative_savings_are_never_shown(state: str, saved: float, shown: str) 
     row = msgspec.convert({**study, "algorithm": "", "trials": {}, "best": []}, StudyRow)
     text = as_text(Status(msgspec.convert(sums, PlanStatus), [], [row], [], []))
     assert re.search(rf"^saved +{shown}$", text, re.MULTILINE)
-    assert text.splitlines()[-1 if state == "ended" else -3].split()[-1] == (
-        {"nothing yet": "-", "nothing": "0.0000"}.get(shown, shown.split()[0])
+    assert text.splitlines()[-1 if state == "ended" else -3].endswith(
+        {"nothing yet": " -", "nothing": " 0 s"}.get(shown, " 3.6 s")
     )
 
 

@@ -19,7 +19,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
 from hpstage.cluster.dashboard.tiles import summary_html
-from hpstage.errors.text import allocated_hours, duration, hours, rate, worker_hours
+from hpstage.errors.text import allocated_time, busy_share, duration, rate
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import open_book, write_report
 from hpstage.search import call as front_door
@@ -172,9 +172,9 @@ def test_busy_unshared_and_saved_seconds_agree_and_add_up(outputs: Outputs) -> N
     assert outputs.row("Busy worker time")[0] == duration(used)
     assert outputs.row("Worker time without sharing")[0] == duration(alone)
     assert outputs.row("Saved")[0] == duration(saved)
-    assert f"worker-hours {hours(used)} used, {hours(saved)} saved" in outputs.terminal
-    assert worker_hours(used) in outputs.summary and worker_hours(saved) in outputs.summary
-    assert worker_hours(used) in outputs.status and f"{worker_hours(saved)} of {worker_hours(alone)}" in outputs.status
+    assert f"worker time {duration(used)} used, {duration(saved)} saved" in outputs.terminal
+    assert duration(used) in outputs.summary and duration(saved) in outputs.summary
+    assert duration(used) in outputs.status and f"{duration(saved)} of {duration(alone)}" in outputs.status
 
 
 def test_allocated_seconds_agree(outputs: Outputs) -> None:
@@ -184,9 +184,9 @@ def test_allocated_seconds_agree(outputs: Outputs) -> None:
     assert paid == outputs.json["plan"]["seconds_paid"] == outputs.json["studies"][0]["seconds_paid"]
     assert paid == outputs.figures["paid_seconds"] == outputs.book.savings.paid_seconds
     assert paid == outputs.shown.view.presence.seconds(STUDY)
-    phrase = allocated_hours(paid, savings.worker_seconds)
+    phrase = allocated_time(paid, savings.worker_seconds)
     assert phrase in outputs.summary and phrase in outputs.status
-    assert outputs.row("Allocated worker time") == (duration(paid), phrase)
+    assert outputs.row("Allocated worker time") == (duration(paid), busy_share(paid, savings.worker_seconds))
 
 
 def test_trials_and_the_best_value_agree(outputs: Outputs) -> None:

@@ -8,13 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from hpstage.errors.text import aligned, allocated_hours, folded, nearest, table
+from hpstage.errors.text import aligned, allocated_time, folded, nearest, table
 
 
 def test_no_more_of_the_workers_is_used_than_there_is() -> None:
-    assert allocated_hours(3600, 3456) == "1.0000 h, 96 % busy"
-    assert allocated_hours(3600, 4176) == "1.0000 h, and others in addition"  # of another search
-    assert allocated_hours(0, 10) == "0.0000 h"
+    assert allocated_time(9000, 8640) == "2.50 h, 96 % busy"
+    assert allocated_time(90, 104.4) == "90.0 s, and others in addition"  # of another search
+    assert allocated_time(0, 10) == "0 s"
 
 
 def test_the_nearest_name_is_one_like_it_or_one_with_its_initials() -> None:

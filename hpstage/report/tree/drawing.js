@@ -14,6 +14,8 @@ const cut = (text, most) => [...text].length <= most ? text : [...text].slice(0,
 // The text in at most so many pixels; "" if little of it would be left.
 function fitting(text, room) {
   if (!text || room < 12) return ""
+  if (pen.measureText(text).width <= room) return text
+  text = text.replace(/ \S+ → /g, " → ") // what a value was can be seen before
   const width = pen.measureText(text).width
   if (width <= room) return text
   const most = Math.floor([...text].length * (room - 8) / width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.errors.text import clean, clock, hours, rate, time_left
+from hpstage.errors.text import clean, clock, duration, rate, time_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +92,10 @@ def items(view: ProgressView) -> list[str]:
         found.append(f"{view.running} of {view.workers} worker{'' if view.workers == 1 else 's'} busy")
     if view.merge_rate is not None:
         found.append(f"merge rate {rate(view.merge_rate)}")
-    used = f"worker-hours {hours(view.used_seconds)} used"
+    used = f"worker time {duration(view.used_seconds)} used"
     # Unless trials share what was trained, less than nothing is saved: what it took to keep states.
     saved = view.merge_rate is not None and view.saved_seconds > 0
-    found.append(f"{used}, {hours(view.saved_seconds)} saved" if saved else used)
+    found.append(f"{used}, {duration(view.saved_seconds)} saved" if saved else used)
     return found
 
 

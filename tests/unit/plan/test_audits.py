@@ -36,7 +36,7 @@ def test_a_step_that_was_trained_again_twice_counts_once(plan: SearchPlan) -> No
         figures.add(fact(plan, start, step), plan)
     assert figures.steps == 16
     assert figures.share(plan) == pytest.approx(16 / 24)
-    assert figures.line(plan) == "67 % of the steps in 0.0021 h, 0 differences: 5 segments"
+    assert figures.line(plan) == "67 % of the steps in 7.5 s, 0 differences: 5 segments"
 
 
 def test_audits_that_gave_way_or_failed_have_trained_nothing_again_but_their_seconds_count(plan: SearchPlan) -> None:
@@ -45,7 +45,7 @@ def test_audits_that_gave_way_or_failed_have_trained_nothing_again_but_their_sec
     figures.add(fact(plan, 0, 4, "stopped"), plan)
     figures.add(fact(plan, 0, 4, "failed"), plan)
     assert (figures.steps, figures.seconds) == (0, 3.0)
-    line = "0 % of the steps in 0.0008 h, 0 differences: 1 gave way to training, 1 failed"
+    line = "0 % of the steps in 3.0 s, 0 differences: 1 gave way to training, 1 failed"
     assert figures.line(plan) == line
 
 
@@ -56,7 +56,7 @@ def test_the_summary_names_whole_trials_the_winner_and_differences(plan: SearchP
     report = audits_of(plan, [other, *trials, differs])
     assert report.figures.outcomes() == {"equal": 2, "differs": 1, "stopped": 0, "failed": 0}
     assert report.differences == (differs,)
-    line = "audited 67 % of the steps in 0.0013 h, 1 difference: 1 segment, 1 whole trial, 1 winner"
+    line = "audited 67 % of the steps in 4.5 s, 1 difference: 1 segment, 1 whole trial, 1 winner"
     assert str(report) == line
 
 

@@ -23,6 +23,7 @@ from hpstage.accounting.savings import Savings
 from hpstage.accounting.tables import cell
 from hpstage.algos import FullTraining, PopulationBasedTraining
 from hpstage.errors import StoreError, UsageError
+from hpstage.errors.text import duration
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import (
     ChainId,
@@ -148,9 +149,9 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
         assert shown.row("Unique steps among them")[0] == f"{result.savings.steps_unique:,}"
         assert shown.row("Steps trained")[0] == f"{result.savings.steps_trained:,}"
         assert shown.row("Merge rate")[0] == f"{result.savings.merge_rate:.2f}"
-        assert shown.row("Busy worker time")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
+        assert shown.row("Busy worker time")[0] == duration(result.savings.worker_seconds)
         assert shown.row("Allocated worker time")[1].endswith("% busy")
-        assert shown.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
+        assert shown.row("Saved")[0] == duration(result.savings.saved_seconds)
         assert shown.row("Makespan")[1].startswith("on 3 workers, ")
     assert reported_by_journal.read_bytes() == reported_by_result.read_bytes()
 

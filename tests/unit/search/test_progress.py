@@ -293,7 +293,7 @@ def test_60_columns_take_six_lines():
         "28 complete, 2 pruned, 1 failed, 17 running",
         "best accuracy 0.99721 · steps 1,200 trained, 300 left",
         "stages 45 done, 12 left · 2 of 2 workers busy",
-        "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved",
+        "merge rate 2.94 · worker time 27.6 s used, 55.3 s saved",
         "0:01:23 elapsed, about 61 min left",
     ]
 
@@ -310,7 +310,7 @@ def test_200_columns_take_two_or_three():
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━━╸                31/48 trials",
         "28 complete, 2 pruned, 1 failed, 17 running · best accuracy 0.99721 · steps 1,200 trained, 300 left · "
         "stages 45 done, 12 left · 2 of 2 workers busy · merge rate 2.94",
-        "worker-hours 0.0077 used, 0.0154 saved · 0:01:23 elapsed, about 61 min left",
+        "worker time 27.6 s used, 55.3 s saved · 0:01:23 elapsed, about 61 min left",
     ]
 
 
@@ -330,14 +330,14 @@ def test_control_characters_in_names_are_escaped():
     assert text.startswith(
         r"<script>alert(1)</script> $x_{ [bold]\x1b[31m\n\u202e: 0 trials; 0 complete; best 学習率[/]\x07 -inf"
     )
-    assert "0.0000 used" in text and "saved" not in text and "0:00:00 elapsed, - left" in text
+    assert "worker time 0 s used" in text and "saved" not in text and "0:00:00 elapsed, - left" in text
 
 
 def test_the_line_of_a_log_says_all_of_it():
     assert line(VIEW) == (
         "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed, 17 running; best accuracy 0.99721; "
         "steps 1,200 trained, 300 left; stages 45 done, 12 left; 2 of 2 workers busy; merge rate 2.94; "
-        "worker-hours 0.0077 used, 0.0154 saved; 0:01:23 elapsed, about 61 min left"
+        "worker time 27.6 s used, 55.3 s saved; 0:01:23 elapsed, about 61 min left"
     )
 
 
