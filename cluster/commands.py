@@ -121,7 +121,7 @@ def worker(
     tls_key: Key = None,
     preload: Preload = None,
 ) -> None:
-    """Run this host's workers: one single-threaded process per GPU, else per core.
+    """Run this host's workers: a process per GPU, else per core.
 
     They wait for the scheduler, and are restarted when they or the scheduler die. SIGTERM or Ctrl-C ends them
     gracefully, a second one immediately. All further options are those of `dask worker`.

@@ -81,6 +81,7 @@ app.command(cls=_Command)(certificates)
 _ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
 # The same of ``hpstage train`` and ``branch``, whose store has no option.
 _OF_RUNS = re.compile(r"(?<!\()\b(metric|steps|at)=(?=[\d,;:.)]|$)")
+_EXTENDED = re.compile(r"at step (\d+) or before, or extend it first: trial\.extend\(steps=(\d+)\)")
 # Commands that import the user's code.
 _IMPORTING = ("run", "train", "branch", "check", "plan", "audit")
 # Of a command line that cannot be read: typer does not name it.
@@ -111,6 +112,8 @@ def main() -> None:
         message, status = f"hpstage: {error}\n", 1
         if words[0] in ("train", "branch"):
             message = re.sub(r"\b(with )?store=", "as STORE", _OF_RUNS.sub(r"--\1=", message))
+            message = _EXTENDED.sub(r"at step \1 or before, or extend it with --at \1 --steps \2", message)
+            message = message.replace("(the space returns no hyperparameter", "(--set gives no hyperparameter")
         message = _ARGUMENT.sub(r"--\1", message)
     except typer.Abort:
         message, status = "Aborted!\n", 1

@@ -34,7 +34,7 @@ def audit(
         list[str],
         typer.Argument(
             metavar="STORE [TRAINABLE]",
-            help="The plan: a folder, or redis://host:6379?prefix=NAME; and its trainable: MODULE:NAME, or "
+            help="The store: a folder, or redis://host:6379?prefix=NAME; and its trainable: MODULE:NAME, or "
             "path/to/script.py:NAME, if it is not in this folder. With a certificate, only the trainable.",
         ),
     ],
@@ -50,7 +50,8 @@ def audit(
     checkpoints: options.KeptCheckpoints = None,
     json_file: options.Findings = None,
 ) -> None:
-    """Train a trial again from scratch, in a fresh process, and compare its weights and metrics.
+    """Train a trial again without sharing, and compare. It is trained from scratch in a fresh process; its weights and
+    metrics must be the same.
 
     Nothing is captured on the way, so that it finds what capture misses. Where no checkpoint of the trial is left, it
     is compared by the digests of its states.

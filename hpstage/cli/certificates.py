@@ -21,7 +21,7 @@ def certificates(
         Path, typer.Argument(metavar="FOLDER", help="Where to keep them: readable by you alone, on all hosts.")
     ],
 ) -> None:
-    """Make a certificate and its key for a cluster, and print the variables with which Dask uses them.
+    """Make a certificate and its key for a cluster. It prints the variables with which Dask uses them.
 
     Scheduler, workers and drivers that have these variables encrypt what they send, and refuse all that do not have the
     key; addresses then begin with tls://. A folder that has them keeps them, for a year: then remove it.

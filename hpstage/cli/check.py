@@ -31,7 +31,7 @@ def check(
     json_file: options.Findings = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Check that training is exact: forked anywhere, a trial has the same bits as without sharing.
+    """Check that training is exact. Forked anywhere, a trial then has the same bits as without sharing.
 
     A random trial of the space is trained straight through for a few steps, and again: in other processes, given other
     numbers of threads, from states in memory and on disk, after another trial, evaluated after each step. After every

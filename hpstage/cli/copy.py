@@ -55,7 +55,7 @@ def copy(
     ] = None,
     no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Leave them where they are.")] = False,
 ) -> None:
-    """Copy a plan to another store, with its checkpoints and logs.
+    """Copy a store to another, with its checkpoints and logs.
 
     A search on DESTINATION continues from what was trained on STORE. Interrupted at any time, the same command resumes:
     what DESTINATION has is compared, and not copied again. Run again later, it copies what was recorded since. A

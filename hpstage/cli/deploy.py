@@ -19,7 +19,7 @@ def deploy(
         str | None, typer.Argument(metavar="NAME", help="The file to print.", show_default="list all files")
     ] = None,
 ) -> None:
-    """Print a file that runs hpstage on a cluster, for you to fit to yours: Compose, Kubernetes, Slurm, Grafana.
+    """Print a file that runs hpstage on a cluster. Fit it to yours: Compose, Kubernetes, Slurm, Grafana.
 
     The first lines of each file say how to use it. The Dockerfile builds the image that Compose and Kubernetes run,
     from the folder with hpstage's source. The container image of a search is based on it.
@@ -28,13 +28,13 @@ def deploy(
 
     \b
     hpstage deploy
-    hpstage deploy slurm.sh > slurm.sh
+    hpstage deploy slurm > slurm.sh
     """
     there = {file.name: file.read_text() for file in files("hpstage.cluster").joinpath("deploy").iterdir()}
     if name is None:
         echo(table([("file", "contents"), *((file, _title(text)) for file, text in sorted(there.items()))], left=2))
-    elif name in there:
-        sys.stdout.write(there[name])
+    elif found := [file for file in there if name in (file, file.rpartition(".")[0])]:
+        sys.stdout.write(there[found[0]])
     else:
         raise UsageError(f"there is no file {clean(name)!r} to deploy; give one of {', '.join(sorted(there))}")
 

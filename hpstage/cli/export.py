@@ -46,7 +46,7 @@ def export(
         What,
         typer.Argument(
             metavar="WHAT",
-            help="The plan as tables, the weights of a model, or the trials as runs of a tracker.",
+            help="The store as tables, the weights of a model, or the trials as runs of a tracker.",
         ),
     ],
     target: Annotated[
@@ -68,10 +68,10 @@ def export(
     ] = None,
     checkpoints: options.KeptCheckpoints = None,
 ) -> None:
-    """Write a plan as tables (trials, stages, states, workers and events), the weights of a trained model, or all
-    trials as runs of TensorBoard, MLflow or Weights & Biases.
+    """Write tables, weights, or the runs of a tracker. Tables are of trials, stages, states, workers and events,
+    weights those of a trained model. Trackers are TensorBoard, MLflow and Weights & Biases: each trial is a run.
 
-    Files of an earlier export are replaced. The plan is not changed. hpstage.report.frames gives the same tables to a
+    Files of an earlier export are replaced. The store is not changed. hpstage.report.frames gives the same tables to a
     notebook; hpstage.accounting.tables says what their columns mean. Weights are a safetensors file with the names of
     the model's state_dict; hpstage.open(STORE) gives the same to Python.
 

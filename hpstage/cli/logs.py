@@ -28,10 +28,10 @@ def logs(
     as_csv: Annotated[bool, typer.Option("--csv", help="As CSV: all names, or those of --name.")] = False,
     checkpoints: options.KeptCheckpoints = None,
 ) -> None:
-    """Show what a trial has printed while it was trained, and what it has logged.
+    """Show what a trial has printed and logged while it trained.
 
     A trial's log is that of its stages, end to end, whichever trial they were trained for. Of each stage, the end of
-    what it printed is kept. The plan is not changed.
+    what it printed is kept. The store is not changed.
 
     Examples:
 

@@ -16,12 +16,12 @@ from hpstage.store.redaction import redacted, shown
 if TYPE_CHECKING:
     from hpstage.executor import Executor
 
-_PLAN = "The plan: a folder, or redis://host:6379?prefix=NAME."
+_STORE = "The store: a folder, or redis://host:6379?prefix=NAME."
 
-Store = Annotated[str, typer.Argument(metavar="STORE", help=_PLAN)]
-ListedStore = Annotated[str | None, typer.Argument(metavar="STORE", help=_PLAN, show_default="list those here")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help=_STORE)]
+ListedStore = Annotated[str | None, typer.Argument(metavar="STORE", help=_STORE, show_default="list those here")]
 NewStore = Annotated[
-    str | None, typer.Argument(metavar="STORE", help=_PLAN, show_default="one per workload in .hpstage")
+    str | None, typer.Argument(metavar="STORE", help=_STORE, show_default="one per workload in .hpstage")
 ]
 Trainable = Annotated[
     str,

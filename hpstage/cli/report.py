@@ -23,7 +23,7 @@ def report(
     study: Annotated[str | None, typer.Option(help="Report this study only; else all of the plan.")] = None,
     tables: Annotated[bool, typer.Option("--tables", help="Write its tables, too, as CSV files.")] = False,
 ) -> None:
-    """Write the report of a plan: a page with its pictures, and with --tables its CSV files.
+    """Write the report of a store. It is a page with its pictures, and with --tables its CSV files.
 
     It reads the store alone, from any host that reaches it, and changes nothing: searches may run at the same time, and
     the report is of what they have done so far. Files of an earlier report are replaced. It prints where the page is.

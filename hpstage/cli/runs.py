@@ -23,14 +23,14 @@ def runs(
         str | None,
         typer.Argument(
             metavar="STORE",
-            help="The plan: a folder, or redis://host:6379?prefix=NAME.",
+            help="The store: a folder, or redis://host:6379?prefix=NAME.",
             show_default="all in .hpstage",
         ),
     ] = None,
     study: Annotated[str | None, typer.Option(help="Only trials of this study.")] = None,
     lines: Annotated[int, typer.Option(min=1, help="Most trials to show, those added last.")] = _LINES,
 ) -> None:
-    """Show the trials of a store, of searches and of single runs, from each of which others can branch.
+    """Show the trials of a store, from which others can branch. They are those of searches and single runs.
 
     A line has how many steps are trained, the best value and its step, the time since it ended or was trained last,
     what it branches from, how many branches it has, and the bytes of its checkpoints, of which others may have some.

@@ -54,7 +54,7 @@ def train(
     executor: options.NamedExecutor = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train one configuration without a search; with lists of values, each combination, what they share once.
+    """Train one configuration without a search. With lists of values it trains each combination, what they share once.
 
     Interrupt it with Ctrl-C at any time; run the same command again to resume. Its state at any step is where hpstage
     branch, and searches on the same store, begin. VALUE is a number, a word, or a schedule of hpstage.schedule; it is
@@ -116,7 +116,7 @@ def branch(
     executor: options.NamedExecutor = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a branch of a trial: its first steps as they are, and other values from there on.
+    """Train a branch of a trial. It has the trial's first steps as they are, and other values from there on.
 
     The steps in common are not trained again; if no checkpoint is kept there, those from the last one before are. The
     steps of schedules count from the branch. With lists of values, each combination is a branch.

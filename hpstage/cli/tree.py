@@ -40,12 +40,12 @@ def tree(
         None
     ),
 ) -> None:
-    """Show the stage tree of a plan: the branches, what each trains, and its progress.
+    """Show the stage tree of a store. It has the branches, what each trains, and its progress.
 
     A line is a node: its steps, what changes with respect to the line above, its state (waiting, running, done,
     failed; dropped: nothing needs the rest of it any more), its checkpoints, the best value of the metric
     on it or below it, and the trials through it.
-    The plan is not changed. A picture shows all of the tree, as the one of hpstage report does: --depth and --lines
+    The store is not changed. A picture shows all of the tree, as the one of hpstage report does: --depth and --lines
     are for the text.
 
     Examples:

@@ -143,7 +143,8 @@ class Request:
         if startup_trials(sampler) < self.n_trials <= self.algorithm.start(setting, Trials()).room():
             yield (
                 f"all {self.n_trials} trials are proposed before the first has a value, so that "
-                f"{type(sampler).__name__} learns from none: FullTraining(window=...) says how many are open at a time"
+                f"{type(sampler).__name__} learns from none; algorithm=FullTraining(window="
+                f"{max(self.workers, self.n_trials // 4)}) has so many open at a time, and it learns from the others"
             )
 
 

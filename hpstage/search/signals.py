@@ -31,7 +31,7 @@ class Interruption:
         remedy: how to continue, for the error.
     """
 
-    def __init__(self, remedy: str = "the same call continues a study in storage") -> None:
+    def __init__(self, remedy: str = "run the same call again, with the study in storage") -> None:
         self._error = f"interrupted; all progress is kept: {remedy}"
         self.requested = False  # whether a stop was requested
         self._wake: Callable[[], None] | None = None

@@ -262,5 +262,8 @@ def _first_metric(trainable: Any, one: Configuration) -> str:
         finally:
             adapter.close()
     if not found:
-        raise UsageError("no metric is known of the untrained model; give metric=, a name that evaluate() returns")
+        raise UsageError(
+            "no metric is known of the untrained model; give metric=, a name that evaluate() returns or run.report() "
+            "is given"
+        )
     return next(iter(found))

@@ -65,3 +65,9 @@ def test_a_script_is_named_by_any_path_to_it(folder: str, tmp_path: Path, monkey
 def test_an_argument_that_names_no_script_is_refused_with_both_forms(wrong: str) -> None:
     done = CliRunner().invoke(app, ["plan", wrong, "--steps", "4"])
     assert "give MODULE:NAME, or path/to/script.py:NAME" in str(done.exception)
+
+
+def test_a_file_to_deploy_is_named_with_or_without_its_ending() -> None:
+    whole, short = (CliRunner().invoke(app, ["deploy", name]).output for name in ("slurm.sh", "slurm"))
+    assert whole == short and whole.startswith("#!/usr/bin/env bash")
+    assert "give one of Dockerfile, " in str(CliRunner().invoke(app, ["deploy", "slur"]).exception)

@@ -22,6 +22,15 @@ from hpstage.testing.toys import Tape
 class Shown(Tape):
     def evaluate(self):
         return {"score": self.score}
+
+class Needing(Shown):
+    def train(self, step, hp):
+        hp["wd"]
+
+def function(run):
+    run.attach(tape=Shown())
+    for step in run.steps():
+        run.report(score=1.0)
 """
 
 
@@ -91,11 +100,16 @@ def test_an_invalid_branch_is_refused(words: list[str], message: str, script: st
     ("words", "message"),
     [
         (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 4, "--set", "lr=1"], "give --steps=5 or more"),
-        (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 9, "--set", "lr=1"], "trial.extend(steps=9)"),
+        (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 9, "--set", "lr=1"], "with --at 4 --steps 9"),
         (
             ["train", "taped.py:Shown", "taped.py", "--set", "lr=1", "--steps", 4],
             "File exists; choose another as STORE",
         ),
+        (
+            ["train", "taped.py:Needing", "--set", "lr=1", "--steps", 4],
+            "--set gives no hyperparameter 'wd'; it has 'lr'",
+        ),
+        (["train", "taped.py:function", "--set", "lr=1", "--steps", 4], "or run.report() is given"),
         (["train", "taped.py:Shown", "store", "--steps", 4], "there are no hyperparameters; give at least one, "),
         (["train", "taped.py:Shown", "store", "--set", "lr=[]", "--steps", 4], "lr is an empty list; give at least"),
     ],

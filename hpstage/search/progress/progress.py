@@ -99,11 +99,11 @@ class Progress:
         self._session = session
         view = self._view(session, driver, remaining, now, left)
         if self._last is None:
-            self._display.begin(view)
             if self._address is not None:
                 self._display.write(f"Watch it at {self._address}")
             if self._kept is not None:
                 self._display.write(f"What is trained is kept: hpstage status {shlex.quote(str(self._kept))}")
+            self._display.begin(view)
         else:
             self._display.show(view)
         self._last = view

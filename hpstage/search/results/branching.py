@@ -120,7 +120,7 @@ def missing(planned: PlannedTrial, at: int) -> str:
         return ""
     trained = max((state.step for state in states if state.is_known), default=0)
     again = " again" if trained > kept else ""
-    source = f"from its checkpoint at step {kept}" if kept else "from the beginning, since no checkpoint is kept before"
+    source = f"from its checkpoint at step {kept}" if kept else "from the beginning (no earlier one is kept)"
     return f"trial {planned.id} has no checkpoint at step {at}: {at - kept} steps are trained{again}, {source}"
 
 

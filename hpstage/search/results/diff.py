@@ -46,7 +46,10 @@ class TrialDiff:
             for step, pairs in self.metrics.items()
             for name, (mine, theirs) in pairs.items()
         ]
-        last = [] if self.tensor is None else [f"first tensor that differs, at step {self.tensor[0]}: {self.tensor[1]}"]
+        last = []
+        if self.tensor is not None:
+            name = self.tensor[1].removeprefix("captured.values.")
+            last = [f"first tensor that differs in their states at step {self.tensor[0]}: {name}"]
         return "\n".join([f"{one} and {other}: {common}", table([("", one, other), *rows], left=3), *last])
 
 

@@ -563,6 +563,7 @@ def test_a_diff_says_where_trials_diverge_and_in_what(tmp_path: Path) -> None:
     assert diff.tensor is not None
     assert diff.tensor[0] == 6
     assert "the same for 4 steps" in repr(diff)
+    assert "differs in their states at step 6: " in repr(diff)
     assert run.diff(run).step is None
     assert "the same for all 8 steps" in repr(run.diff(run))
     longer = run.extend(STEPS + 4, **inline())
