@@ -25,7 +25,7 @@ from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, StoreError, UsageError
 from hpstage.errors.arguments import seconds
-from hpstage.errors.text import aligned, allocated_time, clean, count_of, duration, rate, shortened, table
+from hpstage.errors.text import aligned, allocated_time, clean, count_of, duration, rate, shortened, size, table
 from hpstage.plan.facts import DriverId
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.messages import host_of
@@ -269,7 +269,7 @@ def as_text(found: Status, width: int | None = None) -> str:
         ("busy worker time", duration(plan.seconds_used)),
         ("allocated worker time", allocated_time(plan.seconds_paid, plan.seconds_used)),
         ("saved", _saved(found)),
-        ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
+        ("checkpoints", f"{plan.checkpoints:,} ({size(plan.checkpoint_bytes)})"),
     ]
     if plan.trials == 1:  # which has nothing to share
         rows = [row for row in rows if row[0] not in ("merge rate", "saved")]
