@@ -15,6 +15,10 @@ from hpstage.training.identity import accelerators, settings
 NUMERICS = "eager-v1"
 
 
+_SHORT = 0.125
+"""Share of a GPU's memory of which less is free where it is short."""
+
+
 def default_device() -> torch.device:
     """Return the accelerator that torch has here (cuda, mps, xpu, or a plugin's), else cpu."""
     if torch.cuda.is_available():
@@ -50,6 +54,18 @@ def warm_up() -> None:
     Workers are opened side by side: during the first stage, this would delay all others, and be charged to it.
     """
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Give the memory back that torch keeps of what is gone, where a GPU is short of it: other processes cannot have
+    it, and models of other shapes do not fit into its blocks. To allocate it again takes time, so that otherwise it
+    stays."""
+    if device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if free < _SHORT * total and unused > free:
+        torch.cuda.empty_cache()
 
 
 def use_deterministic_algorithms() -> None:

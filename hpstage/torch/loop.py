@@ -124,22 +124,33 @@ class TorchLoop(Adapter):
     def _train_on(self, batches: Iterable[tuple[Any, int]], step: int) -> None:
         """Train on batches, each with the number of samples consumed after it."""
         built, backend = self._ready(), self._steps_by()
-        for batch, self._samples in batches:
+        loss: torch.Tensor | float | None = 0.0
+        batches = iter(batches)
+        while True:
+            try:
+                taken = next(batches, None)
+            finally:
+                self._see_loss(loss, step)  # of the batch before: a GPU computes it while this one is taken
+            if taken is None:
+                return
+            batch, self._samples = taken
             if backend.departs and self._meaning.is_due(self._hp, batch):
                 train = partial(backend.train, built.model, built.optimizer)
                 self._meaning.compare(self, backend, self._hp, batch, train, self._numerics)
             loss = backend.train(built.model, built.optimizer, batch)
-            if not self._user.terminate_on_nan:
-                continue
-            if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
-                loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
-            if isinstance(loss, float):
-                if not math.isfinite(loss):
-                    raise NonFiniteLoss(f"the training loss is {loss} in step {step}")
-            elif loss is None and not self._warned:
-                self._warned = True
-                logger.warning(_UNSEEN, type(self._user).__name__)
-        self._see_values("update() or loss()")
+
+    def _see_loss(self, loss: torch.Tensor | float | None, step: int) -> None:
+        """Raise :class:`NonFiniteLoss` if training has diverged."""
+        if not self._user.terminate_on_nan:
+            return
+        if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
+            loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
+        if isinstance(loss, float):
+            if not math.isfinite(loss):
+                raise NonFiniteLoss(f"the training loss is {loss} in step {step}")
+        elif loss is None and not self._warned:
+            self._warned = True
+            logger.warning(_UNSEEN, type(self._user).__name__)
 
     def evaluate(self) -> Mapping[str, float]:
         built = self._ready()
@@ -384,6 +395,8 @@ class TorchLoop(Adapter):
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = self._prepared_with = None  # frees the memory of the previous one first
         backend = self._steps_by()
+        backend.release()
+        environment.give_memory_back(self.device)
         self._borrowed.take()
         self._given_data()  # before anything else: what it sets on the object belongs to no trial
         self._world.reset()

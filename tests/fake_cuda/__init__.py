@@ -16,6 +16,6 @@ What cannot run here, or shows nothing:
 - Random numbers of the device, which are those of the CPU's generator: how a graph moves a generator on.
 - CUDA graphs as such: what a driver refuses to capture, other threads while it captures, memory that graphs share and
   where it is freed, and torch's own, by which ``numerics="graphed"`` trains an ``update`` of the user's own.
-- The caching allocator: its blocks, their fragments, and that a failed allocation first frees what is cached.
+- The caching allocator's blocks and their fragments: of what is freed, it counts the bytes until the cache is emptied.
 - More than one process on a device (its memory is counted in each), MIG, NCCL, peer-to-peer copies, NVML.
 """

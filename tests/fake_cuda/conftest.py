@@ -19,3 +19,4 @@ def _memory_as_before() -> Iterator[None]:
     for device in range(fake.count()):
         fake.set_total(device, 1 << 40)
         fake.fail_at(device, 0)
+    fake.empty_cache()

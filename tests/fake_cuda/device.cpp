@@ -32,7 +32,7 @@ constexpr auto kKey = c10::DispatchKey::CUDA;
 constexpr int kDevices = 2;
 
 struct Memory {
-  int64_t total = int64_t{1} << 40, allocated = 0, peak = 0, allocations = 0, fails_at = 0, bytes_copied = 0;
+  int64_t total = int64_t{1} << 40, allocated = 0, peak = 0, reserved = 0, allocations = 0, fails_at = 0, bytes_copied = 0;
 };
 
 std::mutex mutex;
@@ -70,6 +70,7 @@ struct DeviceAllocator final : c10::Allocator {
     TORCH_CHECK_WITH(OutOfMemoryError, !full, "CUDA out of memory. Tried to allocate ", bytes, " bytes.");
     memory.allocated += bytes;
     memory.peak = std::max(memory.peak, memory.allocated);
+    memory.reserved = std::max(memory.reserved, memory.allocated);
     void* pointer = aligned(bytes);
     blocks[pointer] = {current, int64_t(bytes)};
     return {pointer, pointer, &release, device};
@@ -430,6 +431,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reset_peak", [](int index) { memories[index].peak = memories[index].allocated; });
   m.def("total", [](int index) { return memories[index].total; });
   m.def("allocated", [](int index) { return memories[index].allocated; });
+  m.def("reserved", [](int index) { return memories[index].reserved; });
+  m.def("empty_cache", [] { for (auto& memory : memories) memory.reserved = memory.allocated; });
   m.def("peak", [](int index) { return memories[index].peak; });
   m.def("allocations", [](int index) { return memories[index].allocations; });
   m.def("pinned", [] { int64_t sum = 0; for (auto& [_, size] : pinned) sum += size; return sum; });

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -15,21 +16,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _WAITING = {torch.ops.aten._linalg_eigh.default, torch.ops.aten._local_scalar_dense.default}
 """Operations that wait for the device."""
 
-made: list[Graph] = []
-"""All graphs of this process."""
+made: list[Captured] = []
+"""What was captured in this process, as far as it has operations."""
 
 
-class Graph:
+class Captured:
     """Operations and the tensors that they were captured with. Results have no values until the first replay."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         self.replays = 0
-        made.append(self)
+
+
+class Graph:
+    def __init__(self) -> None:
+        self.captured = Captured()
 
     def replay(self) -> None:
-        self.replays += 1
-        for function, args, kwargs, results in self.calls:
+        self.captured.replays += 1
+        for function, args, kwargs, results in self.captured.calls:
             with torch.no_grad(), _unseen((args, kwargs, results)):
                 found = function(*args, **kwargs)
                 if _is_made(function):
@@ -58,7 +63,7 @@ class _Capture(TorchDispatchMode):
             results = args[0]
         else:
             return function(*args, **kwargs)  # a view
-        self._graph.calls.append((function, args, kwargs, results))
+        self._graph.captured.calls.append((function, args, kwargs, results))
         return results
 
 
@@ -81,13 +86,25 @@ def _unseen(values: Any) -> Iterator[None]:
         yield
 
 
+class Pool:
+    """Memory of graphs. torch takes none into one of which all graphs are gone."""
+
+    def __init__(self) -> None:
+        self.graphs: WeakSet[Graph] | None = None
+
+
 @contextmanager
-def _graph(graph: Graph, pool: object, stream: torch.Stream, capture_error_mode: str) -> Iterator[None]:
+def _graph(graph: Graph, pool: Pool, stream: torch.Stream, capture_error_mode: str) -> Iterator[None]:
+    assert pool.graphs is None or pool.graphs, "use_count > 0"
+    pool.graphs = pool.graphs or WeakSet()
+    pool.graphs.add(graph)
     with torch.cuda.stream(stream), torch.no_grad(), _Capture(graph):
         yield
+    if graph.captured.calls:
+        made.append(graph.captured)
 
 
 def install(cuda: Any) -> None:
     cuda.CUDAGraph = Graph
     cuda.graph = _graph
-    cuda.graph_pool_handle = object
+    cuda.graph_pool_handle = Pool

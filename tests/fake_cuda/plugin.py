@@ -82,13 +82,14 @@ def _install() -> None:
         generator.set_state(state) for generator, state in zip(generators, states, strict=True)
     ]
     cuda.mem_get_info = lambda device=None: (
-        fake.total(_index(device)) - fake.allocated(_index(device)),
+        max(0, fake.total(_index(device)) - fake.reserved(_index(device))),
         fake.total(_index(device)),
     )
-    cuda.memory_allocated = cuda.memory_reserved = lambda device=None: fake.allocated(_index(device))
+    cuda.memory_allocated = lambda device=None: fake.allocated(_index(device))
+    cuda.memory_reserved = lambda device=None: fake.reserved(_index(device))
     cuda.max_memory_allocated = cuda.max_memory_reserved = lambda device=None: fake.peak(_index(device))
     cuda.reset_peak_memory_stats = lambda device=None: fake.reset_peak(_index(device))
-    cuda.empty_cache = lambda: None
+    cuda.empty_cache = fake.empty_cache
     from tests.fake_cuda import graphs
 
     graphs.install(cuda)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -177,6 +178,15 @@ def test_another_model_is_recorded_where_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert graphs.made
     op_by_op(monkeypatch)
     assert outcomes() == replayed and replayed[0] != replayed[1]
+
+
+def test_graphs_of_a_model_that_is_gone_hold_no_memory() -> None:
+    loop = loop_of(Graphed(), 0, 4)
+    held = [weakref.ref(tensor) for tensor in trained(loop).values()]
+    graphs.made.clear()
+    loop.setup({**hp_at(0), "seed": 4})
+    loop.prepare()
+    assert [found() for found in held if found() is not None] == []
 
 
 def test_a_step_that_no_graph_can_hold_runs_by_its_operations_and_the_reason_is_logged(

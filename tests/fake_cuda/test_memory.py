@@ -16,7 +16,7 @@ from hpstage.checkpoints import LiveCache
 from hpstage.checkpoints.state_tree import flatten
 from hpstage.plan.facts import StateKey
 from tests.fake_cuda.plugin import fake
-from tests.torch.trainables import Small, samples
+from tests.torch.trainables import STEPS, Small, advance, fresh, hp_at, samples
 
 KEYS = [StateKey(f"{number:032x}") for number in range(8)]
 MIB = 1 << 20
@@ -96,3 +96,19 @@ def test_a_search_whose_device_runs_out_of_memory_while_states_are_there_loses_n
     straight = searched(tmp_path / "straight")
     fake.fail_at(0, int(share * (fake.allocations(0) - before)))
     assert searched(tmp_path / "short") == straight
+
+
+@pytest.mark.parametrize(("free", "given"), [(0.5, False), (0.05, True)])
+def test_memory_of_other_shapes_is_given_back_between_models_where_it_is_short(free: float, given: bool) -> None:
+    loop = advance(fresh(OnGPU()), 0, 4)
+    block = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
+    del block
+    fake.set_total(0, int(fake.reserved(0) / (1 - free)))
+    advance(loop, 4, STEPS)
+    state = loop.state_dict()
+    loop.setup(hp_at(0))
+    loop.load_state_dict(state)
+    assert fake.reserved(0) - fake.allocated(0) > 15 * MIB, "the model is the same"
+    loop.setup({**hp_at(0), "seed": 4})
+    loop.train(0, {**hp_at(0), "seed": 4})
+    assert (fake.reserved(0) - fake.allocated(0) < 15 * MIB) == given

@@ -328,6 +328,40 @@ def test_a_loss_that_is_not_finite_ends_training_unless_that_is_the_users_busine
     advance(fresh(not_finite(terminate_on_nan=False)), 0, 2)
 
 
+@pytest.mark.parametrize("bad", [None, 2])
+def test_a_loss_is_read_when_the_next_batch_is_there_and_before_that_is_trained(
+    bad: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a GPU computes while a batch is made. What is trained, and what it raises, is as if it waited."""
+    events: list[str] = []
+    read = torch.Tensor.item
+
+    def reading(tensor: torch.Tensor) -> Any:
+        events.append("read")
+        return read(tensor)
+
+    def update(self: Small, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Any:
+        events.append("train")
+        loss = Small.update(self, model, optimizer, batch)
+        return loss * float("nan") if events.count("train") == bad else loss
+
+    def collate(self: Small, batch: Any) -> Any:
+        events.append("take")
+        if events.count("take") == 3 and bad:
+            raise ValueError("the third batch cannot be read")
+        return default_collate(batch)
+
+    monkeypatch.setattr(torch.Tensor, "item", reading)
+    trainable = fresh(failing(update=update, collate=collate, step_unit="epoch"))
+    if bad is None:
+        trainable.train(0, hp_at(0))
+        assert events == ["take", "train", *["take", "read", "train"] * 3, "read"]
+    else:
+        with pytest.raises(NonFiniteLoss, match="the training loss is nan in step 0"):
+            trainable.train(0, hp_at(0))
+        assert events == ["take", "train", "take", "read", "train", "take", "read"]
+
+
 def test_an_update_that_returns_no_loss_is_remarked_on_once(caplog: pytest.LogCaptureFixture) -> None:
     def silent(self: Small, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
         Small.update(self, model, optimizer, batch)

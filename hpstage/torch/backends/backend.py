@@ -73,6 +73,9 @@ class StepBackend(ABC):
     def begin(self, initial: Mapping[str, Scalar]) -> None:  # noqa: B027  # not needed by most
         """Start afresh: a trial with these values at step 0 begins, or a state of one is loaded next."""
 
+    def release(self) -> None:  # noqa: B027  # not needed by most
+        """Hold nothing of the model that was trained any more: there is another one next."""
+
     @property
     def departs(self) -> bool:
         """Whether it may train the next batch in another way than by a call of ``update()``. Then its first steps are

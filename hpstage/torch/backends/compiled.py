@@ -139,6 +139,9 @@ class CompiledBackend(StepBackend):
         self._is_first = True
         self._as_it_is = self._initial in self._hopeless
 
+    def release(self) -> None:
+        self._formula = None  # which holds the optimizer, and that the model
+
     def state(self) -> Any:
         return True if self._as_it_is else None
 

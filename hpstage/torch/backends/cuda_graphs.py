@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -25,7 +27,26 @@ class Capturing:
     def __init__(self, who: str, device: torch.device) -> None:
         self.who = who
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[CudaGraph] = WeakSet()
+        # torch takes no graph into a pool of which all graphs are gone: as in its own trees, an empty one stays.
+        self._empty = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is empty
+            with self.capture(self._empty):
+                pass
+
+    def capture(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+        # Other threads copy states at the same time, and may wait for events and take pinned memory.
+        return torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local")
+
+    def add(self, graph: CudaGraph) -> None:
+        self._graphs.add(graph)
+
+    def release(self) -> None:
+        """Free the memory of all graphs: what they were recorded with is gone."""
+        for graph in self._graphs:
+            graph.release()
 
 
 class CudaGraph:
@@ -51,12 +72,11 @@ class CudaGraph:
         self._given = frozenset(given)
         self._changed = frozenset(changed)
         self._capturing = capturing
+        capturing.add(self)
         self._places: dict[int, Tensor] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._addresses: list[int] = []
         self._results: Sequence[Any] = ()
-        self.recorded = 0
-        """How often it was recorded."""
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         inputs, is_first = list(arguments), not self._places
@@ -88,23 +108,24 @@ class CudaGraph:
         current.wait_stream(self._capturing.stream)
         return results
 
+    def release(self) -> None:
+        """Free the memory that it was recorded with. The next call records it again."""
+        self._results, self._graph = (), None
+
     def _record(self, inputs: list[Any], addresses: list[int]) -> None:
-        self._results, self._graph = (), None  # frees its memory
+        self.release()
         graph = torch.cuda.CUDAGraph()
-        shared = self._capturing
         try:
-            # Other threads copy states at the same time, and may wait for events and take pinned memory.
-            with torch.cuda.graph(graph, pool=shared.pool, stream=shared.stream, capture_error_mode="thread_local"):
+            with self._capturing.capture(graph):
                 self._results = self._function(list(inputs))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise TrainingError(
-                f"no CUDA graph can hold a step of {shared.who}: {str(error).partition(chr(10))[0]}. Give numerics = "
-                f"'eager', or 'compiled'"
+                f"no CUDA graph can hold a step of {self._capturing.who}: {str(error).partition(chr(10))[0]}. Give "
+                f"numerics = 'eager', or 'compiled'"
             ) from error
         self._graph, self._addresses = graph, addresses
-        self.recorded += 1
 
 
 def as_cuda_graph(

@@ -39,6 +39,11 @@ class GraphedBackend(CompiledBackend):
     def describe(cls) -> dict[str, str]:
         return {}
 
+    def release(self) -> None:
+        super().release()
+        if self._capturing is not None:
+            self._capturing.release()
+
     def lower(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
         from torch._dynamo.backends.debugging import boxed_nop
