@@ -85,6 +85,13 @@ def trainer(**given: Any) -> Any:
     return hf.setup(**{"train_dataset": data, "model_init": hf.bert, **given})
 
 
+class Tokenizing(hf.Trainer):
+    """As TRL's trainers, which take data sets of the library datasets."""
+
+    def __init__(self, *args: Any, train_dataset: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, train_dataset=train_dataset.map(dict), **kwargs)
+
+
 LIT = {**HP, "batch_size": 4}
 BERT = {("learning_rate" if name == "lr" else name): value for name, value in HP.items()} | {"dropout": 0.1}
 KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
@@ -140,6 +147,7 @@ def test_lightning_trains_on_what_the_weights_decide(tmp_path: Path) -> None:
             "Trainer orders samples itself: leave train_sampling_strategy, dataloader_drop_last",
         ),
         (lambda: trainer(trainer_class=hf.OwnOrder), BERT, "but OwnOrder orders samples itself"),
+        (lambda: trainer(trainer_class=Tokenizing), BERT, "but Tokenizing makes other data of it: prepare the sources"),
         (
             lambda: trainer(trainer_class=hf.Filtering),
             BERT,

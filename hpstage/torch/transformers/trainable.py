@@ -142,10 +142,7 @@ class TrainerTrainable(TorchTrainable):
         trainer = self.trainer
         mixed, own_order = isinstance(self.train_dataset, Mixture), has_own_order(trainer)
         if mixed and (own_order or not isinstance(trainer.train_dataset, Mixture)):
-            raise UsageError(
-                f"train_dataset is a Mixture, whose weights decide which samples are taken, but "
-                f"{type(trainer).__name__} {_DECIDES[own_order]}"
-            )
+            raise self._no_mixture(type(trainer).__name__, own_order=own_order)
         if own_order:
             return OwnBatches(lambda: own_loader(trainer), trainer.args.gradient_accumulation_steps)
         if trainer.train_dataset is self.train_dataset:
@@ -158,7 +155,12 @@ class TrainerTrainable(TorchTrainable):
         args = self.arguments.made(hp)
         set_seed(args.seed)
         new, make = self._new_model(hp)
-        trainer = make(model=new, args=args, train_dataset=self.train_dataset, **self.given)
+        try:
+            trainer = make(model=new, args=args, train_dataset=self.train_dataset, **self.given)
+        except AttributeError as error:
+            if isinstance(error.obj, Mixture):  # it maps or filters a data set of the library datasets
+                raise self._no_mixture(getattr(make, "func", make).__name__, own_order=False) from error
+            raise
         drop_callbacks(trainer)
         model: torch.nn.Module = trainer.model
         if args.activation_checkpointing:
@@ -314,6 +316,13 @@ class TrainerTrainable(TorchTrainable):
                 f"nothing reads the hyperparameter {name!r}: it is no field of {self.arguments.kind.__name__}{meant}, "
                 f"and {without}. For one that your Trainer reads, add a field to a subclass of TrainingArguments"
             )
+
+    @staticmethod
+    def _no_mixture(name: str, *, own_order: bool) -> UsageError:
+        return UsageError(
+            f"train_dataset is a Mixture, whose weights decide which samples are taken, but {name} "
+            f"{_DECIDES[own_order]}"
+        )
 
     def _weighs(self, name: str) -> bool:
         """Whether a hyperparameter is the weight of a source of the data."""
