@@ -17,6 +17,7 @@ from hpstage.errors import ScheduleError, UsageError
 from hpstage.errors.arguments import (
     METRIC,
     PLACE,
+    Kind,
     checked,
     either,
     in_tuple,
@@ -55,6 +56,18 @@ Values = Mapping[str, Schedule | Plateau | Scalar]
 
 _FALLS = ("loss", "error", "perplexity", "mse", "mae", "nll")
 """Parts of the names of metrics that are the better the lower they are."""
+
+_KINDS: dict[str, Kind] = {
+    "study": text("a name"),
+    "store": optional(either(PLACE, instance(Journal, "a Journal"))),
+    "checkpoints": optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
+    "evaluate_every": optional(whole()),
+    "checkpoint_every": optional(whole()),
+    "checkpoint_budget": optional(BYTES),
+    "audit": one_of(*get_args(Auditing)),
+    "callbacks": CALLBACKS,
+    "show_progress_bar": switch,
+}
 
 
 @overload
@@ -99,15 +112,7 @@ def train(
     steps=whole(),
     metric=optional(METRIC),
     direction=optional(one_of(*get_args(Direction))),
-    study=text("a name"),
-    store=optional(either(PLACE, instance(Journal, "a Journal"))),
-    checkpoints=optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
-    evaluate_every=optional(whole()),
-    checkpoint_every=optional(whole()),
-    checkpoint_budget=optional(BYTES),
-    audit=one_of(*get_args(Auditing)),
-    callbacks=CALLBACKS,
-    show_progress_bar=switch,
+    **_KINDS,
 )
 def train(
     trainable: object,
@@ -183,6 +188,7 @@ def train(
     return trained[0] if isinstance(hp, Mapping) else trained
 
 
+@checked(**_KINDS)
 def train_all(
     trainable: object,
     configurations: Sequence[Configuration],

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from hpstage.errors import ScheduleError, UsageError
-from hpstage.errors.arguments import whole
+from hpstage.errors.arguments import shown, whole
 from hpstage.errors.text import nearest
 from hpstage.plan.facts import ForkedFrom
 from hpstage.plan.nodes import PlannedTrial
@@ -19,6 +19,13 @@ from hpstage.schedule.plateau import Descent
 from hpstage.schedule.space import RESERVED
 from hpstage.search.results.lineage import Configuration
 from hpstage.training.code.unread import read_at_first
+
+
+def together(changes: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a branch, those in a dict and those given as keywords."""
+    if changes is not None and not (isinstance(changes, Mapping) and all(isinstance(name, str) for name in changes)):
+        raise UsageError(f"changes is {shown(changes)}; give a dict of values by name, {{'lr': 0.03}}, or lr=0.03")
+    return {**(changes or {}), **values}
 
 
 def combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:

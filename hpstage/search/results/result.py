@@ -16,6 +16,7 @@ from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.trial_log import TrialLog
 from hpstage.schedule import Schedule
+from hpstage.search.results.branching import together
 from hpstage.search.results.lineage import RUNS, Lineage
 from hpstage.search.results.loading import LoadedState
 from hpstage.search.results.soup import Soup, soup_of
@@ -133,7 +134,7 @@ class Result:
         :meth:`TrainedTrial.branch`."""
         return self.trial(trial).branch(
             at,
-            {**(changes or {}), **values},
+            together(changes, values),
             steps=steps,
             study=study,
             executor=executor,

@@ -22,7 +22,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.report.files import replacing
 from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
-from hpstage.search.results.branching import branches, check_names, until
+from hpstage.search.results.branching import branches, check_names, together, until
 from hpstage.search.results.diff import TrialDiff, diff_of, names_in
 from hpstage.search.results.lineage import RUNS, Lineage
 from hpstage.search.results.loading import LoadedState, load
@@ -142,7 +142,7 @@ class TrainedTrial:
                 hyperparameter that far, or the code reads it at step 0 only. The other errors are those of
                 :func:`hpstage.train`.
         """
-        subject, given = self._lineage().of(trainable), {**(changes or {}), **values}
+        subject, given = self._lineage().of(trainable), together(changes, values)
         trained = self._train(
             subject,
             branches(self.planned, self.plan, at, given, steps, subject),
@@ -175,7 +175,7 @@ class TrainedTrial:
             raise UsageError(f"trial {self.id} has {self.planned.steps} steps already; give more, or branch it before")
         return self.branch(
             self.planned.steps,
-            {**(changes or {}), **values},
+            together(changes, values),
             steps=steps,
             trainable=trainable,
             study=study,
@@ -258,6 +258,8 @@ class TrainedTrial:
 
     def diff(self, other: TrainedTrial) -> TrialDiff:
         """Compare it with another trial, as far as is known: where they diverge, in what, and with which metrics."""
+        if not isinstance(other, TrainedTrial):
+            raise UsageError(f"other is {shown(other)}; give a trial, such as result.trial(3)")
         return diff_of(self.planned, other.planned, names_in(self.checkpoints))
 
     def _lineage(self) -> Lineage:

@@ -400,6 +400,29 @@ def test_an_invalid_branch_is_refused(
     assert hpstage.open(tmp_path).trials == ["runs/0"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"changes": [1]}, "changes is .1.; give a dict of values by name, {'lr': 0.03}, or lr=0.03"),
+        ({"changes": {3: 1}}, "changes is {3: 1}; give a dict"),
+        ({"study": ""}, "study is ''; give a name"),
+        ({"evaluate_every": 0}, "evaluate_every is 0; give a whole number of at least 1"),
+        ({"callbacks": 3}, "callbacks is 3; give"),
+        ({"show_progress_bar": "yes"}, "show_progress_bar is 'yes'; give"),
+    ],
+)
+def test_arguments_of_a_branch_are_read_as_those_of_a_run(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = train(tmp_path)
+    for call in (lambda: run.branch(4, **options, lr=0.1, **inline()), lambda: run.extend(9, **options, **inline())):
+        with pytest.raises(UsageError, match=message):
+            call()
+    with pytest.raises(UsageError, match=r"other is 3; give a trial"):
+        run.diff(3)
+    assert hpstage.open(tmp_path).trials == ["runs/0"]
+
+
 def test_a_failed_trial_branches_before_its_failure_only(tmp_path: Path) -> None:
     space = {"a": s.piecewise({0: 1, 4: 7}), "b": 1.0}
     with pytest.raises(TrainingError):
