@@ -145,7 +145,7 @@ def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_one(ou
     )
     figure, note = outputs.row("Merge rate")
     assert figure == rate(known)
-    assert f"by measured seconds in place of steps {rate(savings.cost_weighted_merge_rate)}" in note
+    assert f"{rate(savings.cost_weighted_merge_rate)} by measured seconds;" in note
     assert f"merge rate {rate(known)};" in outputs.terminal
     assert f"{rate(known)} (by cost {rate(savings.cost_weighted_merge_rate)})" in outputs.summary
     assert re.search(rf"merge rate +{re.escape(rate(known))}$", outputs.status, re.M)

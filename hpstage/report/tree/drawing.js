@@ -18,7 +18,8 @@ function fitting(text, room) {
   text = text.replace(/ \S+ → /g, " → ") // what a value was can be seen before
   const width = pen.measureText(text).width
   if (width <= room) return text
-  const most = Math.floor([...text].length * (room - 8) / width)
+  const most = Math.floor([...text].length * (room - 8) / width), [, name, value] = text.match(/^(\S+)( → \S+)$/) || []
+  if (name && most >= value.length + 3) return cut(name, most - value.length) + value
   return most < LEAST ? "" : cut(text, most)
 }
 
