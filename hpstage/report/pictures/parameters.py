@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import optuna
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from hpstage.accounting.book import Book
 from hpstage.errors.text import shortened
-from hpstage.optuna.quiet import quiet_optuna
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.pictures.stage_tree import colour_of
@@ -64,15 +61,32 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
     Args:
         trials: all have the same parameters.
     """
-    spaces: dict[str, BaseDistribution] = {
-        name: _space([params[name] for params, _ in trials]) for name in trials[0][0]
-    }
+    # Only here: pictures of a plan without results need no Optuna.
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    from hpstage.optuna.quiet import quiet_optuna
+
+    spaces: dict[str, BaseDistribution] = {}
+    numbers = []
+    for name in trials[0][0]:
+        values = [params[name] for params, _ in trials]
+        scale = _scale(values)
+        if scale is None:
+            spaces[name] = CategoricalDistribution(list(dict.fromkeys(values)))
+        else:
+            spaces[name] = FloatDistribution(min(values), max(values), log=scale is math.log)
+            numbers.append(name)
     with quiet_optuna(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the evaluator is experimental
         study = optuna.create_study(direction="maximize" if maximize else "minimize")
         study.add_trials(
             [
-                optuna.create_trial(params={**params, **_numbers(params, spaces)}, distributions=spaces, value=value)
+                optuna.create_trial(
+                    params={**params, **{name: float(params[name]) for name in numbers}},
+                    distributions=spaces,
+                    value=value,
+                )
                 for params, value in trials
             ]
         )
@@ -81,16 +95,12 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
-def _numbers(params: Mapping[str, Any], spaces: Mapping[str, BaseDistribution]) -> dict[str, float]:
-    return {name: float(params[name]) for name, space in spaces.items() if isinstance(space, FloatDistribution)}
-
-
-def _space(values: Sequence[Any]) -> FloatDistribution | CategoricalDistribution:
-    """Return the space of the values that were tried."""
+def _scale(values: Sequence[Any]) -> Callable[[float], float] | None:
+    """Return how numbers are scaled; ``None`` for values that are no numbers."""
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-        return CategoricalDistribution(list(dict.fromkeys(values)))
+        return None
     low, high = float(min(values)), float(max(values))
-    return FloatDistribution(low, high, log=low > 0 and high >= _DECADES * low)
+    return math.log if low > 0 and high >= _DECADES * low else float
 
 
 def _bars(axes: Axes, weights: Mapping[str, float]) -> None:
@@ -131,17 +141,16 @@ class _Column:
     """Where the values of a parameter are, from 0 to 1, and which of them are named."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        space = _space(values)
+        scale = _scale(values)
         ticks: list[tuple[Any, str]]
-        if isinstance(space, CategoricalDistribution):
+        if scale is None:
             order = sorted({*map(str, values)})
             places: dict[Any, float] = {text: i / max(1, len(order) - 1) for i, text in enumerate(order)}
             self.heights = [places[str(value)] for value in values]
             ticks = [(text, _named(text)) for text in order]
         else:
-            scale = math.log if space.log else float
-            low, span = scale(space.low), scale(space.high) - scale(space.low) or 1.0
-            places = {value: (scale(value) - low) / span for value in sorted({*values})}
+            low, high = scale(min(values)), scale(max(values))
+            places = {value: (scale(value) - low) / (high - low or 1.0) for value in sorted({*values})}
             self.heights = [places[value] for value in values]
             ticks = [(value, f"{value:.4g}") for value in places]
         shown = ticks if len(ticks) <= _TICKS else [ticks[0], ticks[-1]]
