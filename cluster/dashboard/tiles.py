@@ -80,7 +80,7 @@ def _speedup(shown: Shown) -> Tile | None:
     shared = totals.steps_unique < totals.steps_asked
     saved = shown.seconds_saved
     details = [
-        f"{f'{totals.steps_unique:,} unique of ' if shared else ''}{totals.steps_asked:,} steps",
+        f"{totals.steps_unique:,} unique of {totals.steps_asked:,}" if shared else f"{totals.steps_asked:,} steps",
         f"{totals.steps_trained:,} steps trained",
         *([f"{worker_time(saved)} saved"] if totals.answers and saved > 0 else []),
     ]

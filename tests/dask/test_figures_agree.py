@@ -152,7 +152,7 @@ def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_one(ou
     phrase = less_training(savings.steps_asked, savings.steps_unique)
     assert phrase.startswith(f"{rate(known)}× less training: ")
     assert phrase in html.unescape(outputs.page) and phrase in outputs.notebook
-    figure, steps = phrase.split(" less training: ")
+    figure, steps = phrase.removesuffix(" steps").split(" less training: ")
     assert figure in summary_html(outputs.shown) and steps.replace(" of", " unique of") in summary_html(outputs.shown)
 
 
