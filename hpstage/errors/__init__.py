@@ -13,6 +13,7 @@ __all__ = [
     "CheckpointUnreachable",
     "ClusterError",
     "CompilerFailed",
+    "DeviceFull",
     "GangApart",
     "GangLost",
     "HistoryChanged",

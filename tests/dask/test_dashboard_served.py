@@ -123,8 +123,8 @@ def test_the_progress_bar_prints_the_url_of_the_page(
     search(Steady(tmp_path), client, MemoryJournal(), tmp_path / "states", show_progress_bar=True)
     first, second, third, *_ = capsys.readouterr().err.splitlines()
     assert first == "Setting up the workers"
-    assert second.startswith("study: 0/")
-    assert third == f"Watch it at {base(cluster)}/hpstage"
+    assert second == f"Watch it at {base(cluster)}/hpstage"
+    assert third.startswith("study: 0/")
 
 
 @pytest.mark.ci
