@@ -146,7 +146,7 @@ def test_the_same_command_resumes_an_interrupted_search(folder: Path, inline: hp
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("Setting up the workers\nLine: 0/5 trials; ")
+    assert err.startswith("Setting up the workers\nWatch it at ") and "\nLine: 0/5 trials; " in err
     assert said(err) == [
         "Stopping: saving what runs; Ctrl-C again stops at once",
         "hpstage: interrupted; all progress is saved: the same command resumes it (study Line in .hpstage/optuna.log)",

@@ -40,8 +40,10 @@ def draw_parameters(book: Book) -> Figure:
     trials = [(proposed[id].params, values[0]) for id, values in book.values.items() if id in proposed]
     names = [name for name in (trials[0][0] if trials else ()) if all(name in params for params, _ in trials)]
     names = [name for name in names if len({str(params[name]) for params, _ in trials}) > 1]
-    if len(trials) < _FEWEST or not names:
+    if len(trials) < _FEWEST:
         return style.nothing("No parameters can be compared: too few trials are complete.")
+    if not names:
+        return style.nothing("No parameters can be compared: the completed trials have none in common that differs.")
     weights = importances([({name: params[name] for name in names}, value) for params, value in trials], book.maximize)
     shown = list(weights)[:_MOST]
     figure = style.blank(_HEIGHT + _BAR * len(shown))
