@@ -37,7 +37,8 @@ def draw_parameters(book: Book) -> Figure:
     Of the parameters that all completed trials have and that differ among them, the most important are drawn.
     """
     proposed = book.account.plan.searches.proposed
-    trials = [(proposed[id].params, values[0]) for id, values in book.values.items() if id in proposed]
+    values = {id: one for id, (one, *_) in book.values.items() if id in proposed and math.isfinite(one)}
+    trials = [(proposed[id].params, value) for id, value in values.items()]
     names = [name for name in (trials[0][0] if trials else ()) if all(name in params for params, _ in trials)]
     names = [name for name in names if len({str(params[name]) for params, _ in trials}) > 1]
     if len(trials) < _FEWEST:

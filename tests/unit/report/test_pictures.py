@@ -631,3 +631,18 @@ def test_parameters_are_drawn_with_their_values_and_names_as_text() -> None:
     said = texts(figure)
     assert any("<i>x" in text for text in said) and not any("\x1b" in text for text in said)
     assert style.svg(figure)
+
+
+def test_infinite_values_compare_no_parameters() -> None:
+    executor = SimulatedExecutor(1, measure=lambda key, step: {"value": math.inf})
+    hpstage.optimize(
+        optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1)),
+        object(),
+        lambda trial: {"a": trial.suggest_float("a", 0, 1)},
+        metric="value",
+        steps=2,
+        n_trials=8,
+        executor=executor,
+        store=(journal := MemoryJournal()),
+    )
+    assert texts(draw_parameters(open_book(journal))) == ["No parameters can be compared: too few trials are complete."]
