@@ -6,6 +6,7 @@ Encoded as MessagePack, since JSON has no NaN.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,9 @@ from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Audit, AuditEnded, AuditId, Chain, ChainReport
 from hpstage.schedule import Scalar
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""Version of this process. Another one does not load the code of functions that it packs."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -83,12 +87,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     """Unpack the trainable, and describe the process as it would train. Replied to with :class:`Loaded`.
 
     ``script``: to be imported first (:mod:`hpstage.cluster.script`). ``arguments``: of the driver's command line, its
-    name first; ``None`` keeps those of the process.
+    name first; ``None`` keeps those of the process. ``python``: the driver's version, which has packed the trainable.
     """
 
     trainable: bytes
     script: dict[str, str]
     arguments: list[str] | None = None
+    python: str = PYTHON
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ from hpstage.checkpoints.eviction import BYTES
 from hpstage.checkpoints.host_memory import LIVE, HostMemory
 from hpstage.cluster.devices import identities
 from hpstage.cluster.messages import (
+    PYTHON,
     Amend,
     Done,
     Expect,
@@ -305,6 +306,11 @@ class _Training:
     def _load(self, request: Load) -> Loaded:
         """Unpack the trainable and describe this process as it would train."""
         try:
+            if request.python != PYTHON:
+                raise UsageError(
+                    f"it runs Python {PYTHON}, and the search Python {request.python}, whose code it cannot load. "
+                    f"Start the workers with Python {request.python}, or the search with theirs"
+                )
             if request.arguments is not None:
                 sys.argv[:] = request.arguments
             import_script(request.script)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from distributed import Status, Worker, WorkerPlugin
 
 from hpstage.cluster.messages import (
+    PYTHON,
     Load,
     name_of,
 )
@@ -41,6 +42,7 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
     ) -> None:
         self._driver = driver
         self._script = script
+        self._python = PYTHON
         self._arguments = sys.argv[:]  # of the driver, which makes this object: training may parse them
         self._filters: list[tuple[str, _News]] = []
         self.name = name_of(run)
@@ -62,7 +64,8 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
             self._filters = [(name, _News(worker)) for name in _LOGGERS]
             for name, news in self._filters:
                 logging.getLogger(name).addFilter(news)
-        self.site = Site(self.name, worker, Load(self._trainable, script, self._arguments), self._silence)
+        load = Load(self._trainable, script, self._arguments, self._python)
+        self.site = Site(self.name, worker, load, self._silence)
         await self.site.open()
 
     async def teardown(self, worker: Worker) -> None:

@@ -104,6 +104,7 @@ class LiveCache:
     ) -> None:
         self._memory = memory
         self._size = 0  # of the last state
+        self._elsewhere = 0  # bytes of states that this process has besides
         self._host = _Tier(host_bytes)
         self._device = _Tier(device_bytes)
         self._device_bytes = device_bytes
@@ -134,7 +135,25 @@ class LiveCache:
         """Whether memory has room for a copy of a state of ``size`` bytes; by default one like the last."""
         if size is not None:
             self._size = size
+        if self._elsewhere and self._elsewhere + self._size > self._host.budget_bytes:
+            return False
         return self._memory is None or self._memory.has_room(self._size)
+
+    def reserve(self, nbytes: int) -> None:
+        """Count bytes of a state that this process has besides, such as one that a fork is compared with. Where the
+        budget does not hold it and another one, there is no room for a copy."""
+        self._elsewhere = nbytes
+
+    def holds_two(self) -> bool:
+        """Whether the budget holds two states like the last: one that is loaded next to one that is kept."""
+        return 2 * self._size <= self._host.budget_bytes
+
+    def make_way(self) -> None:
+        """Drop what is kept if the budget does not hold it and a state that is going to be loaded."""
+        if not self.holds_two():
+            with self._lock:
+                self._drop_room()
+                self._make_room(self._host, self._host.budget_bytes, self._order(self._host))
 
     def relieve(self) -> None:
         """Give memory back where it is short: states that are kept there, and what has been freed."""

@@ -29,7 +29,7 @@ class Fetcher:
     def expect(self, keys: Sequence[StateKey]) -> None:
         """Load these states, soonest first, instead of those expected before."""
         self._live.expect(keys)
-        if not self._checkpoints.beside_training or not self._live.has_room():
+        if not self._checkpoints.beside_training or not (self._live.has_room() and self._live.holds_two()):
             return
         with self._changed:
             self._missing = [key for key in keys if key != self._loading and key not in self._live]

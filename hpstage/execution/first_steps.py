@@ -156,7 +156,7 @@ class _Weights:
             if weight.requires_grad and weight.is_floating_point() and weight.layout is torch.strided
         ]
         self.versions = [weight._version for weight in trained]
-        sums = [_bits(torch, weight).sum(dtype=torch.int64) for weight in trained]
+        sums = [_sum(torch, weight) for weight in trained]
         self.samples = [_bits(torch, weight).flatten()[:_SAMPLE].clone() for weight in trained]
         self.sums = [int(value) for value in sums]  # only now, so that a device is waited for once
 
@@ -165,6 +165,16 @@ class _Weights:
         if self.sums != other.sums:
             return True
         return not all(bool((a == b).all()) for a, b in zip(self.samples, other.samples, strict=True))
+
+
+def _sum(torch: Any, weight: Any) -> Any:
+    """Return the sum of the bits of a tensor: of all but the last few as numbers of 8 bytes, since torch would copy
+    others to 8 bytes each to add them up."""
+    if not weight.is_contiguous():
+        return _bits(torch, weight).sum(dtype=torch.int64)
+    flat = weight.view(-1)
+    whole = weight.numel() - weight.numel() % (8 // weight.element_size())
+    return _bits(torch, flat[:whole]).sum(dtype=torch.int64) + _bits(torch, flat[whole:]).sum(dtype=torch.int64)
 
 
 def _bits(torch: Any, weight: Any) -> Any:

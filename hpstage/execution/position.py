@@ -57,6 +57,7 @@ class Position:
         found = state is not None
         if state is None:
             self._live.relieve()
+            self._live.make_way()
             state = self._checkpoints.load(source)
         self._trainable.setup(initial)
         self._trainable.load_state_dict(state)

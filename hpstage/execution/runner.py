@@ -470,6 +470,7 @@ class ChainRunner:
             self._position.key = boundary.key
             if boundary.key != flight.parent:
                 state = self._trainable.state_dict()
+                self._live.reserve(0 if flight.verification is None else flight.verification.held_bytes)
                 save = flight.saves.save(boundary.key, state, step=boundary.step, parent=flight.parent)
         self._logs.save(flight, boundary.key, boundary.step)
         saved = time.perf_counter()

@@ -150,6 +150,11 @@ class ForkVerification:
         self.seconds += time.perf_counter() - began
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the state that it keeps to load it."""
+        return 0 if self._state is None else nbytes(self._state)
+
+    @property
     def over(self) -> bool:
         return self.outcome.over
 

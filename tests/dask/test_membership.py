@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -269,6 +270,24 @@ def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> N
     assert environment_of([one], None) == Environment({**same, "torch": "2.13.0"})
     assert refusal(one, Environment({**same, "torch": "2.13.0"})) is None
     assert "torch" in str(refusal(two, Environment({**same, "torch": "2.13.0"})))
+
+
+def test_gpus_of_two_kinds_are_refused_by_their_names() -> None:
+    one = Description("tcp://a", "a", 1, cuda=True, environment=Environment({"device": "cuda (NVIDIA A100)"}))
+    two = Description("tcp://b", "b", 1, cuda=True, environment=Environment({"device": "cuda (NVIDIA H100)"}))
+    differing = r"device \('cuda \(NVIDIA A100\)' on .*; 'cuda \(NVIDIA H100\)' on tcp://b\)"
+    with pytest.raises(ClusterError, match=rf"{differing}.* Start workers of one kind"):
+        environment_of([one, two], 2)
+    assert re.search(differing, str(refusal(two, environment_of([one], 1))))
+
+
+def test_workers_of_another_python_are_refused_with_both_versions(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpstage.cluster.worker.PYTHON", "3.9")  # of this process; the workers' are others
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with pytest.raises(UsageError, match=f"runs Python {here}, and the search Python 3.9.*Start the workers with"):
+        DaskExecutor(client).open(Counter(), None)
 
 
 def test_workers_that_would_train_on_one_gpu_are_refused() -> None:

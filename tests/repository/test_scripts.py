@@ -24,6 +24,7 @@ TINY = {
     "bench_engine": "--models mlp --batches 4 --widths 1 2 --rounds 1 --seconds 0.01 --searches 0 --alone",
     "bench_fused_search": "--steps 60 --batch 16 --rounds 1 --inline",
     "bench_gang_makespan": "--kept 0.9 --workers 4 --trials 6",
+    "bench_large_states": "--gigabytes 0.02 --budget 0.03 --steps 4",
     "bench_loading": "--workers 2 --milliseconds 0.1 --steps 4 --repeats 1",
     "bench_logs": "",
     "bench_overhead": "--stages 4 --repeats 1 --megabytes 0.1",

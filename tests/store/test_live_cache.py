@@ -478,3 +478,18 @@ def test_where_memory_is_short_states_go_and_none_are_kept() -> None:
     memory.room = True
     cache.put(B, state(1))
     assert B in cache
+
+
+def test_a_state_elsewhere_counts_where_the_budget_does_not_hold_two() -> None:
+    for states, room in ((1.5, False), (2.5, True)):
+        cache = LiveCache(int(states * SIZE))
+        cache.put(A, state(0))
+        assert cache.holds_two() == room
+        cache.reserve(SIZE)
+        assert cache.has_room() == room
+        cache.put(B, state(1))
+        assert kept(cache) == ([0.0, 1.0] if room else [0.0])
+        cache.make_way()  # for one that is loaded
+        assert kept(cache) == ([0.0, 1.0] if room else [])
+        cache.reserve(0)
+        assert cache.has_room()
