@@ -20,6 +20,7 @@ from hpstage.errors import (
 )
 from hpstage.errors.text import writable
 from hpstage.plan.facts import UserFailure
+from hpstage.training.code.owner import is_users
 
 _USAGE = f"{UsageError.__module__}.{UsageError.__qualname__}"
 
@@ -53,7 +54,8 @@ def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -
 
 
 def failure_of(error: BaseException, within: str, values: Mapping[str, object]) -> UserFailure:
-    """Convert an exception to text, its traceback cut to what follows the frames of the file ``within``: the user's.
+    """Convert an exception to text. Its traceback begins with the first frame of the user's code or, where there is
+    none, after those of the file ``within``.
 
     Args:
         values: the hyperparameters of training.
@@ -61,6 +63,10 @@ def failure_of(error: BaseException, within: str, values: Mapping[str, object]) 
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == within:
         frames = frames.tb_next
+    own = frames
+    while own is not None and not is_users(own.tb_frame.f_globals.get("__name__", "")):
+        own = own.tb_next
+    frames = own or frames
     text = "".join(traceback.format_exception(type(error), error, frames))
     kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
     shown = traceback.TracebackException(type(error), error, None)
