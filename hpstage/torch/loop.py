@@ -132,12 +132,13 @@ class TorchLoop(Adapter):
             finally:
                 self._see_loss(loss, step)  # of the batch before: a GPU computes it while this one is taken
             if taken is None:
-                return
+                break
             batch, self._samples = taken
             if backend.departs and self._meaning.is_due(self._hp, batch):
                 train = partial(backend.train, built.model, built.optimizer)
                 self._meaning.compare(self, backend, self._hp, batch, train, self._numerics)
             loss = backend.train(built.model, built.optimizer, batch)
+        self._see_values("update() or loss()")
 
     def _see_loss(self, loss: torch.Tensor | float | None, step: int) -> None:
         """Raise :class:`NonFiniteLoss` if training has diverged."""
