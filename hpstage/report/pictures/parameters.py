@@ -44,7 +44,7 @@ def draw_parameters(book: Book) -> Figure:
     if len(trials) < _FEWEST:
         return style.nothing("No parameters can be compared: too few trials are complete.")
     if not names:
-        return style.nothing("No parameters can be compared: the completed trials have none in common that differs.")
+        return style.nothing("No parameters differ among the completed trials.")
     weights = importances([({name: params[name] for name in names}, value) for params, value in trials], book.maximize)
     shown = list(weights)[:_MOST]
     figure = style.blank(_HEIGHT + _BAR * len(shown))
