@@ -265,9 +265,12 @@ def test_wandb_has_the_runs_of_a_search(tmp_path: Path) -> None:
     files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
     for file in files:
-        number, params, curves = kept_in(file)
-        assert params == result.study.trials[int(number)].params
-        assert same(curves, of(result.trial(int(number))))
+
+        def whole(file: Path = file) -> bool:  # its service may write the last rows after the run was finished
+            number, params, curves = kept_in(file)
+            return params == result.study.trials[int(number)].params and same(curves, of(result.trial(int(number))))
+
+        until(whole, "the run has all rows", 60.0)
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
