@@ -33,13 +33,9 @@ class Tile:
     """Twice as wide as the others."""
 
 
-def tiles(shown: Shown, seconds_left: float | None = None, now: float | None = None) -> list[Tile]:
-    """Return the tiles of a study, without figures that are not known yet.
-
-    Args:
-        now: the time in seconds since the epoch; by default that of the clock.
-    """
-    found = [_finished(shown), _best(shown), _speedup(shown), _time(shown, seconds_left, now), _workers(shown)]
+def tiles(shown: Shown, seconds_left: float | None = None) -> list[Tile]:
+    """Return the tiles of a study, without figures that are not known yet."""
+    found = [_finished(shown), _best(shown), _speedup(shown), _time(shown, seconds_left), _workers(shown)]
     return [tile for tile in found if tile is not None]
 
 
@@ -87,10 +83,10 @@ def _speedup(shown: Shown) -> Tile | None:
     return Tile("speed-up", f"{rate(totals.merge_rate)}×" if shared else "nothing shared yet", tuple(details))
 
 
-def _time(shown: Shown, seconds_left: float | None, now: float | None) -> Tile | None:
+def _time(shown: Shown, seconds_left: float | None) -> Tile | None:
     study = shown.study
     runs = not study.ended and shown.view.is_driven(study.name)
-    elapsed = (time.time() if now is None else now) - study.began if runs else study.history.points[-1][0]
+    elapsed = time.time() - study.began if runs else study.history.points[-1][0]
     if elapsed <= 0:
         return None
     return Tile("elapsed", duration(elapsed), () if seconds_left is None else (time_left(seconds_left),))
@@ -136,9 +132,9 @@ def worker_time(seconds: float) -> str:
     return f"{round(seconds, 1) + 0.0:.1f} worker-seconds"
 
 
-def summary_html(shown: Shown, seconds_left: float | None = None, now: float | None = None) -> str:
+def summary_html(shown: Shown, seconds_left: float | None = None) -> str:
     """Return the tiles and the line below them as HTML."""
-    found = "".join(_html(tile) for tile in tiles(shown, seconds_left, now))
+    found = "".join(_html(tile) for tile in tiles(shown, seconds_left))
     return (
         f"<div style='{_GRID}'>{found}</div><div style='opacity: .75'>{html.escape(' · '.join(standing(shown)))}</div>"
     )

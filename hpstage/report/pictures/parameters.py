@@ -71,22 +71,22 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
     from hpstage.optuna.quiet import quiet_optuna
 
     spaces: dict[str, BaseDistribution] = {}
-    numbers = []
+    numbers = set[str]()
     for name in trials[0][0]:
         values = [params[name] for params, _ in trials]
         scale = _scale(values)
         if scale is None:
-            spaces[name] = CategoricalDistribution(list(dict.fromkeys(values)))
+            spaces[name] = CategoricalDistribution(sorted({*map(str, values)}))
         else:
             spaces[name] = FloatDistribution(min(values), max(values), log=scale is math.log)
-            numbers.append(name)
+            numbers.add(name)
     with quiet_optuna(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the evaluator is experimental
         study = optuna.create_study(direction="maximize" if maximize else "minimize")
         study.add_trials(
             [
                 optuna.create_trial(
-                    params={**params, **{name: float(params[name]) for name in numbers}},
+                    params={name: float(one) if name in numbers else str(one) for name, one in params.items()},
                     distributions=spaces,
                     value=value,
                 )
@@ -99,8 +99,8 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
 
 
 def _scale(values: Sequence[Any]) -> Callable[[float], float] | None:
-    """Return how numbers are scaled; ``None`` for values that are no numbers."""
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+    """Return how numbers are scaled; ``None`` for values of which some are no finite numbers."""
+    if not all(isinstance(value, int | float) and type(value) is not bool and math.isfinite(value) for value in values):
         return None
     low, high = float(min(values)), float(max(values))
     return math.log if low > 0 and high >= _DECADES * low else float

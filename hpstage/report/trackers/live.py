@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -56,7 +57,7 @@ class _Written:
     steps: set[int] = field(default_factory=set)  # that were measured
 
 
-class LiveCallback:
+class LiveCallback(ABC):
     """Writes a run for each trial of a search while it trains.
 
     Every few seconds, a thread of the calling process writes what the plan has learnt of each trial: its metrics, and
@@ -78,10 +79,11 @@ class LiveCallback:
         except ImportError as error:
             raise not_installed(error, self._package) from None
 
+    @abstractmethod
     def _made(self) -> Tracker:
-        raise NotImplementedError
+        """Return the tracker; its package may be missing."""
 
-    def __call__(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+    def __call__(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:  # noqa: B027
         """Do nothing: Optuna calls it for each trial that ends."""
 
     def follow(

@@ -48,7 +48,7 @@ from hpstage.report import (
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.pictures.metrics import curves
-from hpstage.report.pictures.parameters import importances
+from hpstage.report.pictures.parameters import _Column, importances
 from hpstage.report.pictures.savings import steps
 from hpstage.report.pictures.stage_tree import PALETTE, colour_of
 from hpstage.report.pictures.timeline import MOST_BARS, bars
@@ -606,6 +606,13 @@ def test_the_parameter_that_decides_is_the_most_important() -> None:
     assert next(iter(found)) == "lr" and found["lr"] > 0.5
     assert sum(found.values()) == pytest.approx(1.0)
     assert found == importances(trials, maximize=True)
+
+
+def test_categories_may_be_infinite_nan_none_and_switches() -> None:
+    choices = [math.inf, math.nan, None, True, 1, "1"]
+    trials = [({"clip": choices[i % 6]}, float(i % 6)) for i in range(24)]
+    assert importances(trials, maximize=True) == {"clip": 1.0}
+    assert len(_Column([params["clip"] for params, _ in trials]).ticks) == 5  # 1 and "1" have one text
 
 
 def test_parameters_are_drawn_with_their_values_and_names_as_text() -> None:
