@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
+from hpstage.plan.devices import Devices
 from hpstage.training.identity.workload import differences, drifts
 
 _NAMED = 5
@@ -56,7 +57,8 @@ def environment_of(
     if differing:
         raise ClusterError(
             f"workers differ in {differing}; they would not train to the same bits. Start workers of one kind, with "
-            f"the same packages, files and data"
+            f"the same packages, files and data; where they differ in devices alone, environment='NAME' selects those "
+            f"with NAME in the device, and environment='any' trains on all, to other bits than on one kind"
         )
     first = next(iter(descriptions))
     environment = _environment(first)
@@ -68,6 +70,19 @@ def environment_of(
         )
         environment = replace(environment, warnings=[*environment.warnings, warning])
     return environment
+
+
+def seen(description: Description, devices: Devices) -> Description:
+    """Return a description with the environment that counts on these devices."""
+    environment = description.environment
+    if environment is None:
+        return description
+    return replace(description, environment=replace(environment, described=devices.seen(environment.described)))
+
+
+def other_device(description: Description, devices: Devices) -> str | None:
+    """Return why a worker's device is not among these; ``None`` if it is, or the worker has a problem of its own."""
+    return None if description.environment is None else devices.excludes(description.environment.described)
 
 
 def explain(description: Description) -> str:

@@ -188,7 +188,7 @@ class DaskExecutor(Executor):
                 f"command again"
             ) from error
         found = {WorkerId(name): decode_description(text) for name, text in answers.items() if text is not None}
-        environment, self._most_slots = self._members.begin(found, self._gpus, self._loaded)
+        environment, self._most_slots = self._members.begin(found, self._gpus, self._loaded, self.devices)
         if checkpoints is not None:
             self.use(checkpoints)
         return environment

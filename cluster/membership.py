@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from hpstage.cluster.admission import environment_of, explain, refusal
+from hpstage.cluster.admission import environment_of, explain, other_device, refusal, seen
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError
 from hpstage.executor import Environment
+from hpstage.plan.devices import Devices
 from hpstage.plan.facts import ChainId, WorkerId
 
 logger = logging.getLogger("hpstage")
@@ -33,11 +34,16 @@ class Membership:
         self._lock = threading.Lock()  # protects the attributes below
         self._environment: Environment | None = None
         self._loaded: Mapping[str, str] = {}
+        self._devices = Devices()
         self._early: dict[WorkerId, Description | None] = {}  # that came (or left: None) before :meth:`begin`
         self._present: dict[WorkerId, Description] = {}  # those that joined
 
     def begin(
-        self, found: Mapping[WorkerId, Description], gpus: int | None, loaded: Mapping[str, str]
+        self,
+        found: Mapping[WorkerId, Description],
+        gpus: int | None,
+        loaded: Mapping[str, str],
+        devices: Devices,
     ) -> tuple[Environment, int]:
         """Admit the first workers; return the environment that they share, and the most slots that one has.
 
@@ -45,9 +51,11 @@ class Membership:
             found: the workers that described themselves.
             gpus: the least number of workers that must have a GPU.
             loaded: versions of code and packages that the driver has loaded.
+            devices: on which the search trains.
 
         Raises:
-            ClusterError: there are none, or they differ, or their training processes are killed while they are set up.
+            ClusterError: there are none, or they differ, or none has such a device, or their training processes are
+                killed while they are set up.
             UsageError: the trainable cannot be set up there.
         """
         with self._lock:
@@ -57,11 +65,15 @@ class Membership:
             able = [found for found in present if found.problem is None or found.problem.kind != "killed"]
             if not able:
                 raise ClusterError(explain(present[0]))
-            self._loaded = loaded
+            self._loaded, self._devices = loaded, devices
+            devices.check(found.environment.described for found in able if found.environment is not None)
+            able = [seen(found, devices) for found in able if other_device(found, devices) is None]
             self._environment = environment_of(able, gpus, loaded)
+            used = {description.worker for description in able}
             for description in present:
-                if description not in able:
-                    logger.warning("worker %s is not used: %s", description.worker, explain(description))
+                if description.worker not in used:
+                    why = other_device(description, devices) or explain(description)
+                    logger.warning("worker %s is not used: %s", description.worker, why)
             present = able
         for description in present:
             self._join(description)
@@ -74,7 +86,10 @@ class Membership:
             if self._environment is None:
                 self._early[worker] = description
                 return
-        reason = refusal(description, self._environment, self._loaded, list(self._present.values()))
+        reason = other_device(description, self._devices)
+        if reason is None:
+            description = seen(description, self._devices)
+            reason = refusal(description, self._environment, self._loaded, list(self._present.values()))
         if reason is None:
             self._join(description)
         else:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from hpstage.errors import InternalError
+from hpstage.plan.devices import Devices
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Audit, AuditId, Chain, Report
 from hpstage.schedule import Scalar
@@ -71,6 +72,9 @@ class Executor(ABC):
 
     widest: int = 1
     """After ``open``: the most workers that can train a chain together (``Chain.gang``)."""
+
+    devices: Devices = Devices()
+    """Those on which it may train. Set before ``open``."""
 
     can_audit: bool = False
     """After ``open``: whether idle workers can repeat earlier training (:meth:`audit`)."""

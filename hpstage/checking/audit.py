@@ -14,6 +14,7 @@ from hpstage.cluster.shipping import pack
 from hpstage.errors.text import count_of
 from hpstage.execution.retraining import Problem, Retrained, Segment
 from hpstage.executor import Environment
+from hpstage.plan.devices import are_any
 from hpstage.plan.log import differing
 from hpstage.training.identity.described import candidates, described_by, is_open
 from hpstage.training.identity.workload import by_name, code_identity, packages
@@ -89,6 +90,8 @@ def _numerics_of(
 ) -> tuple[str, str]:
     """Return the step backend that a plan's description names, where the trainable leaves it open; and how the workload
     differs here from the one described, with the remedy, or nothing."""
+    if are_any(described):
+        return "", "environment='any' trained it on devices that compute different bits: nothing can be compared"
     identity = environment.identity or code_identity(trainable)
     here = described_by(environment, identity, sharing=described.get("sharing") != "off")
     choices = candidates(here) if is_open(here) else {"": here}

@@ -49,6 +49,10 @@ CheckpointBudget = Annotated[str | None, typer.Option(help="Most bytes of all ch
 CheckpointEvery = Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Evaluate each trial every so many steps, too.")]
 Audit = Annotated[str, typer.Option(help="What to train again and compare: idle, winner or off.")]
+Environment = Annotated[
+    str | None,
+    typer.Option(help="Workers to use, by the name of their device, such as A100; any: all, though bits differ."),
+]
 Scheduler = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler: tcp://head:8786; by default a local cluster.")
 ]

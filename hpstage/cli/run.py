@@ -57,6 +57,7 @@ def run(
     evaluate_every: options.EvaluateEvery = None,
     checkpoint_every: options.CheckpointEvery = None,
     audit: options.Audit = "idle",
+    environment: options.Environment = None,
     scheduler: options.Scheduler = None,
     n_workers: options.Workers = None,
     executor: options.NamedExecutor = None,
@@ -134,6 +135,7 @@ def run(
                 checkpoint_every=checkpoint_every,
                 checkpoint_budget=checkpoint_budget,
                 audit=cast("Auditing", audit),
+                environment=environment,
             )
         except KeyboardInterrupt:
             typer.echo(

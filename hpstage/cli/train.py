@@ -49,6 +49,7 @@ def train(
     checkpoint_every: options.CheckpointEvery = None,
     checkpoint_budget: options.CheckpointBudget = None,
     audit: options.Audit = "idle",
+    environment: options.Environment = None,
     scheduler: options.Scheduler = None,
     n_workers: options.Workers = None,
     executor: options.NamedExecutor = None,
@@ -89,6 +90,7 @@ def train(
                 checkpoint_every=checkpoint_every,
                 checkpoint_budget=checkpoint_budget,
                 audit=cast("Auditing", audit),
+                environment=environment,
                 show_progress_bar=not quiet,
             )
         )

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
+from msgspec.structs import replace
+
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.execution import outcomes
 from hpstage.execution.bundle import Bundle, slots_in
@@ -53,11 +55,12 @@ class InlineExecutor(Executor):
 
         self._closing.enter_context(threads.restored())
         self._closing.enter_context(generators_restored())
-        described = describe(self._trainable)
+        found = describe(self._trainable)
+        self.devices.check([found.described])
         if not isinstance(self._trainable, Bundling) and (untrained := UntrainedFork.made(self._trainable)) is not None:
             self._untrained = untrained
             self._closing.callback(untrained.close)
-        return described
+        return replace(found, described=self.devices.seen(found.described))
 
     def use(self, checkpoints: CheckpointStore) -> None:
         assert self._trainable is not None, "open() comes first"

@@ -15,7 +15,7 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
 from hpstage.driver.membership import Conduct, Workload, join_plan
-from hpstage.driver.places import Places, check_places, open_places
+from hpstage.driver.places import Places, check_places, header_in, open_places
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import shown
 from hpstage.execution.inline import InlineExecutor
@@ -23,7 +23,8 @@ from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patient_storage import fail_stale_trials, patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
-from hpstage.plan.facts import SearchStarted, WorkerId
+from hpstage.plan.devices import devices_of
+from hpstage.plan.facts import SearchStarted, StateKey, WorkerId
 from hpstage.plan.keys import workload_key
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
@@ -175,6 +176,9 @@ def open_call(
             display.write("Setting up the workers")  # takes seconds
         workers = as_executor(executor)
         closing.callback(workers.close)
+        name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
+        header = None if store is None else header_in(store, name, StateKey(""))
+        workers.devices = devices_of(request.environment, None if header is None else header.described)
         environment = workers.open(request.trainable, None)
         request = replace(request, workers=max(1, workers.present or 1))
         check_costs(request.metrics, environment.described)
@@ -185,7 +189,6 @@ def open_call(
             logger.warning("%s", remark)
         identity = environment.identity or code_identity(request.trainable)
         described = described_by(environment, identity, sharing=request.sharing)
-        name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
         numerics = ""
         times: StepTimes | None = None
         if is_open(described):
@@ -202,7 +205,7 @@ def open_call(
         conduct = Conduct(
             checkpoint_every=request.checkpoint_every,
             verify=request.verify if exact else "off",
-            audit=request.audit == "idle" and exact,
+            audit=request.audit == "idle" and exact and not workers.devices.is_any,
             numerics=numerics,
             slots=slots_by(numerics, workers),
         )

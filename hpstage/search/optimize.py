@@ -39,7 +39,7 @@ from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.progress import open_display
-from hpstage.search.request import ALGORITHM, CALLBACKS, Request
+from hpstage.search.request import ALGORITHM, CALLBACKS, ENVIRONMENT, Request
 from hpstage.search.results.lineage import Lineage
 from hpstage.search.results.result import Result
 from hpstage.search.run import run
@@ -86,6 +86,7 @@ _ELSEWHERE = {
     verify=one_of(*get_args(Verify)),
     audit=one_of(*get_args(Auditing)),
     audit_budget=number(least=0, most=1e6),
+    environment=ENVIRONMENT,
 )
 def optimize(
     study: optuna.Study,
@@ -112,6 +113,7 @@ def optimize(
     verify: Verify = "first-fork",
     audit: Auditing = "idle",
     audit_budget: float = 0.05,
+    environment: str | None = None,
 ) -> Result:
     """Search with ``study``'s sampler, training every stage once.
 
@@ -202,6 +204,10 @@ def optimize(
             See :attr:`Result.audit`. Executors that cannot audit (``InlineExecutor``) leave ``"idle"`` out.
         audit_budget: how long workers may be held beyond idle time, as a part of the worker-seconds that this call has
             used: after the last stage, kinds of values that idle time has not reached are audited. 0: not at all.
+        environment: which workers train where they have several kinds of GPU or CPU, which compute different bits. By
+            default they must have one kind, or one must be what the store holds was trained on. A text (``"A100"``)
+            selects those with it in the name of their device. ``"any"`` trains on all: a trial no longer has the bits
+            that it has without the others, nothing is audited, and the store is another than on one kind.
 
     Raises:
         UsageError: invalid input, named, before anything is trained.
@@ -234,6 +240,7 @@ def optimize(
         verify=verify,
         audit=audit,
         audit_budget=audit_budget,
+        environment=environment,
     )
     request = replace(request, space_works=try_out_space(request))
     display = open_display(show_progress_bar)

@@ -14,6 +14,7 @@ from hpstage.errors import UsageError
 from hpstage.errors.arguments import function, instance, optional, several, text
 from hpstage.optuna.ledger import Callback, Constraints, samplers
 from hpstage.optuna.private import startup_trials
+from hpstage.plan.devices import ANY
 from hpstage.plan.messages import Auditing, Verify
 from hpstage.report.trackers.live import LiveCallback
 from hpstage.schedule.space import Space, points_of
@@ -32,6 +33,8 @@ BLIND = (
 
 
 CALLBACKS = optional(several(function(""), "functions of the study and a trial"))
+
+ENVIRONMENT = optional(text("the name of a device, such as 'A100', or 'any'"))
 
 ALGORITHM = instance(Algorithm, "an instance of one from hpstage.algos")
 
@@ -63,6 +66,7 @@ class Request:
     verify: Verify
     audit: Auditing
     audit_budget: float
+    environment: str | None = None
     space_works: bool = True  # as far as it was tried out
     workers: int = 1  # how many there are, once they are open
 
@@ -86,6 +90,11 @@ class Request:
             raise UsageError(
                 "evaluate_every adds intermediate values, by which the study's pruner would decide otherwise; "
                 "OptunaPruner(interval=...) says how often trials are evaluated"
+            )
+        if self.environment == ANY and self.audit == "winner":
+            raise UsageError(
+                "audit='winner' compares bits, and environment='any' trains on devices that compute different ones; "
+                "leave one of them out"
             )
         if self.n_trials != 0:  # else the search that is continued was checked
             self.algorithm.check(self.setting)

@@ -38,7 +38,7 @@ from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.given import Direction, Given, in_memory
 from hpstage.search.progress import open_display
-from hpstage.search.request import CALLBACKS, Request
+from hpstage.search.request import CALLBACKS, ENVIRONMENT, Request
 from hpstage.search.results.lineage import RUNS, Configuration, Lineage
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.search.run import run
@@ -65,6 +65,7 @@ _KINDS: dict[str, Kind] = {
     "checkpoint_every": optional(whole()),
     "checkpoint_budget": optional(BYTES),
     "audit": one_of(*get_args(Auditing)),
+    "environment": ENVIRONMENT,
     "callbacks": CALLBACKS,
     "show_progress_bar": switch,
 }
@@ -86,6 +87,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     audit: Auditing = "idle",
+    environment: str | None = None,
     callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> TrainedTrial: ...
@@ -105,6 +107,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     audit: Auditing = "idle",
+    environment: str | None = None,
     callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> list[TrainedTrial]: ...
@@ -129,6 +132,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     audit: Auditing = "idle",
+    environment: str | None = None,
     callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> TrainedTrial | list[TrainedTrial]:
@@ -151,7 +155,7 @@ def train(
         study: the study's name. One process at a time trains the runs of a study: give another name to train more on
             the same store at that time.
         evaluate_every, checkpoint_every, checkpoint_budget: as for :func:`hpstage.optimize`.
-        audit, callbacks, show_progress_bar: as for :func:`hpstage.optimize`.
+        audit, environment, callbacks, show_progress_bar: as for :func:`hpstage.optimize`.
 
     Returns:
         The trained run; a list of them for a list.
@@ -182,6 +186,7 @@ def train(
         checkpoint_every=checkpoint_every,
         checkpoint_budget=checkpoint_budget,
         audit=audit,
+        environment=environment,
         callbacks=callbacks,
         show_progress_bar=show_progress_bar,
     )
@@ -203,6 +208,7 @@ def train_all(
     checkpoint_every: int | None = None,
     checkpoint_budget: Any = None,
     audit: Auditing = "idle",
+    environment: str | None = None,
     callbacks: Sequence[Callback] | Callback | None = None,
     show_progress_bar: bool = False,
 ) -> list[TrainedTrial]:
@@ -228,6 +234,7 @@ def train_all(
         verify="first-fork",
         audit=audit,
         audit_budget=0.05,
+        environment=environment,
     )
     try_out_space(request)
     with (

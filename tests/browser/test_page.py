@@ -126,8 +126,8 @@ def test_a_failed_trial_is_shown_and_the_drawer_has_its_traceback(
     [failed] = [i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).failures")]
     tree.tap(failed)
     tree.drawer.locator("pre").wait_for()
-    assert "Traceback" in tree.drawer.locator("pre").inner_text()
-    commands = tree.drawer.locator("code").all_inner_texts()
+    assert "Traceback" in tree.read("pre")[0]
+    commands = tree.read("code")
     assert all(f" {tmp_path}" in command for command in commands)
     keep(page, "failed")
 
@@ -155,7 +155,7 @@ def test_names_of_users_are_data(cluster: LocalCluster, open_page: Callable[...,
     tree = Tree(page, 4)
     tree.find("trial 0")
     tree.drawer.get_by_role("heading", name="Trial 0").wait_for()
-    assert _NAME[:12] in tree.drawer.locator("code").last.inner_text()
+    assert _NAME[:12] in tree.read("code")[-1]
     assert page.evaluate("() => window.harmed") is None
     assert page.locator("img[src=x]").count() == 0
     keep(page, "names")

@@ -49,3 +49,13 @@ class Tree:
     @property
     def drawer(self) -> Any:
         return self.page.locator(".hpstage-drawer")
+
+    def read(self, selector: str = "") -> list[str]:
+        """The texts of elements in the drawer, of all if none are selected, also of those not drawn yet.
+
+        ``inner_text`` leaves out what the page has not rendered: with ``content-visibility: auto`` that is every card
+        until the next frame.
+        """
+        texts = "selector => Array.from(document.querySelectorAll(selector), e => e.textContent)"
+        within = f".hpstage-drawer {selector or '*:not(:has(*))'}"
+        return [str(text) for text in self.page.evaluate(texts, within)]

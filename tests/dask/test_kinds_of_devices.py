@@ -1,0 +1,110 @@
+"""``environment=``: searches on workers of different GPUs, which compute different bits."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from distributed import Nanny, Scheduler, SpecCluster
+
+import hpstage
+from hpstage.errors import ClusterError, StoreError, UsageError
+from hpstage.plan.devices import Devices, devices_of
+from hpstage.testing.toys import Counter
+
+KINDS = ("NVIDIA A100-SXM4-40GB", "Tesla T4")
+
+
+class OnGPU(Counter):
+    """Says that it trains on the GPU that its worker was given, which shows in its results."""
+
+    stateless = ("TEST_GPU",)  # else the store is refused for what differs in it
+
+    def describe_environment(self) -> dict[str, str]:
+        kind = os.environ.get("TEST_GPU", "none")
+        return {"device": f"cuda ({kind})", "isa": kind}
+
+    def evaluate(self) -> dict[str, float]:
+        return {"total": self.total, "on_t4": float("T4" in os.environ["TEST_GPU"])}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SpecCluster]:
+    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "port": 0, "host": "127.0.0.1"}}
+    workers = {kind: {"cls": Nanny, "options": {"nthreads": 1, "env": {"TEST_GPU": kind}}} for kind in KINDS}
+    with SpecCluster(workers, scheduler) as cluster:
+        cluster.wait_for_workers(len(KINDS))
+        yield cluster
+
+
+def search(cluster: SpecCluster, store: Path, **options: Any) -> hpstage.Result:
+    study = optuna.create_study(study_name="kinds", sampler=optuna.samplers.RandomSampler(seed=1))
+    return hpstage.optimize(
+        study, OnGPU(), lambda trial: {"x": trial.suggest_float("x", 0, 1)}, metric="total", steps=3, n_trials=6,
+        executor=cluster, store=store, **options,
+    )  # fmt: skip
+
+
+def trained_on(result: hpstage.Result) -> set[float]:
+    return {result.trial(trial.number).metrics[3]["on_t4"] for trial in result.study.trials}
+
+
+def test_workers_of_two_kinds_are_refused_before_training_with_the_choice(cluster: SpecCluster, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"(?s)differ in .*device.*environment='any' trains on all") as refused:
+        search(cluster, tmp_path)
+    assert all(kind in str(refused.value) for kind in KINDS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_named_device_selects_its_workers_and_its_store_selects_them_again(
+    cluster: SpecCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        result = search(cluster, tmp_path, environment="t4")
+    assert trained_on(result) == {1.0}
+    assert "A100-SXM4-40GB)', and not 't4' (environment= names it)" in caplog.text
+    branch = result.trial(0).branch(2, x=7.0, executor=cluster)
+    assert branch.metrics[3]["on_t4"] == 1.0
+    other = hpstage.train(OnGPU(), {"x": 3.0}, steps=3, metric="total", store=tmp_path, executor=cluster)
+    assert other.metrics[3]["on_t4"] == 1.0
+    with pytest.raises(StoreError, match="A100"):
+        search(cluster, tmp_path, environment="A100")
+
+
+def test_any_trains_on_all_and_audits_nothing(cluster: SpecCluster, tmp_path: Path) -> None:
+    result = search(cluster, tmp_path, environment="any", audit_budget=1e3)
+    assert not result.audit.line
+    assert len(result.study.trials) == 6
+    again = hpstage.train(OnGPU(), {"x": 3.0}, steps=3, metric="total", store=tmp_path, executor=cluster)
+    assert again.metrics[3]["total"] == 9.0
+    with pytest.raises(StoreError, match=r"any\)' there"):
+        search(cluster, tmp_path, environment="T4")
+
+
+def test_a_device_that_no_worker_has_is_named_with_those_that_are_there(cluster: SpecCluster, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"no worker has a device named 'H200'.*A100.*T4"):
+        search(cluster, tmp_path, environment="H200")
+    with pytest.raises(UsageError, match="winner"):
+        search(cluster, tmp_path, environment="any", audit="winner")
+    with pytest.raises(UsageError, match="environment"):
+        search(cluster, tmp_path, environment=3)
+    with pytest.raises(ClusterError, match="'cpu'"):
+        hpstage.train(
+            Counter(), {"x": 1.0}, steps=1, metric="total", environment="A100", executor=hpstage.InlineExecutor()
+        )
+
+
+def test_devices_of_a_store_are_those_of_what_it_holds() -> None:
+    assert devices_of(None, None) == Devices("", "what the store holds was trained there")
+    there = devices_of(None, {"environment:device": "cuda (Tesla T4)"})
+    assert there.excludes({"device": "cuda (Tesla T4)"}) is None
+    assert "what the store holds was trained there" in str(there.excludes({"device": "cuda (L4)"}))
+    seen = devices_of(None, {"environment:device": "cuda (any)"}).seen(
+        {"device": "cuda (L4)", "isa": "x", "torch": "2"}
+    )
+    assert seen == {"device": "cuda (any)", "isa": "any", "torch": "2"}
