@@ -163,6 +163,10 @@ class NodeTree:
         self._equal.clear()
         for root in roots:
             self._enter(root)
+        self.index_siblings()
+
+    def index_siblings(self) -> None:
+        """Let nodes that have siblings be found, in place of those before. O(nodes)."""
         self._siblings = {
             (node.id, child.start, child.first): child
             for node in self.nodes

@@ -1,21 +1,32 @@
 """Snapshots of a plan: the result of folding a journal, in bytes, so that it need not be folded again. Pure.
 
 A snapshot only saves time. One of other code or of another workload, a damaged one, and one that contradicts itself are
-:class:`Unusable`, and the journal is folded instead. It is typed MessagePack, never pickle; many rows with
-equal fields are stored as columns, one list per field.
+:class:`Unusable`, and the journal is folded instead. It is MessagePack, never pickle: the fields of all objects of
+which a plan consists, except those that follow from others.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import xxhash
 
-from hpstage.errors import StoreError
-from hpstage.plan.facts import StateKey
+from hpstage.errors import HpstageError, StoreError
+from hpstage.plan import facts, nodes
+from hpstage.plan.facts import Record, StateKey
+from hpstage.plan.nodes import Node, PlannedTrial, State
+from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.snapshot.contents import Contents, contents_of, fill
+from hpstage.plan.searches import SearchRecord
+from hpstage.plan.snapshot.columns import Content, Layout
+from hpstage.plan.step_times import StepTimes
+from hpstage.plan.uncollected import uncollected
+from hpstage.plan.winners import _OfStudy
+from hpstage.schedule import Form, Plateau, Schedule, Segment
+from hpstage.schedule.scalars import distinct
 from hpstage.store.cursor import Cursor
 
 
@@ -47,7 +58,38 @@ TAG = tag(Path(__file__).parents[2])
 _START = len(TAG) + xxhash.xxh3_128().digest_size
 
 _decode = msgspec.msgpack.Decoder(tuple[_Header, msgspec.Raw]).decode
-_decode_contents = msgspec.msgpack.Decoder(Contents).decode
+_decode_content = msgspec.msgpack.Decoder(Content).decode
+
+_DERIVED = {
+    *("cursor", "restored", "nodes", "milestones", "branch_points", "_targets"),  # of a plan
+    *("_roots", "_equal", "_siblings"),  # of a tree
+    *("_history", "_trail"),  # of a node
+}
+"""Fields that are not written."""
+_OF_TREE = {"nodes", "milestones", "branch_points"}
+"""Those that are, of the tree: its plan has the same objects."""
+
+
+def _layout() -> Layout:
+    plan = SearchPlan(StateKey(""), sharing=True)
+    fields = {
+        type(part): [name for name in vars(part) if name not in _DERIVED or (part is plan._tree and name in _OF_TREE)]
+        for part in (plan, *vars(plan).values())
+        if hasattr(part, "__dict__")
+    }
+    for kind in (type(plan.totals), StepTimes, Node, State, PlannedTrial, OpenChain, SearchRecord, _OfStudy):
+        fields[kind] = [name for name in kind.__slots__ if name not in _DERIVED]
+    structs: list[Any] = [kind for kind in vars(facts).values() if isinstance(kind, type) and issubclass(kind, Record)]
+    for kind in (*structs, *get_args(Form), Segment, Schedule, Plateau):
+        fields[kind] = kind.__struct_fields__
+    # Compared by identity.
+    constants = distinct(True), distinct(False), nodes._NONE, nodes._NO_STATES, nodes._NO_PLATEAUS
+    return Layout(fields, constants)
+
+
+_LAYOUT = _layout()
+# Number of saved states, evenly distributed, whose keys are computed again as a check.
+_KEYS = 100
 
 
 def snapshot_of(plan: SearchPlan) -> bytes:
@@ -60,8 +102,9 @@ def snapshot_of(plan: SearchPlan) -> bytes:
     encoder = msgspec.msgpack.Encoder()
     content = bytearray(_START)
     try:
-        encoder.encode_into((header, msgspec.Raw(encoder.encode(contents_of(plan)))), content, _START)
-    except (OverflowError, UnicodeError) as error:
+        with uncollected():
+            encoder.encode_into((header, msgspec.Raw(encoder.encode(_LAYOUT.write(plan)))), content, _START)
+    except (OverflowError, UnicodeError, TypeError) as error:
         raise Unusable(f"the plan holds what cannot be written ({error})") from error
     content[:_START] = TAG + xxhash.xxh3_128_digest(memoryview(content)[_START:])
     return bytes(content)
@@ -78,13 +121,46 @@ def restored(content: bytes, workload: StateKey, *, sharing: bool) -> SearchPlan
     body = memoryview(content)[_START:]
     if content[len(TAG) : _START] != xxhash.xxh3_128_digest(body):
         raise Unusable("it is damaged")
-    plan = SearchPlan(workload, sharing=sharing)
     try:
-        header, contents = _decode(body)
+        header, encoded = _decode(body)
         if (header.workload, header.sharing) != (workload, sharing):
             raise Unusable("it is of another workload")
-        fill(plan, _decode_contents(contents))
-    except (msgspec.MsgspecError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        plan: SearchPlan = _LAYOUT.read(_decode_content(encoded), len(body))
+        _complete(plan)
+        _check(plan)
+    except Unusable:
+        raise
+    except (*_CONTRADICTIONS, HpstageError) as error:
         raise Unusable(f"it contradicts itself ({type(error).__name__}: {error})") from error
     plan.cursor, plan.restored = Cursor(header.position, header.hash), header.position
     return plan
+
+
+_CONTRADICTIONS = (
+    *(msgspec.MsgspecError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration),
+    RuntimeError,  # StopIteration in a generator, or recursion
+)
+
+
+def _complete(plan: SearchPlan) -> None:
+    """Set the fields that follow from others."""
+    tree = plan._tree
+    plan.nodes, plan.milestones, plan.branch_points = tree.nodes, tree.milestones, tree.branch_points
+    plan._targets = {trial.targets: trial.targets for trial in plan.trials.values()}
+    tree._roots, tree._equal = {}, {}
+    for number, node in enumerate(tree.nodes):
+        node._history = node._trail = None
+        if node.id != number or (node.parent is not None and node.parent.id >= number):
+            raise ValueError(f"node {node.id} is out of place")
+        if node.parent is None:
+            tree.begin(node)
+    tree.index_siblings()
+
+
+def _check(plan: SearchPlan) -> None:
+    """Raise ValueError if sums, or the keys of some saved states, do not match their parts."""
+    if plan.totals.steps_trained != sum([node.trained for node in plan.nodes]):
+        raise ValueError("the nodes' steps do not add up")
+    for key, state in islice(plan.kept.items(), 0, None, 1 + len(plan.kept) // _KEYS):
+        if plan.key(state.node, state.step) != key:
+            raise ValueError(f"step {state.step} of node {state.node.id} is not the state {key}")

@@ -56,7 +56,7 @@ def portrait(value: Any) -> Any:
 def fields(value: Any, but: set[str] = _DERIVED) -> list[tuple[str, Any]]:
     slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
     names = [*slots, *getattr(value, "__dict__", ())]
-    return [(name, reference(name, getattr(value, name))) for name in names if name not in but]
+    return [(name, reference(name, getattr(value, name))) for name in sorted(names) if name not in but]
 
 
 def reference(name: str, value: Any) -> Any:

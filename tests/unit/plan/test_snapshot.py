@@ -17,20 +17,9 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan import (
-    endings,
-    node_tree,
-    nodes,
-    open_chain,
-    searches,
-    step_times,
-    totals,
-    winners,
-)
 from hpstage.plan.facts import Fact, TrialAdded, TrialId, TrialProposed
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import encode, fold_checked, open_plan
-from hpstage.plan.open_targets import OpenTargets
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of, tag
 from hpstage.store.cursor import Cursor
@@ -93,7 +82,7 @@ def test_a_plan_is_the_same_whether_folded_or_restored_and_folded_from_there(see
     fold(again, facts[before:])
     fold(plan, facts[before:])
     assert repr(whole(again)) == repr(whole(plan)) == repr(whole(folded(facts, sharing)))
-    assert snapshot_of(again) == snapshot_of(plan)
+    assert repr(whole(restored(snapshot_of(again), WORKLOAD, sharing=sharing))) == repr(whole(plan))
 
 
 def test_the_random_journals_of_that_test_have_every_kind_of_fact() -> None:
@@ -135,83 +124,6 @@ def test_a_search_continues_identically_on_a_restored_plan(trials, data, turns):
     assert outcomes[0] == outcomes[1]
 
 
-KNOWN: dict[type, set[str]] = {
-    OpenTargets: {"by_driver"},
-    SearchPlan: {
-        *("workload", "sharing", "id", "cursor", "restored", "_tree", "nodes", "trials", "totals"),
-        *(
-            "winners",
-            "failures",
-            "endings",
-            "open_targets",
-            "_targets",
-            "kept",
-            "kept_bytes",
-            "parts",
-            "differences",
-        ),
-        *(
-            "verified",
-            "inputs",
-            "audited",
-            "ended",
-            "drivers",
-            "place",
-            "chains",
-            "losses",
-            "milestones",
-            "branch_points",
-            "searches",
-        ),
-        "step_times",
-    },
-    node_tree.NodeTree: {
-        *("workload", "sharing", "nodes", "milestones", "branch_points", "defaults", "lacking"),
-        *("_roots", "_equal", "_siblings"),
-    },
-    node_tree.Roots: {"names", "nothing"},
-    nodes.Node: {
-        *("_history", "_states", "_trail", "_children", "curves", "first", "id", "keep_at", "maker"),
-        *("names", "parent", "seconds", "start", "trained"),
-    },
-    nodes.State: {"bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used"},
-    nodes.PlannedTrial: {
-        *("answered", "id", "keep_at", "last", "plateaus", "requested", "steps", "study"),
-        "targets",
-    },
-    open_chain.OpenChain: {"id", "driver", "worker", "spans", "since", "kept", "gang", "reached"},
-    searches.Searches: {"_latest", "proposed"},
-    searches.SearchRecord: {
-        *("started", "proposed", "open", "paused", "unbegun", "ended"),
-    },
-    endings.Endings: {"ended", "_failed"},
-    winners.Winners: {"_of"},
-    winners._OfStudy: {"search", "leading", "completed"},
-    step_times.StepTimes: {"seconds"},
-}
-"""The fields of the plan's classes that snapshots hold, or that follow from others."""
-
-
-def fields_of(kind: type) -> set[str]:
-    slots = {name for each in kind.__mro__ for name in getattr(each, "__slots__", ())}
-    if slots:
-        return slots
-    made = {SearchPlan: lambda: SearchPlan(WORKLOAD), node_tree.NodeTree: lambda: SearchPlan(WORKLOAD)._tree}
-    return set(vars(made.get(kind, kind)()))
-
-
-@pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
-def test_snapshots_know_every_field_of(kind: type) -> None:
-    new, gone = fields_of(kind) - KNOWN[kind], KNOWN[kind] - fields_of(kind)
-    where = "hpstage/plan/snapshot writes and restores it field by field: change it there, and then here"
-    assert not new, f"{kind.__name__} has new fields {sorted(new)}; {where}"
-    assert not gone, f"{kind.__name__} no longer has {sorted(gone)}; {where}"
-
-
-def test_structs_in_snapshots_have_only_public_fields() -> None:
-    assert not [name for name in fields_of(totals.Totals) if name.startswith("_")], "msgspec leaves private fields out"
-
-
 def test_equal_plans_have_one_snapshot_and_it_names_its_version_first() -> None:
     facts = journal(1, 200)
     content = snapshot_of(folded(facts))
@@ -225,7 +137,7 @@ def test_snapshots_of_other_code_that_folds_begin_otherwise(tmp_path: Path) -> N
     assert tag(tmp_path) == tag(package) == TAG
     (tmp_path / "report" / "page.py").write_text("")
     assert tag(tmp_path) == TAG
-    for name in ("plan/plan.py", "schedule/forms.py", "plan/snapshot/nodes.py"):
+    for name in ("plan/plan.py", "schedule/forms.py", "plan/snapshot/columns.py"):
         before = tag(tmp_path)
         (tmp_path / name).write_text((tmp_path / name).read_text() + "\n")
         assert tag(tmp_path) not in (before, TAG)
@@ -236,6 +148,13 @@ def test_a_plan_with_an_integer_of_more_than_64_bits_has_no_snapshot() -> None:
     plan = folded(journal(3, 30))
     plan.searches.proposed[TrialId("study/1")] = facts[-1]
     with pytest.raises(Unusable, match="cannot be written"):
+        snapshot_of(plan)
+
+
+def test_a_plan_with_something_of_another_class_has_no_snapshot() -> None:
+    plan = folded(journal(3, 30))
+    plan.inputs["data"] = Path("data")  # type: ignore[assignment]
+    with pytest.raises(Unusable, match=r"cannot be written \(it has a PosixPath"):
         snapshot_of(plan)
 
 
@@ -283,7 +202,6 @@ def test_contents_that_were_changed_never_do_worse_than_be_unusable() -> None:
     plan = folded(journal(5, 120))
     body = snapshot_of(plan)[len(TAG) + _DIGEST :]
     header, contents = msgspec.msgpack.decode(body)
-    contents = [msgspec.msgpack.decode(one) if isinstance(one, bytes) else one for one in contents]
     outcomes = {True: 0, False: 0}
     for changed in changes(contents):
         try:
