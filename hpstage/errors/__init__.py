@@ -63,6 +63,9 @@ class StopTraining(Exception):
 class NonFiniteLoss(Exception):
     """The training loss is NaN or infinite; trials that reach this step end before it, as pruned."""
 
+    steps_late: int = 0
+    """How many steps after it the loss was read."""
+
 
 class MetricsError(UsageError, TrainingError):
     """``evaluate()`` returns no mapping of metrics."""

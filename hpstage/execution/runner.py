@@ -117,6 +117,7 @@ class ChainRunner:
         self._inputs = inputs_of(trainable) if inputs is None else inputs
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
+        self._expect: Callable[[bool], None] | None = getattr(trainable, "expect", None)
         self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
         self._first_steps = FirstSteps(trainable, bundled=bundled)
         self._verifier = Verifier(trainable, self._train_step)
@@ -215,6 +216,7 @@ class ChainRunner:
             self._reruns.follow(flight)
         flight.start_clock()
         while True:
+            called = control.called
             boundary = course.boundaries.pop(flight.step, None)
             metrics = None
             if boundary is not None:
@@ -228,7 +230,10 @@ class ChainRunner:
                 return "done"
             if flight.saves.error is not None:
                 raise flight.saves.error
-            if control.called:
+            if called:
+                if (ending := self._left_over(flight)) is not None:
+                    yield from self._end(flight, ending)
+                    return "done"
                 outcome = yield from self._obey(flight, control)
                 if outcome == "again":
                     continue
@@ -253,12 +258,16 @@ class ChainRunner:
             ending = None
             try:
                 with Recording(flight.recorder):
+                    if self._expect is not None:
+                        alone = not (control.called or flight.chain.gang)
+                        self._expect(alone and flight.step + 1 not in course.boundaries)
                     self._train_step(flight.step, values, flight.announced)
             except Exception as error:
                 if outcome_of(error) is None:
                     raise
                 ending = error
             if ending is not None:
+                flight.step -= getattr(ending, "steps_late", 0)
                 yield from self._end(flight, ending)
                 return "done"
             flight.step += 1
@@ -389,6 +398,16 @@ class ChainRunner:
         """Give up what was forked of this process. It trains nothing any more."""
         if self._reruns is not None:
             self._reruns.close()
+
+    def _left_over(self, flight: Flight) -> Exception | None:
+        """Return how training has ended in the last step, if it left that to a step which does not follow."""
+        if self._expect is not None:
+            try:
+                self._trainable.settle(flight.step)  # type: ignore[attr-defined]  # of trainables with expect()
+            except NonFiniteLoss as error:
+                flight.step -= error.steps_late
+                return error
+        return None
 
     def _turned(self, flight: Flight) -> None:
         """Start a stage."""

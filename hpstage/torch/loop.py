@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hpstage.checkpoints.state_tree import clone
-from hpstage.errors import NonFiniteLoss, StateError, UsageError
+from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.backends.backend import StepBackend
@@ -29,6 +27,7 @@ from hpstage.torch.horizon import Horizon
 from hpstage.torch.loading.mixture import seed_in
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
+from hpstage.torch.losses import Losses
 from hpstage.torch.mentions import names_gradients, read_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
@@ -37,13 +36,6 @@ from hpstage.training.capture.unwatched import world_of
 from hpstage.training.identity import accelerators
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.randomness import Purpose, rekey, seed_of
-
-logger = logging.getLogger("hpstage")
-
-_UNSEEN = (
-    "%s.update() returns no loss, so that one that is NaN or infinite is not noticed: return it, or set "
-    "terminate_on_nan = False to train on regardless"
-)
 
 
 class _Built:
@@ -96,7 +88,8 @@ class TorchLoop(Adapter):
         self._made: dict[str, object] = {}  # attributes that dataset() has set
         self._contents: Contents | None = None
         self._samples = 0
-        self._warned = False  # that no loss is seen
+        self._losses = Losses(subject)
+        self._more_follow = False
         self._meaning = Meaning(type(subject).__name__)
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
@@ -112,6 +105,7 @@ class TorchLoop(Adapter):
         self._pending = True
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        more_follow, self._more_follow = self._more_follow, False
         built = self._ready()
         if hp != self._hp:
             self._turn(hp)
@@ -119,39 +113,42 @@ class TorchLoop(Adapter):
         batches = self._data()
         rekey(self._seed, step)
         taken = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
-        self._train_on(taken, step)
+        self._train_on(taken, step, more_follow=more_follow)
 
-    def _train_on(self, batches: Iterable[tuple[Any, int]], step: int) -> None:
-        """Train on batches, each with the number of samples consumed after it."""
+    def _train_on(self, batches: Iterable[tuple[Any, int]], step: int, *, more_follow: bool = False) -> None:
+        """Train on batches, each with the number of samples consumed after it; the last loss is left to the next step
+        if more follow."""
         built, backend = self._ready(), self._steps_by()
-        loss: torch.Tensor | float | None = 0.0
         batches = iter(batches)
         while True:
             try:
                 taken = next(batches, None)
-            finally:
-                self._see_loss(loss, step)  # of the batch before: a GPU computes it while this one is taken
+            except Exception:
+                self._losses.read(step)  # training may have diverged before
+                raise
+            if taken is not None or not more_follow:
+                self._losses.read(step)  # of the batch before
             if taken is None:
                 break
             batch, self._samples = taken
             if backend.departs and self._meaning.is_due(self._hp, batch):
                 train = partial(backend.train, built.model, built.optimizer)
                 self._meaning.compare(self, backend, self._hp, batch, train, self._numerics)
-            loss = backend.train(built.model, built.optimizer, batch)
+            self._losses.add(backend.train(built.model, built.optimizer, batch), step)
         self._see_values("update() or loss()")
 
-    def _see_loss(self, loss: torch.Tensor | float | None, step: int) -> None:
-        """Raise :class:`NonFiniteLoss` if training has diverged."""
-        if not self._user.terminate_on_nan:
-            return
-        if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
-            loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
-        if isinstance(loss, float):
-            if not math.isfinite(loss):
-                raise NonFiniteLoss(f"the training loss is {loss} in step {step}")
-        elif loss is None and not self._warned:
-            self._warned = True
-            logger.warning(_UNSEEN, type(self._user).__name__)
+    def expect(self, more: bool) -> None:
+        """Take notice of whether another step follows the next one at once, in which the last loss of that can be read:
+        on a GPU, each step would otherwise wait for it."""
+        self._more_follow = more and self.device.type != "cpu"
+
+    def settle(self, step: int) -> None:
+        """Read what :meth:`expect` has left to the next step, ``step``, which does not follow after all.
+
+        Raises:
+            NonFiniteLoss: training has diverged.
+        """
+        self._losses.read(step)
 
     def evaluate(self) -> Mapping[str, float]:
         built = self._ready()
@@ -195,6 +192,7 @@ class TorchLoop(Adapter):
             StateError: the state belongs to another model or optimizer.
         """
         built, self._built = self._built, None  # if loading fails halfway, it must not be used again
+        self._losses.forget()
         if built is None or built.hp != self._initial:
             built = None
             self._build()
@@ -395,6 +393,7 @@ class TorchLoop(Adapter):
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = self._prepared_with = None  # frees the memory of the previous one first
+        self._losses.forget()
         backend = self._steps_by()
         backend.release()
         environment.give_memory_back(self.device)

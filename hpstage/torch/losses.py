@@ -1,0 +1,64 @@
+"""The losses of training: one that is NaN or infinite ends the trial."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from hpstage.errors import NonFiniteLoss
+
+if TYPE_CHECKING:
+    from hpstage.torch.trainable import TorchTrainable
+
+logger = logging.getLogger("hpstage")
+
+_UNSEEN = (
+    "%s.update() returns no loss, so that one that is NaN or infinite is not noticed: return it, or set "
+    "terminate_on_nan = False to train on regardless"
+)
+
+
+class Losses:
+    """Reads losses of batches. To read one from a GPU is to wait for it, so that each is read when the next batch is
+    there: the GPU computes while that is made.
+
+    Args:
+        user: whose losses they are.
+    """
+
+    def __init__(self, user: TorchTrainable) -> None:
+        self._user = user
+        self._unread: tuple[torch.Tensor | float | None, int] | None = None
+        self._warned = False  # that no loss is seen
+
+    def add(self, loss: torch.Tensor | float | None, step: int) -> None:
+        """Add the loss of a batch, once that of the batch before was read."""
+        if self._user.terminate_on_nan:
+            self._unread = loss, step
+
+    def read(self, now: int) -> None:
+        """Read the loss that was added last, in step ``now``.
+
+        Raises:
+            NonFiniteLoss: training has diverged.
+        """
+        if self._unread is None:
+            return
+        (loss, step), self._unread = self._unread, None
+        if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
+            loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
+        if isinstance(loss, float):
+            if not math.isfinite(loss):
+                error = NonFiniteLoss(f"the training loss is {loss} in step {step}")
+                error.steps_late = now - step
+                raise error
+        elif loss is None and not self._warned:
+            self._warned = True
+            logger.warning(_UNSEEN, type(self._user).__name__)
+
+    def forget(self) -> None:
+        """Training continues elsewhere: what was not read does not matter."""
+        self._unread = None
