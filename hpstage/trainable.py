@@ -55,7 +55,9 @@ class Trainable(Protocol):
 @runtime_checkable
 class Bundling(Protocol):
     """A Trainable that trains several chains of one process side by side, a step of each at a time, for less than they
-    take one after the other. What a member's state is must not depend on its companions, or on there being any."""
+    take one after the other. What a member's state is must not depend on its companions, or on there being any.
+
+    Members may have ``frozen_work``, the :class:`~hpstage.plan.facts.FrozenWork` of the last step."""
 
     slots: int
     """The most chains that it trains at a time."""

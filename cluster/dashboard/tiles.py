@@ -6,6 +6,7 @@ import html
 import time
 from dataclasses import dataclass
 
+from hpstage.accounting.savings import skipped_work
 from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.feed import failures_on
 from hpstage.errors.text import clean, count_of, duration, rate, shortened, time_left
@@ -98,7 +99,8 @@ def _workers(shown: Shown) -> Tile:
 
 
 def standing(shown: Shown) -> list[str]:
-    """Return the line below the tiles: the study's name, whether it runs, its algorithm, and its audits."""
+    """Return the line below the tiles: the study's name, whether it runs, its algorithm, what it has skipped of frozen
+    layers, and audits."""
     study, view = shown.study, shown.view
     if view.problem:
         state = "cannot be followed any more: " + view.problem
@@ -107,6 +109,8 @@ def standing(shown: Shown) -> list[str]:
     else:
         state = "running" if view.is_driven(study.name) else "interrupted"
     found = [plain(study.name), state, clean(study.started.algorithm)]
+    if skipped := skipped_work(study.totals):
+        found.append(f"frozen layers skipped: {skipped}")
     audits = view.audits.line(view.plan)
     return [*found, f"audited {audits}"] if audits else found
 

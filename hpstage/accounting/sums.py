@@ -41,6 +41,10 @@ class Sums:
     """Further training time if no worker had trained several chains side by side."""
     exchange_seconds: float = 0.0
     """Further training time where several workers trained a chain, compared with one."""
+    frozen_batches: int = 0
+    """See :class:`hpstage.plan.facts.FrozenWork`; those below, too."""
+    frozen_skipped: int = 0
+    frozen_seconds: float = 0.0
     answers: int = 0
     """Targets that have a result."""
     alone_train_seconds: float = 0.0
@@ -71,6 +75,10 @@ class Sums:
         if fact.alone_seconds is not None:
             self.fused_seconds += rounded(fact.fused_seconds)
             self.exchange_seconds += rounded(fact.exchange_seconds)
+        if fact.frozen is not None:
+            self.frozen_batches += fact.frozen.batches
+            self.frozen_skipped += fact.frozen.skipped
+            self.frozen_seconds += rounded(fact.frozen.seconds)
         if fact.evaluate_seconds:
             evaluate = rounded(fact.evaluate_seconds)
             self.evaluate_seconds += evaluate

@@ -19,6 +19,7 @@ from hpstage.accounting.account import Account, new_account
 from hpstage.accounting.audits import audited
 from hpstage.accounting.book import Book
 from hpstage.accounting.failures import by_cause, failures_of, where
+from hpstage.accounting.savings import skipped_work
 from hpstage.accounting.studies import Best, StudyRow, study_rows
 from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo
@@ -67,7 +68,7 @@ class ChainStatus(msgspec.Struct, frozen=True):
 class PlanStatus(msgspec.Struct, frozen=True):
     """The whole plan. Seconds are those of workers; those used include wasted ones, those paid also idle time.
     ``nodes``: those with a requested step. ``audits``: those that came to an end. Their seconds are used by
-    no trial."""
+    no trial. ``frozen_...``: see :class:`~hpstage.plan.facts.FrozenWork`."""
 
     workload: str
     records: int
@@ -90,6 +91,9 @@ class PlanStatus(msgspec.Struct, frozen=True):
     steps_audited: int = 0
     seconds_audited: float = 0.0
     audit_differences: int = 0
+    frozen_batches: int = 0
+    frozen_skipped: int = 0
+    frozen_seconds: float = 0.0
 
 
 class CauseStatus(msgspec.Struct, frozen=True):
@@ -228,6 +232,9 @@ def status_of(account: Account, journal: Journal) -> Status:
             steps_audited=account.audits.steps,
             seconds_audited=account.audits.seconds,
             audit_differences=account.audits.differences,
+            frozen_batches=whole.frozen_batches,
+            frozen_skipped=whole.frozen_skipped,
+            frozen_seconds=whole.frozen_seconds,
             checkpoints=len(plan.kept),
             checkpoint_bytes=plan.kept_bytes,
         ),
@@ -276,6 +283,8 @@ def as_text(found: Status, width: int | None = None) -> str:
     if plan.seconds_audited:
         share = plan.steps_audited / plan.steps_trained if plan.steps_trained else 0.0
         rows.insert(-1, ("audited", audited(share, plan.audit_differences, plan.seconds_audited)))
+    if skipped := skipped_work(plan):
+        rows.insert(-1, ("frozen layers skipped", skipped))
     if plan.failures:
         rows += [("failed stages", f"{plan.failures:,}"), *(("", _caused(cause)) for cause in found.causes[:_CAUSES])]
         if len(found.causes) > _CAUSES:

@@ -14,7 +14,7 @@ from hpstage.execution.flight import Due, Gathering, Took
 from hpstage.execution.runner import ChainRunner, Running
 from hpstage.execution.saving import Writer
 from hpstage.execution.untrained import UntrainedFork
-from hpstage.plan.facts import ChainId, StateKey, WorkerId
+from hpstage.plan.facts import NO_FROZEN_WORK, ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
@@ -73,6 +73,7 @@ class Bundle:
             for slot, member in zip(names_of(worker, slots_in(trainable)), members, strict=True)
         }
         self._slots = list(self._runners)
+        self._members = dict(zip(self._slots, members, strict=True))
         self._running: dict[WorkerId, tuple[Chain, Running, Control]] = {}
         self._due: dict[WorkerId, Due] = {}
         self._took: dict[WorkerId, Took] = {}  # by the last step, not passed to its chains yet
@@ -131,7 +132,11 @@ class Bundle:
         # Of each in seconds as measured before, which are others now, but in proportion.
         measured = {worker: times.of(width) / width for worker, width in widths.items()}
         scale = whole / sum(measured.values())
-        return {worker: Took(scale * its, whole, scale * times.of(1)) for worker, its in measured.items()}
+        alone = scale * times.of(1)
+        return {
+            worker: Took(scale * its, whole, alone, getattr(self._members[worker], "frozen_work", NO_FROZEN_WORK))
+            for worker, its in measured.items()
+        }
 
     def follow(self, chain: Chain, address: str, rank: int) -> None:
         """Train a chain with the worker that leads it; see :meth:`ChainRunner.follow`. Nothing else runs here then."""

@@ -12,7 +12,7 @@ from hpstage.execution import device_memory
 from hpstage.execution.route import Course
 from hpstage.execution.saving import Saves
 from hpstage.execution.verification import ForkVerification
-from hpstage.plan.facts import ChainId
+from hpstage.plan.facts import NO_FROZEN_WORK, ChainId, FrozenWork
 from hpstage.plan.messages import Chain, Stage
 from hpstage.schedule import Scalar, varies
 from hpstage.training.step_log import Recorder
@@ -48,11 +48,12 @@ class Gathering(msgspec.Struct, frozen=True, tag=True):
 @dataclass(frozen=True, slots=True)
 class Took:
     """Seconds of a step that was trained in turns with other chains' steps: its share, the sum of all shares, and what
-    a worker without other chains would take."""
+    a worker without other chains would take. ``frozen``: its work on frozen layers."""
 
     share: float
     whole: float
     alone: float
+    frozen: FrozenWork = NO_FROZEN_WORK
 
 
 class Flight:
@@ -67,6 +68,7 @@ class Flight:
         "at_boundary",
         "chain",
         "course",
+        "frozen",
         "index",
         "kept",
         "load_seconds",
@@ -100,6 +102,7 @@ class Flight:
         self.load_seconds = 0.0
         self.train_seconds = 0.0  # its share; below, of all chains together, and estimated without other chains
         self.whole_seconds = self.alone_seconds = 0.0
+        self.frozen = NO_FROZEN_WORK
         self.peak_bytes: int | None = None  # of device memory, while the clock ran
         self.at_boundary = False
         self.verification: ForkVerification | None = None
@@ -111,6 +114,7 @@ class Flight:
         self.train_seconds += took.share
         self.whole_seconds += took.whole
         self.alone_seconds += took.alone
+        self.frozen += took.frozen
 
     @property
     def part(self) -> float:
@@ -124,7 +128,7 @@ class Flight:
 
     def has_reported(self) -> None:
         """Reset what is counted between two reports."""
-        self.since, self.peak_bytes = self.step, None
+        self.since, self.peak_bytes, self.frozen = self.step, None, NO_FROZEN_WORK
         self.train_seconds = self.whole_seconds = self.alone_seconds = 0.0
         self.source, self.load_seconds = None, 0.0
 

@@ -509,6 +509,7 @@ class ChainRunner:
             peak_bytes=flight.peak_bytes if flight.step > flight.since else None,
             workers=flight.workers * flight.part,
             alone_seconds=flight.alone if flight.part < 1.0 else gang.alone_seconds(self._trainable, flight.chain),
+            frozen=flight.frozen if flight.frozen.batches else None,
         )
         flight.has_reported()
         flight.at_boundary = False

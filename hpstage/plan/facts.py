@@ -101,6 +101,19 @@ class UserFailure(Record, frozen=True):
     kinds: tuple[str, ...] = ()
 
 
+class FrozenWork(Record, frozen=True):
+    """Batches to which frozen layers were to be applied before anything that is trained, and the ``skipped`` ones among
+    them, for which a sibling or an earlier step had computed the same. ``seconds``: what they saved, an estimate."""
+
+    batches: int
+    skipped: int
+    seconds: float
+
+    def __add__(self, other: FrozenWork) -> FrozenWork:
+        return FrozenWork(self.batches + other.batches, self.skipped + other.skipped, self.seconds + other.seconds)
+
+
+NO_FROZEN_WORK = FrozenWork(0, 0, 0.0)
 ChainOutcome = Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "apart", "lost"]
 Departure = Literal["died", "closed", "unreachable"]
 StateLoss = Literal["evicted", "unreadable"]
@@ -157,7 +170,7 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
     All seconds are those of workers: if a gang of W workers has trained the steps, W times the time that has passed; if
     a worker trained k chains side by side, the chain's share of it. ``workers`` is how many workers the chain had
     while it trained, W or 1/k. ``alone_seconds``: the estimated ``train_seconds`` of one worker that trains nothing
-    else; not set if they are the same.
+    else; not set if they are the same. ``frozen``: in these steps.
     """
 
     chain: ChainId
@@ -176,6 +189,7 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
     peak_bytes: int | None = None
     workers: Workers = 1.0
     alone_seconds: float | None = None
+    frozen: FrozenWork | None = None
 
     @property
     def own_seconds(self) -> float:

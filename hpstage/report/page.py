@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpstage.accounting.book import Book
 from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of, where
-from hpstage.accounting.savings import Savings
+from hpstage.accounting.savings import Savings, skipped_work
 from hpstage.accounting.studies import study_rows
 from hpstage.driver.differences import explain
 from hpstage.errors.text import busy_share, count_of, duration, rate, shortened, size
@@ -73,6 +73,7 @@ def _environment() -> Environment:
         "percent": "{:.1%}".format,
         "short": _short,
         "size": size,
+        "skipped_work": skipped_work,
         "thousands": "{:,}".format,
     }
     helpers = (

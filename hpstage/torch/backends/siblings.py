@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import NonFiniteLoss, UsageError
+from hpstage.plan.facts import NO_FROZEN_WORK
 from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.common import CommonSettings, changed_objects
@@ -62,6 +63,7 @@ class StackedLoop(TorchLoop):
         self.outcomes: list[Exception | None] = []  # of a step that was trained before it is requested
         self.noted = Noted()  # what that step has logged
         self.width = 1  # with how many it was trained as one in its last step, itself included
+        self.frozen_work = NO_FROZEN_WORK  # of that step
         self._behind = False
         self._step: Iterator[tuple[Any, int]] = iter(())
         self.step = 0
@@ -260,6 +262,7 @@ class StackedLoop(TorchLoop):
         self.stream = generator_of(self.device).get_state()
         self._step = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
         self.step = step
+        self.frozen_work = NO_FROZEN_WORK
 
     def batch(self) -> Any:
         """Return the step's next batch; StopIteration after the last."""
@@ -467,8 +470,9 @@ class Stack:
                 slot.enter(alone)
                 yield from self._run(alone, [slot], batches, bundles)
             return
-        for slot in slots:
+        for slot, work in zip(slots, bundle.frozen_work, strict=True):
             slot.width = len(slots)
+            slot.frozen_work += work
         for name, values in bundle.logged:
             for slot, value in zip(slots, values, strict=True):
                 slot.noted.log(name, value)

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from hpstage.errors import UsageError
+from hpstage.plan.facts import NO_FROZEN_WORK, FrozenWork
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.building import Builder
 from hpstage.torch.backends.stacked.frozen import Common
 from hpstage.torch.backends.stacked.joint_state import FlatGroup, Rows
 from hpstage.torch.backends.stacked.member import Member
+from hpstage.torch.backends.stacked.outputs import Ahead
 from hpstage.torch.backends.stacked.planning import STREAM
 from hpstage.torch.backends.stacked.program import Program, Value
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
@@ -43,6 +45,8 @@ class Bundle:
         self._numbers: dict[int, tuple[list[list[float]], Tensor]] = {}
         self.logged: list[tuple[str, list[float]]] = []
         """What the last step has logged: names, and the value of each member."""
+        self.frozen_work: list[FrozenWork] = []
+        """Of each member in the last step."""
 
     def join(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Member:
         """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
@@ -125,11 +129,12 @@ class Bundle:
             for index in program.shared - {STREAM}:
                 inputs[index] = inputs[index][0]
             ahead = self._builder.outputs.of(trace, program, inputs)
-            losses, gradients, self._kept, logged = program.run(inputs, streams, ahead)
+            losses, gradients, self._kept, logged = program.run(inputs, streams, ahead.values)
             first = 0
             for index, group in self._groups.items():
                 group.step(gradients[first : first + len(group.places)], self._numbers_of(index))
                 first += len(group.places)
+        self.frozen_work = self._frozen_work(program, ahead)
         values_logged = iter(logged)
         self.logged = [
             (name, next(values_logged).tolist() if number is None else [number] * len(self.members))
@@ -139,6 +144,16 @@ class Bundle:
             member.stream = state
             member.count_step()
         return None if losses is None else losses.clone()
+
+    def _frozen_work(self, program: Program, ahead: Ahead) -> list[FrozenWork]:
+        """Return the members' shares of what was computed ahead: the first has computed what was not there."""
+        assert self._common is not None
+        if not self._common.batch_matters:
+            return [NO_FROZEN_WORK] * len(self.members)
+        computed, skipped = FrozenWork(1, 0, 0.0), FrozenWork(1, 1, ahead.seconds)
+        if program.prefix is None:
+            return [computed] * len(self.members)
+        return [skipped if ahead.found or slot else computed for slot in range(len(self.members))]
 
     def _ready(self, shape: object, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Trace:
         """Return the trace for these batches: as long as nothing but numbers changes, the one before."""

@@ -54,7 +54,8 @@ class Common:
         # Batches may be equal in one step and differ in another, and each case has a program of its own.
         self._with_all = self._with_batch | ({STREAM} if any(map(is_random, trace.graph.nodes)) else set())
         more = once_of(trace, self._with_all) - once_of(trace, self._shared)
-        self._batch_matters = any(map(is_heavy, more))
+        self.batch_matters = any(map(is_heavy, more))
+        """Whether much is computed of a batch that depends on nothing else that members differ in."""
 
     def of(self, batch: Sequence[Sequence[Tensor]], streams: Sequence[Tensor]) -> frozenset[int]:
         """Return the indices of these inputs, and :data:`STREAM` if it is in common, in a step on this batch.
@@ -63,7 +64,7 @@ class Common:
             batch: of each of its tensors, the members'.
             streams: the members' states of torch's generator.
         """
-        if not self._batch_matters or not all(map(_is_one, batch)):
+        if not self.batch_matters or not all(map(_is_one, batch)):
             return self._shared
         return self._with_all if _is_one(streams) else self._with_batch
 

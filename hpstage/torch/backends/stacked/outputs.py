@@ -8,7 +8,10 @@ keeps outputs of frozen layers on the disk.)
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +19,23 @@ from torch import Tensor
 from hpstage.torch.backends.stacked.planning import ALIGNMENT, STREAM
 from hpstage.torch.backends.stacked.program import Program
 from hpstage.torch.backends.stacked.tracing import Trace
+from hpstage.training.identity import accelerators
 
 Values = tuple[Tensor, ...]
 
 _LEAST = 32 << 20
 _SHARE = 8
 _KINDS = 8
+_TIMED = 8
+"""The first of a kind's computations are timed, for which a GPU has to be waited for."""
+
+
+class Ahead(NamedTuple):
+    """The values of a prefix; whether they were there, and the seconds in which they are computed."""
+
+    values: Values = ()
+    found: bool = False
+    seconds: float = 0.0
 
 
 class Outputs:
@@ -32,11 +46,11 @@ class Outputs:
         self.found = self.computed = 0
         """Steps whose values were there, and those that computed them."""
 
-    def of(self, trace: Trace, program: Program, inputs: Sequence[Tensor]) -> Values:
+    def of(self, trace: Trace, program: Program, inputs: Sequence[Tensor]) -> Ahead:
         """Return what ``program.prefix`` gives on these inputs, whatever the number of members."""
         prefix = program.prefix
         if prefix is None:
-            return ()
+            return Ahead()
         frozen = [inputs[index] for index in prefix.frozen]
         key = trace, program.shared - {STREAM}  # no random number is in them
         kept = self._kept.pop(key, None)
@@ -47,9 +61,10 @@ class Outputs:
             del self._kept[next(iter(self._kept))]
         before = kept.computed
         values = kept.of([inputs[index] for index in prefix.batch], lambda: prefix.run(inputs))
-        self.computed += kept.computed - before
-        self.found += before == kept.computed
-        return values
+        found = before == kept.computed
+        self.computed += not found
+        self.found += found
+        return Ahead(values, found, kept.seconds)
 
 
 class _Kept:
@@ -58,6 +73,8 @@ class _Kept:
     def __init__(self, frozen: list[Tensor]) -> None:
         self.frozen = frozen
         self.computed = 0
+        self.seconds = math.inf
+        """Of the fastest computation that was timed: the first ones fetch memory."""
         self._budget = max(_LEAST, sum(tensor.nbytes for tensor in frozen) // _SHARE)
         self._values: dict[bytes, Values] = {}
         self._nbytes = 0
@@ -69,7 +86,7 @@ class _Kept:
         if values is not None:
             self._missed = 0
             return values
-        values = compute()
+        values = self._timed(compute, batch[0].device) if self.computed < _TIMED else compute()
         self.computed += 1
         self._missed += 1
         if key is None or not _own_memory(values, [*self.frozen, *batch]):
@@ -82,6 +99,14 @@ class _Kept:
         if self._nbytes + nbytes <= self._budget:
             self._values[key] = values
             self._nbytes += nbytes
+        return values
+
+    def _timed(self, compute: Callable[[], Values], device: torch.device) -> Values:
+        accelerators.synchronize(device)
+        began = time.perf_counter()
+        values = compute()
+        accelerators.synchronize(device)
+        self.seconds = min(self.seconds, time.perf_counter() - began)
         return values
 
 

@@ -1,0 +1,82 @@
+"""What a search has skipped of frozen layers is counted, and has one value wherever it is shown."""
+
+from __future__ import annotations
+
+import html
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from typer.testing import CliRunner
+
+import hpstage
+from hpstage.accounting.savings import skipped_work
+from hpstage.cli.app import app
+from hpstage.cluster.dashboard.board import Board, Shown
+from hpstage.cluster.dashboard.tiles import standing
+from hpstage.report import open_book, write_report
+from hpstage.store.opening import open_journal
+from tests.bundled import Unmeasured
+from tests.torch.backends.test_frozen_memory import Frozen
+
+STEPS = 6  # batches, of which no two of a trial are equal
+
+COMPARED = 1  # first steps that were compared with eager ones, and so had been computed
+
+
+def search(store: Path, *, seeds: bool = False, slots: int = 2) -> hpstage.Result:
+    """Search over a frozen backbone: two trials, on the same batches unless they have other seeds."""
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        number = trial.suggest_int("number", 1, 2)
+        return {"lr": 0.01 * number, "seed": number if seeds else 0}
+
+    subject = Frozen()
+    subject.max_stacked = slots
+    return hpstage.optimize(
+        optuna.create_study(study_name="frozen", sampler=optuna.samplers.GridSampler({"number": [1, 2]}, seed=0)),
+        *(subject, space),
+        metric="loss",
+        steps=STEPS,
+        n_trials=2,
+        executor=Unmeasured(),
+        store=store,
+    )
+
+
+@pytest.mark.parametrize("slots", [2, 1])
+def test_a_frozen_layer_is_computed_once_for_each_batch(slots: int, tmp_path: Path) -> None:
+    saved = search(tmp_path, slots=slots).savings
+    assert saved.frozen_batches == saved.steps_trained == 2 * STEPS
+    assert STEPS <= saved.frozen_skipped <= STEPS + COMPARED
+    assert saved.frozen_seconds > 0
+
+
+def test_what_no_trial_has_in_common_with_another_is_computed_by_each(tmp_path: Path) -> None:
+    saved = search(tmp_path, seeds=True).savings
+    assert saved.frozen_batches == saved.steps_trained
+    assert saved.frozen_skipped <= 2 * COMPARED
+
+
+def test_all_outputs_show_the_same(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    saved = search(store).savings
+    text = skipped_work(saved)
+    assert text.startswith(f"{saved.frozen_skipped} of {saved.frozen_batches} batches (")
+    assert f"frozen layers skipped {text}" in " ".join(str(saved).split())
+    shown = CliRunner().invoke(app, ["status", str(store)])
+    assert text in " ".join(shown.output.split())
+    plan = json.loads(CliRunner().invoke(app, ["status", str(store), "--json"]).output)["plan"]
+    assert text in html.unescape(write_report(tmp_path / "report", store).read_text())
+    figures = json.loads((tmp_path / "report" / "savings.json").read_text())
+    book = open_book(store).savings
+    for name in ("frozen_batches", "frozen_skipped", "frozen_seconds"):
+        assert getattr(saved, name) == plan[name] == figures[name] == getattr(book, name)
+    board = Board()
+    with ExitStack() as closing:
+        board.offer("plan", 0, open_journal(store, closing=closing, read_only=True).read(0))
+    [view] = board.plans.values()
+    assert f"frozen layers skipped: {text}" in standing(Shown("plan", view, view.studies["frozen"]))
