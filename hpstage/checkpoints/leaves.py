@@ -76,6 +76,8 @@ _NUMPY |= {
 }
 
 
+_libc = ctypes.CDLL(None)
+
 # Dimensions of a tensor or an array; bytes that it can be addressed by, and elements that a stride can skip.
 _DIMENSIONS = 64
 _MOST = 2**63
@@ -308,20 +310,26 @@ def _same(leaf: Leaf, value: Any, other: Any) -> Any:
     if leaf.kind == "numpy":
         if not (value.flags.c_contiguous or value.flags.f_contiguous):
             return False
-        import numpy
 
-        one, two = (array.reshape(-1, order="A").view(numpy.uint8) for array in (value, other))
-        return bool(numpy.array_equal(one, two))
+        return value.nbytes == other.nbytes and _equal_memory(value.ctypes.data, other.ctypes.data, value.nbytes)
     if value.device != other.device or value.is_conj() or value.is_neg() or value.stride() != other.stride():
         return False
     if not value.numel() or lazy_copies.address_of(value) == lazy_copies.address_of(other):
         return True
+    if value.device.type == "cpu":
+        addresses = lazy_copies.address_of(value), lazy_copies.address_of(other)
+        return _equal_memory(*addresses, value.numel() * value.element_size())
     import torch
 
     one, two = (tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in (value, other))
     if one.storage_offset() % 8 == two.storage_offset() % 8 == len(one) % 8 == 0:
         one, two = one.view(torch.int64), two.view(torch.int64)  # several times as fast
-    return torch.equal(one, two) if value.device.type == "cpu" else (one == two).all()
+    return (one == two).all()
+
+
+def _equal_memory(one: int, other: int, nbytes: int) -> bool:
+    """Return whether so many bytes at two addresses are equal; of bytes, ``torch.equal`` takes eight times as long."""
+    return nbytes == 0 or _libc.memcmp(ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_size_t(nbytes)) == 0
 
 
 def room(leaf: Leaf, value: Any) -> Any:
