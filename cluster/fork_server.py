@@ -12,18 +12,15 @@ Linux only: elsewhere there is no safe fork, or no way to have a fork end with t
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
 import multiprocessing.spawn
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +28,10 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from hpstage.cluster import malloc
+from hpstage.cluster.forking_process import MOST
 from hpstage.cluster.outputs import outputs
 from hpstage.errors import UsageError
 from hpstage.training.code.owner import is_users
@@ -65,15 +63,13 @@ _READ_BY_NO_IMPORT = frozenset(
 """Variables that may change while a server runs. Two of them are Dask's, which sets them when it starts a nanny."""
 _START = (
     "import json, sys; path, arguments = json.load(sys.stdin); sys.path[:] = path; "
-    "from hpstage.cluster.fork_server import main; main(*arguments)"
+    "from hpstage.cluster.forking_process import main; main(*arguments)"
 )
 # The module search path must be set before the first of our modules is imported.
 _START_TRAINING = (
     "import json, sys; path, sys.argv, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from hpstage.cluster.training_process import main; main(*arguments)"
 )
-_MOST = 1 << 20
-"""Bytes of the longest message."""
 _KILLED = -signal.SIGKILL
 _IMPORTS = 300.0
 """Seconds within which a server must answer for the first time, once it has imported what it forks."""
@@ -318,7 +314,7 @@ class ForkServer:
     def _listen(self) -> None:
         """Pass the server's messages on, in a thread of its own."""
         try:
-            while message := self._socket.recv(_MOST):
+            while message := self._socket.recv(MOST):
                 with self._lock:
                     self._has_answered, self._is_silent = True, False
                     match json.loads(message):
@@ -355,149 +351,3 @@ def _imported() -> list[str]:
     found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
     busy = (*_BUSY, *(name for name, package in _BUSY_WITH.items() if find_spec(package)))
     return [name for name in found if not name.startswith(busy)]
-
-
-# --- in the server ----------------------------------------------------------------------------------------
-
-
-def main(channel: int, parent: int, modules: list[str], with_threads: bool) -> NoReturn:
-    """Import the modules, then fork on request, until the process that has started this one ends.
-
-    Args:
-        channel: file descriptor of this process's end of a socket.
-        parent: process id of the other end.
-        with_threads: see :class:`ForkServer`.
-    """
-    os.set_inheritable(channel, False)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the other process handles both and ends us
-        signal.signal(number, signal.SIG_IGN)
-    for name in modules:
-        # A name in sys.modules need not be that of a file, and another process may have what this one has not.
-        with suppress(Exception):
-            importlib.import_module(name)
-    if "torch" in sys.modules:
-        from hpstage.torch.environment import warm_up
-
-        warm_up()
-    try:
-        _Server(socket.socket(fileno=channel), parent, with_threads).serve()
-    except OSError:
-        os._exit(1)  # there is nothing left to report to
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-class _Server:
-    """Forks in the thread that calls :meth:`serve`, the only one."""
-
-    def __init__(self, channel: socket.socket, parent: int, with_threads: bool) -> None:
-        self._with_threads = with_threads
-        self._channel = channel
-        self._parent = os.pidfd_open(parent)
-        self._ended, wake = os.pipe()
-        for end in (self._ended, wake):
-            os.set_blocking(end, False)
-        self._own = [channel.fileno(), self._parent, self._ended, wake]
-        self._forks: set[int] = set()
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # a process may be started with it blocked
-
-    def serve(self) -> None:
-        poll = select.poll()
-        for file in (self._channel.fileno(), self._parent, self._ended):
-            poll.register(file, select.POLLIN)
-        while True:
-            for file, _ in poll.poll():
-                if file == self._parent:
-                    return
-                if file == self._ended:
-                    os.read(self._ended, 1 << 16)
-                    self._bury()
-                elif not self._take_request():
-                    return
-
-    def _take_request(self) -> bool:
-        message, files, _, _ = socket.recv_fds(self._channel, _MOST, 3)
-        if not message:
-            return False
-        try:
-            self._fork(json.loads(message), files)
-        finally:
-            for file in files:
-                os.close(file)
-        return True
-
-    def _fork(self, request: dict[str, Any], files: list[int]) -> None:
-        if obstacle := _obstacle(self._with_threads):
-            self._send({"refused": f"what its server has imported {obstacle}"})
-            return
-        server = os.getpid()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else a fork would print it again
-        try:
-            pid = os.fork()
-        except OSError as error:
-            self._send({"refused": f"the system allows no more ({error})"})
-            return
-        if pid == 0:
-            try:
-                _train(server, request, files, self._own)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        self._forks.add(pid)
-        self._send({"forked": pid})
-
-    def _bury(self) -> None:
-        """Report how forks have ended."""
-        while self._forks:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            self._forks.discard(pid)
-            self._send({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._channel.send(json.dumps(message).encode())
-
-
-def _obstacle(with_threads: bool) -> str:
-    """Return what this process holds that a fork could not use, or an empty string."""
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1 and not with_threads:
-        return f"has started {threads - 1} threads"
-    with open("/proc/self/maps", errors="surrogateescape") as maps:
-        if any("/libcuda.so" in line for line in maps):
-            return "has loaded the driver of CUDA"  # torch refuses devices in forks of a process that has queried one
-    return ""
-
-
-def _train(server: int, request: dict[str, Any], files: list[int], servers: list[int]) -> None:
-    """Become, in a fork, what a new process would be."""
-    from hpstage.cluster import training_process
-
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    for file in servers:
-        os.close(file)
-    channel, out, err = files
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    os.close(out)
-    os.close(err)
-    os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    sys.path[:], sys.argv[:] = request["path"], request["argv"]
-    if "numpy" in sys.modules:
-        import numpy as np
-
-        np.random.seed()
-    training_process.main(channel, server, request["worker"])

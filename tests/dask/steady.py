@@ -128,7 +128,7 @@ def worker_of_this() -> int:
 
 def is_forked() -> bool:
     """Has this process been forked by the server of a local cluster?"""
-    return any("fork_server import main" in word for word in sys.orig_argv)
+    return any("forking_process import main" in word for word in sys.orig_argv)
 
 
 def first(path: Path) -> bool:

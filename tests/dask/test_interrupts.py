@@ -176,7 +176,7 @@ def test_ctrl_c_while_local_workers_start_interrupts_only_the_search(tmp_path: P
 
 def servers_of(pid: int) -> list[int]:
     """Its children that fork training processes."""
-    return [child for child in children(pid) if b"fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children(pid) if b"forking_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def settled(folder: Path) -> bool:

@@ -221,14 +221,14 @@ class Processes:
 def is_training(pid: int) -> bool:
     """Whether a process trains: one that was spawned for that, or forked by a server."""
     words = _words(pid)
-    if "fork_server" in words:
-        return "fork_server" in _words(_parent(pid))
+    if "forking_process" in words:
+        return "forking_process" in _words(_parent(pid))
     return "hpstage.cluster.training_process" in words
 
 
 def is_server(pid: int) -> bool:
     """Whether a process forks training processes."""
-    return "fork_server" in _words(pid) and "fork_server" not in _words(_parent(pid))
+    return "forking_process" in _words(pid) and "forking_process" not in _words(_parent(pid))
 
 
 def _words(pid: int) -> str:
