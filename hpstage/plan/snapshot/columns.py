@@ -102,7 +102,7 @@ class _Writer:
         if found <= _NUMBERS:
             return _PLAIN, values
         kinds: list[type] = [*map(type, values)]
-        if not found.isdisjoint(self._may_be_constant):
+        if not found.isdisjoint(self._may_be_constant) and not self._constants.keys().isdisjoint(map(id, values)):
             kinds = [_Constant if id(value) in self._constants else type(value) for value in values]
         places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
         if len(places) == 1:
