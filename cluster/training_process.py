@@ -70,9 +70,9 @@ from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.execution.lifetime import die_with
 from hpstage.execution.retraining import retrain
-from hpstage.execution.runner import measured
 from hpstage.execution.runs import Runs
 from hpstage.execution.shared_device import see_room, sharers
+from hpstage.execution.trying_out import measured
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport

@@ -13,6 +13,7 @@ from hpstage.checkpoints.host_memory import HostMemory, give_back
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.on_device import CudaMover, Mover, is_out_of_memory
 from hpstage.checkpoints.state_tree import NOTHING, FlatState, Room, flatten
+from hpstage.errors import DeviceFull
 from hpstage.plan.facts import StateKey
 
 # Bytes of a leaf from which on states that follow each other share it where it has not changed.
@@ -185,6 +186,14 @@ class LiveCache:
             held = bool(self._device)
             self._leave_devices()
             return held
+
+    def makes_room(self, error: Exception) -> bool:
+        """Free memory of a device that has none left of the states that are kept there; return whether there were any:
+        then what has failed may succeed."""
+        if isinstance(error, DeviceFull):
+            self.leave_devices()
+            return True
+        return is_out_of_memory(error) and self.leave_devices()
 
     def expect(self, keys: Sequence[StateKey]) -> None:
         """Set which states will be needed, soonest first."""

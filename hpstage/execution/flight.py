@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +13,17 @@ from hpstage.execution import device_memory
 from hpstage.execution.route import Course
 from hpstage.execution.saving import Saves
 from hpstage.execution.verification import ForkVerification
-from hpstage.plan.facts import NO_FROZEN_WORK, ChainId, FrozenWork
-from hpstage.plan.messages import Chain, Stage
+from hpstage.plan.facts import (
+    NO_FROZEN_WORK,
+    ChainId,
+    ChainOutcome,
+    FrozenWork,
+    StateReached,
+    UserFailure,
+    WorkerId,
+    to_metrics,
+)
+from hpstage.plan.messages import Boundary, Chain, ChainEnded, Stage
 from hpstage.schedule import Scalar, varies
 from hpstage.training.step_log import Recorder
 
@@ -125,6 +135,54 @@ class Flight:
     def alone(self) -> float | None:
         """The estimated seconds of training on a worker that trains no other chain, if known."""
         return self.alone_seconds if self.chain.step_times else None
+
+    def reached(
+        self,
+        boundary: Boundary,
+        worker: WorkerId,
+        at: float,
+        *,
+        metrics: Mapping[str, float] | None,
+        evaluate_seconds: float,
+        save_seconds: float,
+        alone_seconds: float | None,
+    ) -> StateReached:
+        """Return what is reported of a boundary. Seconds are those that passed."""
+        return StateReached(
+            chain=self.chain.id,
+            worker=worker,
+            node=boundary.node,
+            start=self.since,
+            step=boundary.step,
+            at=at,
+            train_seconds=self.train_seconds * self.workers,
+            load_seconds=self.load_seconds * self.workers,
+            evaluate_seconds=evaluate_seconds * self.workers,
+            save_seconds=save_seconds * self.workers,
+            source=self.source,
+            metrics=None if metrics is None else to_metrics(metrics),
+            peak_bytes=self.peak_bytes if self.step > self.since else None,
+            workers=self.workers * self.part,
+            alone_seconds=alone_seconds,
+            frozen=self.frozen if self.frozen.batches else None,
+        )
+
+    def ended(
+        self, worker: WorkerId, at: float, outcome: ChainOutcome, *, failure: UserFailure | None, message: str
+    ) -> ChainEnded:
+        """Return what is reported of the chain's end. What was not reported before it is wasted."""
+        return ChainEnded(
+            chain=self.chain.id,
+            worker=worker,
+            outcome=outcome,
+            at=at,
+            node=self.stage.node,
+            step=self.step,
+            failure=failure,
+            message=message,
+            wasted_steps=max(0, self.step - self.since),
+            wasted_seconds=(self.train_seconds + self.load_seconds) * self.workers,
+        )
 
     def has_reported(self) -> None:
         """Reset what is counted between two reports."""

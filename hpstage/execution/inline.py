@@ -14,7 +14,7 @@ from hpstage.execution import outcomes
 from hpstage.execution.bundle import Bundle, slots_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
-from hpstage.execution.runner import measured
+from hpstage.execution.trying_out import measured
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId

@@ -10,7 +10,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from hpstage.checkpoints.live import LiveCache
-from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import (
@@ -38,15 +37,14 @@ from hpstage.execution.trying_out import metrics_untrained
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.execution.verifier import Verifier
 from hpstage.plan.facts import (
+    ChainOutcome,
     ForkVerified,
     InputsRead,
     Metrics,
     StateKey,
-    StateReached,
     TrainingEnded,
     UserFailure,
     WorkerId,
-    to_metrics,
 )
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
@@ -59,12 +57,6 @@ logger = logging.getLogger("hpstage")
 _LEFT = "states that were kept on devices to fork them sooner have left them, and training continues"
 
 Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
-
-
-def measured(trainable: Trainable, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
-    """Return what :meth:`hpstage.executor.Executor.measure` is to return, for a trainable in this process."""
-    measure: Callable[..., dict[str, float]] | None = getattr(trainable, "measure_backends", None)
-    return None if measure is None else measure(initial, steps)
 
 
 class ChainRunner:
@@ -189,7 +181,7 @@ class ChainRunner:
             flight.take_back()
             yield self._over(flight, "lost", message=str(error))
         except Exception as error:
-            if self._makes_room(error):
+            if self._live.makes_room(error):
                 flight.take_back()
                 yield self._over(flight, "lost", message=f"{error}; {_LEFT}")
                 return
@@ -211,7 +203,7 @@ class ChainRunner:
         """
         course = flight.course
         values = Values(flight.stage)
-        self._turned(flight)
+        self._verifier.enter(flight)
         if self._reruns is not None:
             self._reruns.follow(flight)
         flight.start_clock()
@@ -242,7 +234,7 @@ class ChainRunner:
             if flight.step == flight.stage.stop:
                 flight.turn()
                 values = Values(flight.stage)
-                self._turned(flight)
+                self._verifier.enter(flight)
                 continue
             flight.begin_step()
             values.move(flight.step)
@@ -409,11 +401,6 @@ class ChainRunner:
                 return error
         return None
 
-    def _turned(self, flight: Flight) -> None:
-        """Start a stage."""
-        if flight.stage.verify and flight.verification is None and not flight.chain.gang:
-            self._verifier.begin(flight)
-
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
         self._position.key = None
@@ -429,20 +416,12 @@ class ChainRunner:
         try:
             self._go_to_source(flight)
         except Exception as error:
-            if not self._makes_room(error):
+            if not self._live.makes_room(error):
                 raise
             error.__traceback__ = None  # whose frames hold memory
             logger.warning("%s; %s", error, _LEFT)
             self._go_to_source(flight)
         flight.load_seconds = time.perf_counter() - began
-
-    def _makes_room(self, error: Exception) -> bool:
-        """Free memory of a device that has none left of the states that are kept there; return whether there were any:
-        then what has failed may succeed."""
-        if isinstance(error, DeviceFull):
-            self._live.leave_devices()
-            return True
-        return is_out_of_memory(error) and self._live.leave_devices()
 
     def _go_to_source(self, flight: Flight) -> None:
         chain = flight.chain
@@ -481,7 +460,7 @@ class ChainRunner:
             except Exception as error:
                 if is_last:
                     raise
-                if self._makes_room(error):
+                if self._live.makes_room(error):
                     raise DeviceFull(str(error)) from error
                 failure = failure_of(error, __file__, flight.chain.initial)
         evaluated = time.perf_counter()
@@ -493,23 +472,14 @@ class ChainRunner:
                 save = flight.saves.save(boundary.key, state, step=boundary.step, parent=flight.parent)
         self._logs.save(flight, boundary.key, boundary.step)
         saved = time.perf_counter()
-        reached = StateReached(
-            chain=flight.chain.id,
-            worker=self._worker,
-            node=boundary.node,
-            start=flight.since,
-            step=boundary.step,
-            at=self._clock(),
-            train_seconds=flight.train_seconds * flight.workers,
-            load_seconds=flight.load_seconds * flight.workers,
-            evaluate_seconds=(evaluated - began) * flight.workers if boundary.evaluate else 0.0,
-            save_seconds=(saved - evaluated) * flight.workers if save is not None else 0.0,
-            source=flight.source,
-            metrics=None if metrics is None else to_metrics(metrics),
-            peak_bytes=flight.peak_bytes if flight.step > flight.since else None,
-            workers=flight.workers * flight.part,
+        reached = flight.reached(
+            boundary,
+            self._worker,
+            self._clock(),
+            metrics=metrics,
+            evaluate_seconds=evaluated - began if boundary.evaluate else 0.0,
+            save_seconds=saved - evaluated if save is not None else 0.0,
             alone_seconds=flight.alone if flight.part < 1.0 else gang.alone_seconds(self._trainable, flight.chain),
-            frozen=flight.frozen if flight.frozen.batches else None,
         )
         flight.has_reported()
         flight.at_boundary = False
@@ -520,26 +490,10 @@ class ChainRunner:
         return BoundaryReached(reached, failure, noticed=self._first_steps.take(flight)), save
 
     def _over(
-        self,
-        flight: Flight,
-        outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "apart", "lost"],
-        *,
-        failure: UserFailure | None = None,
-        message: str = "",
+        self, flight: Flight, outcome: ChainOutcome, *, failure: UserFailure | None = None, message: str = ""
     ) -> ChainEnded:
         if outcome in ("failed", "unreadable", "lost"):
             self._position.key = None
         flight.stop_clock()
         gang.dismiss(self._trainable, flight.chain, self._position.key)
-        return ChainEnded(
-            chain=flight.chain.id,
-            worker=self._worker,
-            outcome=outcome,
-            at=self._clock(),
-            node=flight.stage.node,
-            step=flight.step,
-            failure=failure,
-            message=message,
-            wasted_steps=max(0, flight.step - flight.since),
-            wasted_seconds=(flight.train_seconds + flight.load_seconds) * flight.workers,
-        )
+        return flight.ended(self._worker, self._clock(), outcome, failure=failure, message=message)

@@ -1,9 +1,9 @@
-"""Metrics of the untrained model, before anything is trained."""
+"""What is tried out before anything is trained: the untrained model, and step backends."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hpstage.errors import UsageError
 from hpstage.execution.outcomes import failure_of, missing_hyperparameter
@@ -41,3 +41,9 @@ def metrics_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> di
         # raised again, with its traceback, in the first chain.
         logger.debug("the untrained model could not be evaluated", exc_info=True)
         return None
+
+
+def measured(trainable: Trainable, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
+    """Return what :meth:`hpstage.executor.Executor.measure` is to return, for a trainable in this process."""
+    measure: Callable[..., dict[str, float]] | None = getattr(trainable, "measure_backends", None)
+    return None if measure is None else measure(initial, steps)

@@ -36,6 +36,11 @@ class Verifier:
         self._left = _VERIFICATIONS
         self._end_is_verified = False
 
+    def enter(self, flight: Flight) -> None:
+        """Begin with the verification of the fork with which a stage begins, if it is requested."""
+        if flight.stage.verify and flight.verification is None and not flight.chain.gang:
+            self.begin(flight)
+
     def begin(self, flight: Flight, *, at_once: bool = False) -> ForkVerification:
         """Start verifying a fork of the running chain."""
         flight.verification = ForkVerification(

@@ -47,7 +47,8 @@ _HOMES = {
 
 if "pytest" in sys.modules:
     # Before they are imported, so that their failed assertions show what was compared.
-    sys.modules["pytest"].register_assert_rewrite(*_HOMES.values(), "hpstage.testing.chains", "hpstage.testing.play")
+    more = ("chains", "executor_audits", "executor_case", "play")
+    sys.modules["pytest"].register_assert_rewrite(*_HOMES.values(), *(f"hpstage.testing.{name}" for name in more))
 
 
 def __getattr__(name: str) -> Any:

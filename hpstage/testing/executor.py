@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -13,17 +11,12 @@ from msgspec.structs import replace
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.errors import InternalError, UsageError
 from hpstage.executor import Executor
-from hpstage.plan.facts import ChainId, StateRef, WorkerId, to_numbers
+from hpstage.plan.facts import ChainId, StateRef
 from hpstage.plan.messages import (
     Amendment,
-    Audit,
-    AuditEnded,
-    AuditId,
     BoundaryMissed,
     BoundaryReached,
     ChainEnded,
-    Goal,
-    Report,
 )
 from hpstage.testing.chains import (
     NODE,
@@ -38,83 +31,18 @@ from hpstage.testing.chains import (
     until,
     workers,
 )
+from hpstage.testing.executor_audits import Audits
+from hpstage.testing.executor_case import ENDLESS, Open, chain_of
 from hpstage.testing.toys import Counter, Gate
 
-Open = Callable[..., Executor]
-ENDLESS = 10**9
-"""Steps of a chain that does not come to its end."""
 
-
-class ExecutorContract:
+class ExecutorContract(Audits):
     """Subclass it, name the subclass ``Test...`` and override the fixture ``make_executor``.
 
     ``class TestMyExecutor(ExecutorContract): ...``. Workers must reach the tests' files. Where opening takes long,
     the fixture ``executor`` may give the same one to all tests, with the checkpoints of each; ``everyone`` then gives
     its workers.
     """
-
-    n_workers: ClassVar[int] = 1
-    """How many workers there are from the beginning."""
-    trains: ClassVar[bool] = True
-    """Whether a trainable is really trained, and states really kept."""
-    within_wait: ClassVar[bool] = False
-    """Whether chains train in the caller's thread, while it waits, and stand still in between."""
-
-    @pytest.fixture
-    def make_executor(self) -> Callable[[], Executor]:
-        """A function that makes an executor, not yet opened; the suite closes it."""
-        raise NotImplementedError("override the fixture make_executor")
-
-    def settle(self, executor: Executor) -> None:
-        """Return when the orders that were given have reached the workers; by default they have at once."""
-
-    def everyone(self, executor: Executor) -> list[WorkerId]:
-        """The workers, when all have joined."""
-        return workers(executor, self.n_workers)
-
-    def first(self, executor: Executor) -> WorkerId:
-        return self.everyone(executor)[0]
-
-    @pytest.fixture
-    def open_executor(self, make_executor: Callable[[], Executor], tmp_path: Path) -> Iterator[Open]:
-        with ExitStack() as closing:
-
-            def open_executor(trainable: object = None) -> Executor:
-                executor = make_executor()
-                closing.callback(executor.close)
-                executor.open(
-                    Counter() if trainable is None else trainable, FolderCheckpoints(tmp_path / "states", "w")
-                )
-                return executor
-
-            yield open_executor
-
-    @pytest.fixture
-    def executor(self, open_executor: Open) -> Executor:
-        return open_executor()
-
-    @pytest.fixture
-    def gate(self, tmp_path: Path) -> Gate:
-        return Gate(tmp_path)
-
-    @pytest.fixture
-    def held_at_5(self, open_executor: Open, gate: Gate) -> Callable[[int], Executor]:
-        """A function that starts the chain ``"c"`` of so many steps, and returns when it stands at step 5, reported.
-
-        It continues when the gate is opened.
-        """
-
-        def start(steps: int) -> Executor:
-            if not self.within_wait:
-                gate.shut(5)
-            executor = open_executor(Counter(gate))
-            executor.start(self.first(executor), chain("c", steps, 5))
-            until(executor, lambda reports: bool(reached(reports, "c")))
-            if not self.within_wait:
-                gate.wait()
-            return executor
-
-        return start
 
     # --- opening and closing ------------------------------------------------------------------------------
 
@@ -213,7 +141,7 @@ class ExecutorContract:
             assert [(r.step, r.worker) for r in reached(reports, name)] == [
                 (step, worker) for step in range(10, 51, 10)
             ]
-            assert [report for report in reports if _chain_of(report) == name][-1] == outcome(reports, name)
+            assert [report for report in reports if chain_of(report) == name][-1] == outcome(reports, name)
 
     def test_a_chain_goes_on_from_a_kept_state_wherever_that_was_trained(self, executor: Executor) -> None:
         everyone = self.everyone(executor)
@@ -361,7 +289,7 @@ class ExecutorContract:
         reports = ended(executor, "c")
         assert [r.step for r in reached(reports, "c")] == [6]
         assert outcome(reports, "c").outcome == "done"
-        assert {_chain_of(report) for report in reports} == {"c"}
+        assert {chain_of(report) for report in reports} == {"c"}
 
     # --- the user's code fails ----------------------------------------------------------------------------
 
@@ -410,113 +338,3 @@ class ExecutorContract:
         executor.start(self.first(executor), chain("c", 3, x="nan"))
         [last] = reached(ended(executor, "c"), "c")
         assert last.metrics is not None and last.metrics["total"] == "nan"
-
-    # --- audits -------------------------------------------------------------------------------------------
-
-    def _audit(self, executor: Executor, worker: WorkerId, stop: int = 10) -> Audit:
-        """Train a chain, and return an audit of its steps from the 5th on, which is queued."""
-        executor.start(worker, chain("audited", 10, 5))
-        digests = {r.step: r.kept.digest for r in reached(ended(executor, "audited"), "audited") if r.kept is not None}
-        return Audit(
-            id=AuditId("a"),
-            source=key(5),
-            initial={"x": 1.0},
-            stages=(stage(5, stop),),
-            goals=(Goal(NODE, 10, key(10), digests[10]),),
-        )
-
-    def _ended(self, executor: Executor, worker: WorkerId, audit: Audit) -> AuditEnded:
-        """Return how an audit has ended that has begun: a chain reports its end a moment before its worker is idle."""
-        for _ in range(1000):
-            executor.audit(worker, audit)
-            [end] = audits_ended(until(executor, lambda received: bool(audits_ended(received))))
-            if end.outcome != "stopped" or end.seconds > 0:
-                return end
-        raise AssertionError(f"{worker} has ended its chain, but begins no audit: {end}")
-
-    def _auditor(self, executor: Executor) -> WorkerId:
-        """Return a worker that can audit."""
-        worker = self.first(executor)
-        if not executor.can_audit:
-            audit = self._audit(executor, worker)
-            with pytest.raises(InternalError, match="cannot audit"):
-                executor.audit(worker, audit)
-            executor.stop_audit(AuditId("a"))
-            pytest.skip("it cannot audit")
-        return worker
-
-    def test_an_audit_trains_again_from_a_kept_state_or_from_nothing(self, executor: Executor) -> None:
-        worker = self._auditor(executor)
-        audit = self._audit(executor, worker)
-        whole = replace(audit, id=AuditId("whole"), source=None, stages=(stage(0, 10),), whole=True)
-        for one in (audit, whole):
-            end = self._ended(executor, worker, one)
-            assert (end.audit, end.worker, end.outcome) == (one.id, worker, "equal"), end
-            assert end.compared == len(one.goals) and end.seconds >= 0
-        self._check_works(executor, worker)
-
-    def test_an_audit_reports_after_which_step_a_state_differs(self, executor: Executor) -> None:
-        self._need_training()
-        worker = self._auditor(executor)
-        audit = self._audit(executor, worker)
-        wrong = replace(audit, goals=(replace(audit.goals[0], digest="0" * 32),))
-        end = self._ended(executor, worker, wrong)
-        assert (end.outcome, end.step) == ("differs", 10), end
-        assert end.where
-        self._check_works(executor, worker)
-
-    def test_an_audit_from_a_state_that_is_gone_says_nothing(self, executor: Executor) -> None:
-        self._need_training()
-        worker = self._auditor(executor)
-        audit = self._audit(executor, worker)
-        end = self._ended(executor, worker, replace(audit, source=key(7)))
-        assert end.outcome == "stopped", end
-
-    def test_an_audit_that_is_stopped_ends_at_once(self, executor: Executor) -> None:
-        worker = self._auditor(executor)
-        audit = self._audit(executor, worker, stop=ENDLESS)
-        executor.audit(worker, replace(audit, goals=(replace(audit.goals[-1], step=ENDLESS),)))
-        executor.stop_audit(audit.id)
-        [end] = audits_ended(until(executor, lambda received: bool(audits_ended(received))))
-        assert (end.outcome, end.compared) == ("stopped", 0)
-        executor.stop_audit(audit.id)
-        self._check_works(executor, worker)
-
-    def test_an_audit_makes_way_for_a_chain_on_its_worker(self, executor: Executor) -> None:
-        worker = self._auditor(executor)
-        audit = self._audit(executor, worker, stop=ENDLESS)
-        executor.audit(worker, replace(audit, goals=(replace(audit.goals[-1], step=ENDLESS),)))
-        executor.start(worker, chain("c", 3))
-        reports = until(executor, lambda received: bool(audits_ended(received)) and _has_ended(received, "c"))
-        assert [end.outcome for end in audits_ended(reports)] == ["stopped"]
-        assert outcome(reports, "c").outcome == "done"
-
-    # --- what the tests share -----------------------------------------------------------------------------
-
-    def _need_training(self) -> None:
-        if not self.trains:
-            pytest.skip("nothing is trained here")
-
-    def _check_total(self, metrics: dict[str, float | str] | None, total: float) -> None:
-        assert metrics is not None
-        if self.trains:
-            assert to_numbers(metrics)["total"] == total
-
-    def _check_works(self, executor: Executor, worker: WorkerId) -> None:
-        executor.start(worker, chain("good", 5))
-        reports = ended(executor, "good")
-        assert outcome(reports, "good").outcome == "done"
-        assert {_chain_of(report) for report in reports} == {"good"}
-        assert executor.wait(0.0) == []
-
-
-def _chain_of(report: Report) -> ChainId | None:
-    return report.reached.chain if isinstance(report, BoundaryReached) else getattr(report, "chain", None)
-
-
-def _has_ended(reports: list[Report], name: str) -> bool:
-    return any(isinstance(report, ChainEnded) and report.chain == name for report in reports)
-
-
-def audits_ended(reports: list[Report]) -> list[AuditEnded]:
-    return [report for report in reports if isinstance(report, AuditEnded)]

@@ -23,7 +23,8 @@ from hpstage.plan.messages import Audit, AuditId, Goal
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
 from hpstage.testing.chains import NODE, key, stage, until, workers
-from hpstage.testing.executor import ENDLESS, audits_ended
+from hpstage.testing.executor_audits import audits_ended
+from hpstage.testing.executor_case import ENDLESS
 from hpstage.testing.toys import Counter, Gate
 
 
