@@ -21,6 +21,7 @@ from hpstage.schedule.forms import (
     Staircase,
     decayed,
 )
+from hpstage.schedule.scalars import same
 
 Piece = tuple[int, int | None, Form]
 """``(start, stop, form)``; without an end, ``stop`` is ``None``."""
@@ -30,9 +31,22 @@ def written(pieces: list[Piece]) -> str:
     """Return an expression, with the names of :mod:`hpstage.schedule`, of the schedule with these pieces."""
     if not pieces:
         return "Schedule(())"
-    text = _in_steps(pieces) or _joined(pieces)
+    text = _in_steps(pieces) or _joined(_shortened(pieces))
     stop, last = pieces[-1][1:]
     return text if stop is None or isinstance(last, Sampled) else f"{text}.until({stop})"
+
+
+def _shortened(pieces: list[Piece]) -> list[Piece]:
+    """Let a line end where it reaches the constant after it: the plan lets it end a step later, where both agree."""
+    found: list[Piece] = []
+    for start, stop, form in pieces:
+        if found and isinstance(form, Constant) and isinstance(found[-1][2], Linear):
+            first, _, line = found[-1]
+            while start - 1 > first and same(line.value(start - 1), form.scalar):
+                start -= 1
+            found[-1] = first, start, line
+        found.append((start, stop, form))
+    return found
 
 
 def _in_steps(pieces: list[Piece]) -> str | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.errors import ScheduleError
 from hpstage.schedule import Form, Scalar, Schedule
-from hpstage.schedule.segments import _is_normal, _normal
+from hpstage.schedule.segments import Segment, _is_normal, _normal
 
 HORIZON = 40
 
@@ -161,6 +161,14 @@ def test_the_repr_of_a_part_of_a_schedule_is_an_expression_that_makes_it(
 )
 def test_a_schedule_is_shown_as_it_is_written(text: str) -> None:
     assert repr(evaluated(text)) == text
+
+
+def test_a_line_that_the_plan_has_cut_where_it_agrees_with_what_follows_is_shown_as_it_was_written() -> None:
+    given = s.constant(0.001).until(20).then(s.linear(0.003, start_factor=0.1, total_iters=5)).until(40)
+    (_, _, start), (_, _, line), (_, _, end) = given.pieces()
+    cut = Schedule((Segment(start, 20), Segment(line, 6), Segment(end, 14)))
+    assert cut == given
+    assert repr(cut) == "constant(0.001).until(20).then(linear(0.003, start_factor=0.1, total_iters=5)).until(40)"
 
 
 # --- reading ----------------------------------------------------------------------------------------------
