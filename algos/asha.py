@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import Window
+from hpstage.algos.parameters import Window, WindowedSearch
 from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
 from hpstage.errors.arguments import one_of, optional, switch, whole
 
@@ -123,7 +123,7 @@ class _Rung:
         return bool(self.paused) and self.among_the_best(self.paused[0][0], factor, least=0)
 
 
-class PromotionSearch(Search):
+class PromotionSearch(WindowedSearch):
     """Algorithm 2 in one or several brackets that share a window: a trial's bracket is ``bracket_of(index)``.
 
     ``brackets``: the rungs of each bracket; the last is the end for all. A free target goes to the bracket with a
@@ -140,21 +140,17 @@ class PromotionSearch(Search):
         *,
         maximize: bool,
     ) -> None:
+        super().__init__(window)
         self._brackets = brackets
         self._bracket_of = bracket_of
         self._factor = factor
-        self._window = window
         self._sign = -1.0 if maximize else 1.0
         self._end = brackets[0][-1]
         self._rungs = {(b, step): _Rung(step, trials) for b, steps in enumerate(brackets) for step in steps[:-1]}
         self._downwards = sorted(self._rungs, key=lambda rung: (-rung[1], rung[0]))
         self._above = {(b, low): high for b, steps in enumerate(brackets) for low, high in pairwise(steps)}
-        self._open = 0
         self._completed = False
         self._closed = False
-
-    def room(self) -> int:
-        return max(0, self._window.size - self._open)
 
     def added(self, index: int) -> list[Action]:
         return [self._ask(index, self._brackets[self._bracket_of(index)][0])]
@@ -168,25 +164,9 @@ class PromotionSearch(Search):
         heapq.heappush(rung.paused, (rung.record(index, self._sign * value), index))
         return self._go_on()
 
-    def failed(self, index: int) -> list[Action]:
-        self._open -= 1
-        return self._go_on()
-
     def closed(self) -> list[Action]:
         self._closed = True
         return self._go_on()
-
-    def resized(self, workers: int) -> list[Action]:
-        self._window.follow(workers)
-        return self._go_on()
-
-    def idle(self, workers: int) -> list[Action]:
-        self._window.widen(workers)
-        return self._go_on()
-
-    def _ask(self, index: int, step: int) -> Ask:
-        self._open += 1
-        return Ask(index, step)
 
     def _go_on(self) -> list[Action]:
         actions: list[Action] = []
@@ -221,22 +201,17 @@ class PromotionSearch(Search):
         return [Finish(index, "pruned") for index in ended]
 
 
-class _StoppingSearch(Search):
+class _StoppingSearch(WindowedSearch):
     def __init__(self, rungs: list[int], factor: int, window: Window, trials: Trials, *, maximize: bool) -> None:
+        super().__init__(window)
         self._rungs = {step: _Rung(step, trials) for step in rungs[:-1]}
         self._first = rungs[0]
         self._above = dict(pairwise(rungs))
         self._factor = factor
-        self._window = window
         self._sign = -1.0 if maximize else 1.0
-        self._open = 0
-
-    def room(self) -> int:
-        return max(0, self._window.size - self._open)
 
     def added(self, index: int) -> list[Action]:
-        self._open += 1
-        return [Ask(index, self._first)]
+        return [self._ask(index, self._first)]
 
     def reported(self, index: int, step: int, value: float) -> list[Action]:
         if step not in self._rungs:
@@ -247,15 +222,3 @@ class _StoppingSearch(Search):
             return [Ask(index, self._above[step])]
         self._open -= 1
         return [Finish(index, "pruned")]
-
-    def failed(self, index: int) -> list[Action]:
-        self._open -= 1
-        return []
-
-    def resized(self, workers: int) -> list[Action]:
-        self._window.follow(workers)
-        return []
-
-    def idle(self, workers: int) -> list[Action]:
-        self._window.widen(workers)
-        return []

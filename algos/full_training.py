@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import MOST, Window
+from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting, Trials
+from hpstage.algos.parameters import MOST, Window, WindowedSearch
 from hpstage.errors.arguments import optional, whole
 
 
@@ -39,27 +39,14 @@ class FullTraining(Algorithm):
         return _FullTrainingSearch(setting.steps, Window(setting, MOST if endless else self.window))
 
 
-class _FullTrainingSearch(Search):
+class _FullTrainingSearch(WindowedSearch):
     def __init__(self, steps: int, window: Window) -> None:
+        super().__init__(window)
         self._steps = steps
-        self._window = window
-        self._open = 0
-
-    def room(self) -> int:
-        return self._window.size - self._open
 
     def added(self, index: int) -> list[Action]:
-        self._open += 1
-        return [Ask(index, self._steps)]
+        return [self._ask(index, self._steps)]
 
     def reported(self, index: int, step: int, value: float) -> list[Action]:
         self._open -= 1
         return [Finish(index, "complete")]
-
-    def failed(self, index: int) -> list[Action]:
-        self._open -= 1
-        return []
-
-    def resized(self, workers: int) -> list[Action]:
-        self._window.follow(workers)
-        return []

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hpstage.algorithm import Setting
+from hpstage.algorithm import Action, Ask, Search, Setting
 
 FEW_WORKERS = 8
 """With up to so many workers the default is one number, so that a seed gives one study on any of these fleets."""
@@ -47,3 +44,34 @@ class Window:
         """Make room for so many workers that have nothing to do."""
         if self._elastic:
             self._more = min(self._size, self._more + idle)
+
+
+class WindowedSearch(Search):
+    """Has as many targets open at a time as a window allows."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._open = 0
+
+    def room(self) -> int:
+        return max(0, self._window.size - self._open)
+
+    def failed(self, index: int) -> list[Action]:
+        self._open -= 1
+        return self._go_on()
+
+    def resized(self, workers: int) -> list[Action]:
+        self._window.follow(workers)
+        return self._go_on()
+
+    def idle(self, workers: int) -> list[Action]:
+        self._window.widen(workers)
+        return self._go_on()
+
+    def _ask(self, index: int, step: int) -> Ask:
+        self._open += 1
+        return Ask(index, step)
+
+    def _go_on(self) -> list[Action]:
+        """Return what follows from that there is more room."""
+        return []

@@ -11,8 +11,9 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting, Trials
+from hpstage.algorithm import Action, Algorithm, Finish, Fork, Search, Setting, Trials
 from hpstage.algos.explore import explore, pick
+from hpstage.algos.rounds import RoundSearch
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import number, several, whole
 
@@ -99,55 +100,31 @@ class PopulationBasedTraining(Algorithm):
         return _PopulationSearch(self, setting, trials)
 
 
-class _PopulationSearch(Search):
+class _PopulationSearch(RoundSearch):
     """Members keep their places: a fork takes the place of the trial that it replaces."""
 
     def __init__(self, algorithm: PopulationBasedTraining, setting: Setting, trials: Trials) -> None:
         assert setting.n_trials is not None
+        super().__init__(setting.n_trials, maximize=setting.maximize)
         self._algorithm = algorithm
         self._trials = trials
         self._steps = algorithm.rounds(setting.steps)
-        self._n_trials = setting.n_trials
-        self._sign = -1.0 if setting.maximize else 1.0
         self._round = 0
         self._members: list[int] = []
-        self._waiting: set[int] = set()
         self._vacant: deque[int] = deque()  # places of the requested forks, in order
-        self._values: dict[int, float] = {}  # reported in this round
-        self._closed = False
-
-    def room(self) -> int:
-        return 0 if self._closed else self._n_trials - len(self._members)
 
     def added(self, index: int) -> list[Action]:
         self._members.append(index)
-        return [self._ask(index)]
+        return super().added(index)
 
     def forked(self, index: int, fork: Fork) -> list[Action]:
         self._members[self._vacant.popleft()] = index
         return [self._ask(index)]
 
-    def reported(self, index: int, step: int, value: float) -> list[Action]:
-        self._waiting.remove(index)
-        self._values[index] = value
-        return self._decide()
+    def _target(self) -> int:
+        return self._steps[self._round]
 
-    def failed(self, index: int) -> list[Action]:
-        self._waiting.remove(index)
-        return self._decide()
-
-    def closed(self) -> list[Action]:
-        self._closed = True
-        return self._decide()
-
-    def _ask(self, index: int) -> Ask:
-        self._waiting.add(index)
-        return Ask(index, self._steps[self._round])
-
-    def _decide(self) -> list[Action]:
-        if self._waiting or self.room() > 0 or not self._values:
-            return []
-        reported, self._values = self._values, {}
+    def _round_over(self, reported: dict[int, float]) -> list[Action]:
         if self._round == len(self._steps) - 1:
             return [Finish(index, "complete") for index in sorted(reported)]
         best, worst = self._select(reported)

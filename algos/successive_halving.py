@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
+from hpstage.algos.rounds import RoundSearch
 from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import switch
@@ -64,69 +65,43 @@ class SuccessiveHalving(Algorithm):
         )
 
 
-class HalvingSearch(Search):
+class HalvingSearch(RoundSearch):
     """One halving of ``n_trials`` trials with any indices, by the candidates that ``trials`` distinguishes."""
 
     def __init__(self, rungs: list[int], factor: int, n_trials: int, trials: Trials, *, maximize: bool) -> None:
+        super().__init__(n_trials, maximize=maximize)
         self._rungs = rungs
         self._factor = factor
-        self._n_trials = n_trials
         self._trials = trials
-        self._sign = -1.0 if maximize else 1.0
         self._rung = 0
         self._requested: list[int] = []  # trials at this rung, including failed ones
         self._vacant = 0  # places at this rung that no trial was left to fill
-        self._waiting: set[int] = set()
-        self._values: dict[int, float] = {}
-        self._added = 0
-        self._closed = False
 
-    def room(self) -> int:
-        return 0 if self._closed else self._n_trials - self._added
-
-    def added(self, index: int) -> list[Action]:
-        self._added += 1
-        return [self._ask(index)]
-
-    def reported(self, index: int, step: int, value: float) -> list[Action]:
-        self._waiting.remove(index)
-        self._values[index] = value
-        return self._decide()
-
-    def failed(self, index: int) -> list[Action]:
-        self._waiting.discard(index)
-        return self._decide()
-
-    def closed(self) -> list[Action]:
-        self._closed = True
-        return self._decide()
+    def _target(self) -> int:
+        return self._rungs[self._rung]
 
     def _ask(self, index: int) -> Ask:
         self._requested.append(index)
-        self._waiting.add(index)
-        return Ask(index, self._rungs[self._rung])
+        return super()._ask(index)
 
-    def _decide(self) -> list[Action]:
-        if self._waiting or self.room() > 0 or not self._values:
-            return []
-        reported = sorted(self._values)
+    def _round_over(self, reported: dict[int, float]) -> list[Action]:
+        indices = sorted(reported)
         if self._rung == len(self._rungs) - 1:
-            self._values = {}
-            return [Finish(index, "complete") for index in reported]
-        promoted = self._promoted()
-        self._values, self._requested = {}, []
+            return [Finish(index, "complete") for index in indices]
+        promoted = self._promoted(reported)
+        self._requested = []
         self._rung += 1
-        pruned: list[Action] = [Finish(index, "pruned") for index in reported if index not in promoted]
-        return pruned + [self._ask(index) for index in reported if index in promoted]
+        pruned: list[Action] = [Finish(index, "pruned") for index in indices if index not in promoted]
+        return pruned + [self._ask(index) for index in indices if index in promoted]
 
-    def _promoted(self) -> set[int]:
+    def _promoted(self, values: dict[int, float]) -> set[int]:
         """Return the trials of the best candidates."""
         candidates: dict[Hashable, list[int]] = {}
         for index in sorted(self._requested):
             candidates.setdefault(self._trials.prefix(index, self._rungs[self._rung]), []).append(index)
         # With as many candidates as trials, n // factor**k of n trials reach rung k, regardless of failures.
         places = max(1, (len(candidates) + self._vacant) // self._factor)
-        alive = [of for one in candidates.values() if (of := [index for index in one if index in self._values])]
-        alive.sort(key=lambda one: (self._sign * self._values[one[0]], one[0]))
+        alive = [of for one in candidates.values() if (of := [index for index in one if index in values])]
+        alive.sort(key=lambda one: (self._sign * values[one[0]], one[0]))
         self._vacant = max(0, places - len(alive))
         return {index for one in alive[:places] for index in one}
