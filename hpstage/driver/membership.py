@@ -18,6 +18,7 @@ from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import CheckpointError, HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
+from hpstage.plan.devices import are_any
 from hpstage.plan.facts import DriverId, DriverJoined, StateKey, StepsTimed, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import Verify
@@ -110,7 +111,7 @@ def join_plan(
         journal,
         leases=leases,
         eviction=eviction,
-        exact=described.get("environment:deterministic") != "no",
+        exact=described.get("environment:deterministic") != "no" and not are_any(described),
         strict=conduct.verify != "off",
         probe=StateProbe(checkpoints),
         workers=workers,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from distributed import Nanny, Scheduler, SpecCluster
 import hpstage
 from hpstage.errors import ClusterError, StoreError, UsageError
 from hpstage.plan.devices import Devices, devices_of
+from hpstage.schedule import Scalar
 from hpstage.testing.toys import Counter
 
 KINDS = ("NVIDIA A100-SXM4-40GB", "Tesla T4")
@@ -28,6 +30,10 @@ class OnGPU(Counter):
     def describe_environment(self) -> dict[str, str]:
         kind = os.environ.get("TEST_GPU", "none")
         return {"device": f"cuda ({kind})", "isa": kind}
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        super().train(step, hp)
+        self.total += "T4" in os.environ["TEST_GPU"]
 
     def evaluate(self) -> dict[str, float]:
         return {"total": self.total, "on_t4": float("T4" in os.environ["TEST_GPU"])}
@@ -81,9 +87,27 @@ def test_any_trains_on_all_and_audits_nothing(cluster: SpecCluster, tmp_path: Pa
     assert not result.audit.line
     assert len(result.study.trials) == 6
     again = hpstage.train(OnGPU(), {"x": 3.0}, steps=3, metric="total", store=tmp_path, executor=cluster)
-    assert again.metrics[3]["total"] == 9.0
+    assert again.metrics[3]["total"] in (9.0, 12.0)
     with pytest.raises(StoreError, match=r"any\)' there"):
         search(cluster, tmp_path, environment="T4")
+
+
+def test_what_was_lost_is_trained_again_on_another_device_if_any_may_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(**options: Any) -> hpstage.TrainedTrial:
+        return hpstage.train(
+            OnGPU(), {"x": 1.0}, steps=6, metric="total", store=tmp_path / "store", checkpoints=tmp_path / "states",
+            executor=hpstage.InlineExecutor(), checkpoint_every=2, **options,
+        )  # fmt: skip
+
+    monkeypatch.setenv("TEST_GPU", KINDS[0])
+    first = run(environment="any")
+    assert first.metrics[6]["total"] == 6.0
+    shutil.rmtree(tmp_path / "states")
+    monkeypatch.setenv("TEST_GPU", KINDS[1])
+    branch = first.branch(4, x=2.0, executor=hpstage.InlineExecutor())
+    assert branch.metrics[6]["total"] == 4.0 + 4 + 2 * 2.0 + 2
 
 
 def test_a_device_that_no_worker_has_is_named_with_those_that_are_there(cluster: SpecCluster, tmp_path: Path) -> None:
