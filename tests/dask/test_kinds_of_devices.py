@@ -41,7 +41,7 @@ class OnGPU(Counter):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SpecCluster]:
-    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "port": 0, "host": "127.0.0.1"}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0", "port": 0, "host": "127.0.0.1"}}
     workers = {kind: {"cls": Nanny, "options": {"nthreads": 1, "env": {"TEST_GPU": kind}}} for kind in KINDS}
     with SpecCluster(workers, scheduler) as cluster:
         cluster.wait_for_workers(len(KINDS))
