@@ -40,7 +40,7 @@ def cluster_of(kind: str, names: list[str]) -> Any:
         name: {"cls": Nanny, "options": {"nthreads": 1, "env": {"CUDA_VISIBLE_DEVICES": ",".join(order)}}}
         for name, order in zip(names, (names, names[::-1]), strict=True)
     }
-    return SpecCluster(workers, {"cls": Scheduler, "options": {"dashboard": False}})
+    return SpecCluster(workers, {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0"}})
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:
