@@ -68,7 +68,8 @@ class Trainer:
     Attributes:
         answers, reports: how often it has answered a ping, and reported.
         received: the chains that have arrived there.
-        killed: whether it was ended by SIGKILL, as by the system when memory runs out.
+        killed: whether it was ended from outside: by SIGKILL, as by the system when memory runs out, or by SIGTERM
+            before it ignored that.
         given_up: why its worker has ended it, which is nothing that it trains; empty if it has not.
     """
 
@@ -208,7 +209,7 @@ class Trainer:
         await asyncio.wait([status, self._buried], return_when=asyncio.FIRST_COMPLETED)
         # Only a process that it left behind can still hold the other end, and nothing is expected from it.
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.transport.abort)
-        self.killed = not self.given_up and status.result() == -signal.SIGKILL
+        self.killed = not self.given_up and status.result() in (-signal.SIGKILL, -signal.SIGTERM)
         return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status.result())
 
 

@@ -95,8 +95,9 @@ class Measuring(Keyed):
 class Killed(Counter):
     """Whose processes are killed when they unpack it: on all workers, or on the one that is the first to do so."""
 
-    def __init__(self, mark: Path | None = None) -> None:
+    def __init__(self, mark: Path | None = None, how: int = signal.SIGKILL) -> None:
         super().__init__()
+        self.how = int(how)
         self.mark, self.made_in = None if mark is None else str(mark).lstrip(os.sep), os.getpid()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -109,4 +110,6 @@ class Killed(Counter):
                 file.write(str(os.getppid()))
             if mark.read_text() not in ("", str(os.getppid())):
                 return
-        os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as before the process ignores it
+        os.kill(os.getpid(), self.how)

@@ -174,8 +174,9 @@ def test_a_worker_whose_processes_are_killed_while_they_are_set_up_is_not_used(
     assert executor.present == len(client_of_nannies.scheduler_info(n_workers=-1)["workers"]) - 1
     assert "is not used: the trainable cannot be set up on worker" in caplog.text
     executor.close()
-    with pytest.raises(ClusterError, match=r"was killed by SIGKILL .* while it was set up.*run the same command again"):
-        DaskExecutor(client_of_nannies).open(Killed(), None)
+    for how in ("SIGKILL", "SIGTERM"):
+        with pytest.raises(ClusterError, match=rf"{how} .*while it was set up.*run the same command again"):
+            DaskExecutor(client_of_nannies).open(Killed(how=getattr(signal, how)), None)
 
 
 def test_a_process_killed_during_setup_is_started_again(client_of_nannies: Client, tmp_path: Path) -> None:
