@@ -221,6 +221,17 @@ def test_a_mode_left_open_between_two_steps_is_refused_by_name(mode: Any) -> Non
         trainable.close()
 
 
+def test_autocast_left_open_between_two_steps_is_refused_by_name() -> None:
+    trainable: Any = fresh(Open(torch.autocast("cpu", torch.bfloat16)))
+    try:
+        advance(trainable, 0, 2)
+        with pytest.raises(StateError, match=r"torch\.autocast is open between two steps"):
+            trainable.state_dict()
+        advance(trainable, 2, 4).state_dict()
+    finally:
+        trainable.close()
+
+
 @pytest.mark.parametrize("make", [Functions, Operators, FakeTensorMode])
 def test_a_mode_that_is_open_before_the_search_is_refused_by_name(make: Any) -> None:
     trainable: Any = fresh(Small())

@@ -61,8 +61,8 @@ def described(libraries: Collection[str]) -> dict[str, str]:
 
 
 def refuse_modes() -> None:
-    """Check that no mode of torch is open between two steps but that of the default device. All that torch does goes
-    through an open mode, also what happens there: it would count how often a state is kept.
+    """Check that no mode of torch is open between two steps but that of the default device, nor ``torch.autocast``. All
+    that torch does goes through an open mode, also what happens there: it would count how often a state is kept.
 
     Raises:
         StateError: one is open. The message names it.
@@ -70,6 +70,12 @@ def refuse_modes() -> None:
     library: Any = sys.modules.get("torch")
     if library is None:
         return
+    library.autocast_increment_nesting()  # nothing reads how many are open
+    if library.autocast_decrement_nesting():
+        raise StateError(
+            "torch.autocast is open between two steps: it keeps casts of weights as they were at first, which no other "
+            "process has. Enter it in a step, as `with torch.autocast(...):` around what makes the loss"
+        )
     core = library._C
     functions = core._len_torch_function_stack()
     if not functions and not core._len_torch_dispatch_stack():
