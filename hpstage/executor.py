@@ -114,9 +114,9 @@ class Executor(ABC):
         A backend that takes longer to begin than a worker would train ``steps`` steps eagerly is not tried: under
         ``"NAME untried"`` are the seconds of those steps.
 
-        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; where workers
-        have several slots, also those of K chains side by side, under ``"K at a time"``, or ``"NAME, K at a time"`` if
-        the backend can be chosen. ``None`` if nothing could be measured.
+        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; of one that
+        trains several chains side by side, those of K of them, one or two, under ``"NAME, K at a time"``. ``None`` if
+        nothing could be measured.
         """
         return None
 

@@ -68,12 +68,18 @@ class Bundling(Protocol):
         one of them is called at a time."""
 
     @abstractmethod
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> Mapping[int, int]:
+    def train_together(
+        self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]], most: int | None = None
+    ) -> Mapping[int, int]:
         """Train a step of several members: by index, its number and the values at it. Return as how many each was
-        trained as one, itself included.
+        trained as one, itself included: at most ``most``, by default as many as there are.
 
         Then ``train`` is called of each for that step, and raises what its step has raised.
         """
+
+    @abstractmethod
+    def seconds(self) -> float:
+        """Return a time by which steps are compared, once those so far are done: seconds since any point."""
 
 
 @runtime_checkable

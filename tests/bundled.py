@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import hpstage
+from hpstage.plan.facts import WorkerId
+from hpstage.plan.messages import Chain, StepsMeasured
 from hpstage.schedule import Scalar
 from hpstage.testing.toys import Tape
 from hpstage.trainable import Trainable
@@ -13,10 +15,12 @@ from hpstage.training.adapter import Adapter
 
 
 class Unmeasured(hpstage.InlineExecutor):
-    """Uses all slots, whether it pays or not."""
+    """Uses all slots, whether it pays or not: it reports at once that it does."""
 
-    def measure(self, initial: Mapping[str, Scalar], steps: float) -> None:
-        return None
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        super().start(worker, chain)
+        if self.slots > 1 and not chain.step_times:
+            self._events.append(StepsMeasured(chain.id, worker, ((1, 1.0), (self.slots, 1.1)), self.clock()))
 
 
 class Slot:
@@ -39,20 +43,37 @@ class Slot:
 
 
 class Tapes(Adapter):
-    """A bundle of tapes that counts how many were trained together."""
+    """A bundle of tapes that counts how many were trained together.
 
-    def __init__(self, subject: Tape, count: int = 3) -> None:
+    Args:
+        each: what a chain adds to the seconds of a step, relative to what a step of any number takes besides.
+    """
+
+    def __init__(self, subject: Tape, count: int = 3, each: float = 0.1) -> None:
+        self.each = each
         self.subject = subject
         self.touch: Callable[[], None] = bool
         self.together: Counter[int] = Counter()
+        self.limits: set[int | None] = set()
+        self.passed = 0.0
         self.slots = count
         self._slots = [Slot(type(subject)()) for _ in range(count)]
 
     def members(self) -> Sequence[Trainable]:
         return self._slots
 
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> Mapping[int, int]:
-        self.together[len(steps)] += 1
+    def seconds(self) -> float:
+        return self.passed
+
+    def train_together(
+        self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]], most: int | None = None
+    ) -> Mapping[int, int]:
+        self.limits.add(most)
+        indices = list(steps)
+        groups = [indices[first : first + (most or len(steps))] for first in range(0, len(steps), most or len(steps))]
+        for group in groups:
+            self.together[len(group)] += 1
+            self.passed += 0.1 * (1 + self.each * len(group))
         for index, (step, hp) in steps.items():
             self.touch()
             slot, error = self._slots[index], None
@@ -61,7 +82,7 @@ class Tapes(Adapter):
             except Exception as raised:
                 error = raised
             slot.done.append((step, dict(hp), error))
-        return dict.fromkeys(steps, len(steps))
+        return {index: len(group) for group in groups for index in group}
 
     def take_patches(self, patched: object) -> None:
         """Tapes call nothing of a library's."""

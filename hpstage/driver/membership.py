@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -19,11 +19,10 @@ from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import CheckpointError, HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
 from hpstage.plan.devices import are_any
-from hpstage.plan.facts import DriverId, DriverJoined, StateKey, StepsTimed, WorkerId
+from hpstage.plan.facts import DriverId, DriverJoined, StateKey, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import Verify
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.step_times import StepTimes
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import Journal, Leases, Snapshots
 
@@ -62,19 +61,17 @@ def join_plan(
     *,
     study: str,
     identity: str,
-    measure: Callable[[], StepTimes | None],
     eviction: Eviction,
     workers: Iterable[WorkerId] = (),
 ) -> Iterator[Driver]:
     """Join the plan of ``journal`` with a new driver, which leaves at the end of the context.
 
-    In order: fold the plan and compare what training reads besides, make the scheduler and the driver, join the other
-    drivers, and measure side-by-side training if the plan does not know it.
+    In order: fold the plan and compare what training reads besides, make the scheduler and the driver, and join the
+    other drivers.
 
     Args:
         executor: opened, with ``checkpoints`` in use.
         study, identity: name and identity of the study, which one process drives at a time.
-        measure: returns how long a step of several chains of one worker takes; called if the plan does not know it.
         eviction: the eviction of ``checkpoints``.
         workers: workers that an earlier driver has left idle.
 
@@ -127,8 +124,6 @@ def join_plan(
             driver.log.write([leases.enter(study, identity, executor.pool, place, others)])
             driver.remove_dead_drivers()
             _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
-        if conduct.slots > 1 and plan.step_times is None and (times := measure()) is not None:
-            driver.log.write([StepsTimed(times.up_to(conduct.slots).seconds, executor.clock())])
         try:
             yield driver
         except (LeaseLost, HistoryChanged):

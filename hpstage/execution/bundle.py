@@ -14,9 +14,9 @@ from hpstage.execution.flight import Due, Gathering, Took
 from hpstage.execution.runner import ChainRunner, Running
 from hpstage.execution.saving import Writer
 from hpstage.execution.untrained import UntrainedFork
+from hpstage.execution.widening import Widening
 from hpstage.plan.facts import NO_FROZEN_WORK, ChainId, StateKey, WorkerId
-from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
-from hpstage.plan.step_times import StepTimes
+from hpstage.plan.messages import Chain, ChainEnded, ChainReport, StepsMeasured, names_of
 from hpstage.schedule import Scalar
 from hpstage.trainable import Bundling, Trainable
 from hpstage.training.identity.inputs import inputs_of
@@ -53,7 +53,9 @@ class Bundle:
     ) -> None:
         self._fetcher = Fetcher(checkpoints, live)
         writer = None if on_report is None or not checkpoints.beside_training else Writer(on_report)
-        self._together = trainable.train_together if isinstance(trainable, Bundling) else None
+        self._bundling = trainable if isinstance(trainable, Bundling) else None
+        self._widening = Widening(slots_in(trainable))
+        self._worker, self._clock = worker, clock
         self._inputs = inputs_of(trainable)
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
         self._runners = {
@@ -64,11 +66,11 @@ class Bundle:
                 self._fetcher.get,
                 worker=slot,
                 clock=clock,
-                bundled=self._together is not None,
+                bundled=self._bundling is not None,
                 host=host,
                 inputs=self._inputs,
                 writer=writer,
-                untrained=None if self._together is not None else untrained,
+                untrained=None if self._bundling is not None else untrained,
             )
             for slot, member in zip(names_of(worker, slots_in(trainable)), members, strict=True)
         }
@@ -85,6 +87,7 @@ class Bundle:
     def start(self, worker: WorkerId, chain: Chain, control: Control) -> None:
         if worker in self._running or worker not in self._runners:
             raise InternalError(f"{chain.id} was started on {worker}, which is not an idle worker here")
+        self._widening.learn(chain.step_times)
         self._running[worker] = chain, self._runners[worker].run(chain, control), control
 
     def control(self, chain: ChainId) -> Control | None:
@@ -112,14 +115,27 @@ class Bundle:
                 if isinstance(report, ChainEnded):
                     del self._running[worker]
                 return report
-            assert self._together is not None, "a chain alone trains its steps itself"
             due, self._due = self._due, {}
-            began = time.perf_counter()
-            with self._inputs:
-                as_one = self._together(
-                    {self._slots.index(worker): (one.step, one.values) for worker, one in due.items()}
-                )
-            self._took = self._shared(time.perf_counter() - began, {w: as_one[self._slots.index(w)] for w in due})
+            if self._train(due):
+                chain = next(iter(self._running.values()))[0].id
+                return StepsMeasured(chain, self._worker, self._widening.times.seconds, self._clock())
+
+    def _train(self, due: Mapping[WorkerId, Due]) -> bool:
+        """Train a step of each chain; return whether more is known of what as many as one take."""
+        bundling, widening = self._bundling, self._widening
+        assert bundling is not None, "a chain alone trains its steps itself"
+        width = widening.width([self._running[worker][0].id for worker in due])
+        measures = widening.measures
+        start = bundling.seconds() if measures else 0.0
+        began = time.perf_counter()
+        with self._inputs:
+            as_one = bundling.train_together(
+                {self._slots.index(worker): (one.step, one.values) for worker, one in due.items()}, width
+            )
+        whole = time.perf_counter() - began
+        widths = {worker: as_one[self._slots.index(worker)] for worker in due}
+        self._took = self._shared(whole, widths)
+        return measures and widening.took(bundling.seconds() - start, [*widths.values()])
 
     def _shared(self, whole: float, widths: Mapping[WorkerId, int]) -> dict[WorkerId, Took]:
         """Share out the seconds of a step to the chains that it has trained.
@@ -127,8 +143,7 @@ class Bundle:
         Args:
             widths: how many each of them was trained as one with, itself included.
         """
-        known = next((chain.step_times for chain, _, _ in self._running.values() if chain.step_times), ())
-        times = StepTimes(known or ((1, 1.0),))
+        times = self._widening.times
         # Of each in seconds as measured before, which are others now, but in proportion.
         measured = {worker: times.of(width) / width for worker, width in widths.items()}
         scale = whole / sum(measured.values())

@@ -133,8 +133,8 @@ class Flight:
 
     @property
     def alone(self) -> float | None:
-        """The estimated seconds of training on a worker that trains no other chain, if known."""
-        return self.alone_seconds if self.chain.step_times else None
+        """The estimated seconds of training on a worker that trains no other chain; ``None`` on such a worker."""
+        return self.alone_seconds if self.part < 1.0 else None
 
     def reached(
         self,

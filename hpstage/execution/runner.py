@@ -479,7 +479,7 @@ class ChainRunner:
             metrics=metrics,
             evaluate_seconds=evaluated - began if boundary.evaluate else 0.0,
             save_seconds=saved - evaluated if save is not None else 0.0,
-            alone_seconds=flight.alone if flight.part < 1.0 else gang.alone_seconds(self._trainable, flight.chain),
+            alone_seconds=flight.alone or gang.alone_seconds(self._trainable, flight.chain),
         )
         flight.has_reported()
         flight.at_boundary = False

@@ -36,10 +36,11 @@ from hpstage.plan.messages import (
     Chain,
     ChainEnded,
     Report,
+    StepsMeasured,
     host_of,
     names_of,
 )
-from hpstage.plan.step_times import ALONE, StepTimes, named
+from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.schedule import Scalar
 
 Measure = Callable[[StateKey, int], dict[str, float]]
@@ -64,7 +65,7 @@ class SimulatedExecutor(Executor):
         state_bytes: size of each checkpoint.
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
         step_times: what a step of several chains on one worker takes, relative to one; by default as long as one after
-            the other.
+            the other. A worker knows it at once, and reports it.
         audit_seconds: time until an audit trains; by default, none can be begun.
         inexact: keys of states that are another each time they are trained.
     """
@@ -180,6 +181,9 @@ class SimulatedExecutor(Executor):
         self._verify(flight, after=load)
         self._aim(flight, extra=load)
         self._share(host_of(worker))
+        if self.slots > 1 and not chain.step_times:
+            seconds = self._step_times.up_to(self.slots).seconds
+            self.inbox.append(StepsMeasured(chain.id, worker, seconds, self.clock()))
 
     def amend(self, amendment: Amendment) -> None:
         flight = self._flights.get(amendment.chain)
@@ -237,9 +241,6 @@ class SimulatedExecutor(Executor):
     @property
     def slots(self) -> int:
         return self.cluster.slots
-
-    def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
-        return named(self._step_times.up_to(self.slots)) if self.slots > 1 else None
 
     def clock(self) -> float:
         return self.cluster.now

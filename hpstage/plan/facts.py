@@ -509,8 +509,8 @@ class SearchEnded(Record, frozen=True, tag=True):
 
 
 class StepsTimed(Record, frozen=True, tag=True):
-    """How long a step of several chains side by side takes a worker, measured before any was trained: pairs of their
-    number and seconds, as for :class:`hpstage.plan.step_times.StepTimes`. The first such fact of a plan counts."""
+    """How long a step of several chains side by side takes a worker: pairs of their number and seconds, as for
+    :class:`hpstage.plan.step_times.StepTimes`. Of each number, the first fact of a plan that has it counts."""
 
     seconds: tuple[tuple[int, float], ...]
     at: float

@@ -154,6 +154,16 @@ class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
     position: int
 
 
+class StepsMeasured(msgspec.Struct, frozen=True, tag=True):
+    """A worker has learnt how long a step of so many chains takes as one, from steps of its chains, of which this is
+    one: pairs of their number and seconds, those that it knew before included."""
+
+    chain: ChainId
+    worker: WorkerId
+    seconds: tuple[tuple[int, float], ...]
+    at: float
+
+
 class ChainEnded(msgspec.Struct, frozen=True, tag=True):
     """A chain has ended; the worker is free, or gone.
 
@@ -247,7 +257,7 @@ class AuditEnded(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
-ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | InputsRead | TrainingEnded | ChainEnded
+ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | InputsRead | StepsMeasured | TrainingEnded | ChainEnded
 """What a worker reports of a chain; the last is its ``ChainEnded``."""
 Report = ChainReport | AuditEnded | WorkerJoined | WorkerLeft
 

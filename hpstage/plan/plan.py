@@ -183,7 +183,8 @@ class SearchPlan:
         self.searches.begin(fact)
 
     def _time(self, fact: StepsTimed) -> None:
-        self.step_times = self.step_times or StepTimes(fact.seconds)
+        found = StepTimes(fact.seconds)
+        self.step_times = found if self.step_times is None else self.step_times.extended(found)
 
     def _propose(self, fact: TrialProposed) -> None:
         planned = None if fact.trial is None else self.trials.get(fact.trial)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,6 +59,22 @@ class StepTimes:
                 best = width
         return best
 
+    @property
+    def widest(self) -> int:
+        """The largest measured number of chains."""
+        return self.seconds[-1][0]
+
+    def allowed(self, slots: int) -> int:
+        """Return the most chains to train side by side: as many as pay, and as long as more have always paid, up to
+        twice as many as were measured, so that they are measured, too."""
+        return min(slots, 2 * self.widest if self.best == self.widest else self.best)
+
+    def extended(self, other: StepTimes) -> StepTimes:
+        """Return these with what another measurement knows of larger numbers, in proportion: its steps may be longer
+        ones."""
+        scale = self.of(self.widest) / other.of(self.widest)
+        return StepTimes((*self.seconds, *((w, scale * taken) for w, taken in other.seconds if w > self.widest)))
+
     def up_to(self, width: int) -> StepTimes:
         """Return the same for workers that train at most ``width`` chains side by side."""
         known = dict(self.seconds)
@@ -66,7 +82,7 @@ class StepTimes:
 
 
 ALONE = StepTimes(((1, 1.0),))
-"""Chains side by side take as long as one after the other."""
+"""Nothing is known of several: side by side they are taken to take as long as one after the other."""
 
 _NAMED = "at a time"
 
@@ -86,12 +102,3 @@ def among(found: Mapping[str, float]) -> dict[str, StepTimes]:
             backend, _, width = name.removesuffix(_NAMED).rpartition(", ")
             pairs.setdefault(backend, []).append((int(width), taken))
     return {backend: StepTimes(tuple(sorted(measured))) for backend, measured in pairs.items()}
-
-
-def widths(most: int) -> Iterable[int]:
-    """Yield the numbers of chains to measure: 1, 2, 4, 8 and so on, and the most."""
-    width = 1
-    while width < most:
-        yield width
-        width *= 2
-    yield most

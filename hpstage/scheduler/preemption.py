@@ -147,10 +147,14 @@ class Preemption:
     def stop_all(self, running: Iterable[Orders]) -> list[Instruction]:
         """Return the instructions that end all chains at their next steps, keeping the states of wanted chains."""
         going, instructions = self._going(running)
-        for orders, _ in going:
+        return instructions + self.interrupt(orders for orders, _ in going)
+
+    def interrupt(self, running: Iterable[Orders]) -> list[Instruction]:
+        """Return the instructions that end chains at their next steps, keeping their states."""
+        going = [orders for orders in running if not orders.stopping]
+        for orders in going:
             orders.stopping = True
-            instructions.append(StopChain(orders.chain.id, keep=True))
-        return instructions
+        return [StopChain(orders.chain.id, keep=True) for orders in going]
 
     def _going(self, running: Iterable[Orders]) -> tuple[list[tuple[Orders, int]], list[Instruction]]:
         """Return the chains that are still wanted, each with its last wanted mark, and instructions to stop the

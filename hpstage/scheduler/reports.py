@@ -17,10 +17,19 @@ from hpstage.plan.facts import (
     StageFailed,
     StateLost,
     StateReached,
+    StepsTimed,
     TrainingEnded,
     WorkerId,
 )
-from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, ChainReport, WorkerJoined, WorkerLeft
+from hpstage.plan.messages import (
+    BoundaryMissed,
+    BoundaryReached,
+    ChainEnded,
+    ChainReport,
+    StepsMeasured,
+    WorkerJoined,
+    WorkerLeft,
+)
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
@@ -60,6 +69,7 @@ class Reports:
                 BoundaryMissed(chain)
                 | ForkVerified(chain)
                 | InputsRead(chain)
+                | StepsMeasured(chain)
                 | TrainingEnded(chain)
                 | ChainEnded(chain)
             ):
@@ -73,6 +83,9 @@ class Reports:
                 return self._boundary(report)
             case ForkVerified() | InputsRead() | TrainingEnded():
                 return [report]
+            case StepsMeasured(_, _, seconds, at):
+                known = self._plan.step_times  # another worker may have been faster
+                return [StepsTimed(seconds, at)] if known is None or seconds[-1][0] > known.widest else []
             case ChainEnded(chain, worker, outcome, at):
                 if outcome == "lost":
                     return self._lost(chain, worker, at, outcome, report.message)

@@ -58,6 +58,7 @@ from hpstage.plan.messages import (
 )
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.step_times import ALONE
 from hpstage.scheduler.answers import Answer, Answers
 from hpstage.scheduler.audit_draw import AuditDraw
 from hpstage.scheduler.audits import Audits
@@ -118,7 +119,7 @@ class Scheduler:
         self.driver = driver
         self._now = 0.0  # the latest known time
         self.workers = Workers(slots)
-        self.workers.step_times = plan.step_times
+        self.workers.step_times = plan.step_times or ALONE
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
         self._answers = Answers(plan, self._tree, driver)
         self._builder = ChainBuilder(
@@ -142,6 +143,7 @@ class Scheduler:
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
         self.settled = False  # nothing has happened since the last turn
+        self._narrows = False  # fewer chains side by side may pay than were taken to
         plan.forget(driver)  # leftovers of an earlier process with this driver id
         if not plan.drivers:
             plan.endings.forget_failures()  # failures are shared only among concurrent drivers
@@ -276,7 +278,8 @@ class Scheduler:
                 self._part(fact)
             case StepsTimed():
                 self._plan.apply(fact)
-                self.workers.step_times = self._plan.step_times
+                self.workers.step_times = self._plan.step_times or ALONE
+                self._narrows = True
             case DriverJoined(driver=self.driver):
                 self._covers.pool = fact.pool
                 self._plan.apply(fact)
@@ -361,10 +364,14 @@ class Scheduler:
             starts = [one for one in instructions if isinstance(one, StartChain)]
             taken = [worker for start in starts for worker in (start.worker, *start.chain.gang)]
             instructions = [*self.audits.make_way(taken), *instructions]
-        if self.workers.step_times is not None:
+        if len(self.workers) > self.workers.hosts:
             self.workers.set_speeds(self._running.values())
         if self.leaving:
             return instructions + self._preemption.stop_all(self._running.values())
+        if self._narrows:
+            self._narrows = False
+            surplus = [self._running[chain] for chain in self.workers.surplus() if chain in self._running]
+            instructions += self._preemption.interrupt(surplus)
         able = self.workers.able(self._now)
         if self._gangs.widths.widest > 1 and self._plan.sharing and not self.draining:
             idle, waiting = self.workers.idle(self._now), min(self._tree.ready, able)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, StateRef, WorkerId
 from hpstage.plan.messages import host_of
-from hpstage.plan.step_times import StepTimes
+from hpstage.plan.step_times import ALONE
 from hpstage.scheduler.orders import Orders
 
 # Remembered states that a worker may still hold live; they only affect a preference.
@@ -66,9 +66,9 @@ class Workers(dict[WorkerId, Worker]):
 
     def __init__(self, slots: int | None = None) -> None:
         super().__init__()
-        self._slots = math.inf if slots is None else slots
+        self._slots = sys.maxsize if slots is None else slots
         self.most = 0  # largest number present at one time, not counting slots
-        self.step_times: StepTimes | None = None  # of chains side by side; without them, all slots are used
+        self.step_times = ALONE  # of chains side by side, as far as measured
         self._joined = 0
         self._of_host: dict[WorkerId, dict[WorkerId, Worker]] = {}  # the slots of each host
         self._free: dict[WorkerId, Worker] = {}  # those without a chain
@@ -143,13 +143,18 @@ class Workers(dict[WorkerId, Worker]):
         return next((slot.chain for slot in reversed(slots) if slot.chain is not None), None)
 
     @property
-    def _widest(self) -> float:
-        return self._slots if self.step_times is None else min(self._slots, self.step_times.best)
+    def _widest(self) -> int:
+        return self.step_times.allowed(self._slots)
+
+    def surplus(self) -> Iterator[ChainId]:
+        """Yield the chains of slots by which hosts train more chains side by side than pays."""
+        for host, busy in self._busy.items():
+            if busy > self._widest:
+                chains = [slot.chain for slot in self._of_host[host].values() if slot.chain is not None]
+                yield from chains[self._widest :]
 
     def set_speeds(self, running: Iterable[Orders]) -> None:
         """Set the speeds of chains that are trained side by side: each is slower than by itself."""
-        if self.step_times is None:
-            return
         for orders in running:
             if not orders.chain.gang:
                 orders.speed = 1.0 / self.step_times.slowness(max(1, self._busy[host_of(orders.chain.worker)]))
@@ -183,12 +188,12 @@ class Workers(dict[WorkerId, Worker]):
         if len(self) == self.hosts and self._widest >= 1:  # no slots
             return len(self) - sum([worker.back_at > now for worker in self._benched.values()])
         slots = Counter(worker.host for worker in self.values() if worker.back_at <= now)
-        return sum(int(min(count, self._widest)) for count in slots.values())
+        return sum(min(count, self._widest) for count in slots.values())
 
     def strength(self) -> float:
         """Return the number of workers with one chain at a time that would train as fast as these."""
-        used = [int(min(len(slots), self._widest)) for slots in self._of_host.values()]
-        return sum(used) if self.step_times is None else sum(1.0 / self.step_times.share(count) for count in used)
+        used = [min(len(slots), self._widest) for slots in self._of_host.values()]
+        return sum(1.0 / self.step_times.share(count) for count in used)
 
     def back_at(self, now: float) -> float | None:
         """Return when the next benched worker is tried again, or ``None`` if none is benched."""

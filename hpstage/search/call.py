@@ -27,12 +27,11 @@ from hpstage.plan.devices import devices_of
 from hpstage.plan.facts import SearchStarted, StateKey, WorkerId
 from hpstage.plan.keys import workload_key
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
 from hpstage.search.earlier import continued
 from hpstage.search.given import Given
-from hpstage.search.numerics import choose, slots_by, step_times
+from hpstage.search.numerics import choose, slots_by
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -190,9 +189,8 @@ def open_call(
         identity = environment.identity or code_identity(request.trainable)
         described = described_by(environment, identity, sharing=request.sharing)
         numerics = ""
-        times: StepTimes | None = None
         if is_open(described):
-            numerics, described, times = choose(described, workers, request, store, name)
+            numerics, described = choose(described, workers, request, store, name)
         # A non-deterministic environment means that the user allows equal steps to give different bits.
         exact = environment.described.get("deterministic") != "no"
         workload = Workload(
@@ -246,7 +244,6 @@ def open_call(
                 conduct,
                 study=ledger.name,
                 identity=ledger.identity(),
-                measure=lambda: step_times(workers, request, display) if times is None else times,
                 eviction=eviction,
                 workers=idle,
             ),

@@ -1,5 +1,4 @@
-"""Choosing the step backend of a search, where the trainable says ``numerics = "auto"``, and how many chains a worker
-trains side by side, where it can."""
+"""Choosing the step backend of a search, where the trainable says ``numerics = "auto"``."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from hpstage.plan.log import NUMERICS
 from hpstage.plan.step_times import StepTimes, among
 from hpstage.schedule import Scalar
 from hpstage.search.expected import branches_at_a_time, expected_share, steps_in_all
-from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
 from hpstage.store import Journal
 from hpstage.training.identity.described import candidates as candidates_of
@@ -41,9 +39,8 @@ def choose(
     request: Request,
     store: str | os.PathLike[str] | Journal | None,
     name: str,
-) -> tuple[str, dict[str, str], StepTimes | None]:
-    """Return the name of a step backend, the description of the workload trained by it, and how long a step of several
-    chains side by side takes by it, if that was measured.
+) -> tuple[str, dict[str, str]]:
+    """Return the name of a step backend, and the description of the workload trained by it.
 
     The one that the store's plan was made with wins; otherwise they are measured on a worker.
 
@@ -57,7 +54,6 @@ def choose(
     candidates = candidates_of(described)
     workloads = {backend: workload_key(fixed) for backend, fixed in candidates.items()}
     chosen = made_with(store, name, workloads) or _of_another(store, name, candidates, workloads)
-    times: dict[str, StepTimes] = {}
     if chosen is None:
         logger.warning(
             "numerics = 'auto': a worker tries out every step backend, once for a plan; this may take minutes"
@@ -67,12 +63,12 @@ def choose(
         found = dict(executor.measure(_initial(request), steps) or {})
         times = among(found)
         for backend in sorted(times.keys() & candidates.keys()):
-            found |= _among_others(backend, times[backend].up_to(executor.slots), branches, executor)
+            found[backend] = _among_others(times[backend].up_to(executor.slots), branches, executor)
         chosen = fastest(found, steps)
         _log_choice(chosen, found, steps)
         # Another process may have measured at the same time.
         chosen = made_with(store, name, workloads) or chosen
-    return chosen, candidates[chosen], times.get(chosen)
+    return chosen, candidates[chosen]
 
 
 def slots_by(numerics: str, executor: Executor) -> int:
@@ -112,33 +108,15 @@ def _steps_of_a_worker(branches: list[tuple[int, int]] | None, executor: Executo
     roughly = request.steps * max(1.0, _SHARE * (request.n_trials or 1))
     if branches is None or executor.present is None:
         return roughly
-    return min(roughly, steps_in_all(request, branches) / max(1, executor.present))
+    return steps_in_all(request, branches) / max(1, executor.present)
 
 
-def _among_others(
-    backend: str, times: StepTimes, branches: list[tuple[int, int]] | None, executor: Executor
-) -> dict[str, float]:
+def _among_others(times: StepTimes, branches: list[tuple[int, int]] | None, executor: Executor) -> float:
     """Return a worker's seconds for a step of a chain that is trained together with as many others as are expected to
-    be ready; nothing if that is not known."""
+    be ready; with none, if that is not known."""
     if branches is None or executor.present is None:
-        logger.warning("numerics = %r is not considered: how many trials are trained at a time is not known", backend)
-        return {}
-    share = expected_share(times, branches, max(1, executor.present))
-    return {backend: times.of(1) * share}
-
-
-def step_times(executor: Executor, request: Request, display: Display | None = None) -> StepTimes | None:
-    """Measure how long a step of several chains side by side takes a worker; ``None`` if it cannot be measured."""
-    if display is not None:
-        display.write(
-            "Measuring how many siblings to train as one, once for a plan"
-        )  # may take longer than the workers
-    found = executor.measure(_initial(request), float("inf")) or {}
-    times = next(iter(among(found).values()), None)
-    if times is not None:
-        measured = ", ".join(f"{width}: {1000 * seconds:.3g} ms" for width, seconds in times.seconds)
-        logger.info("a step of so many siblings as one takes: %s; at most %d are trained as one", measured, times.best)
-    return times
+        return times.of(1)
+    return times.of(1) * expected_share(times, branches, max(1, executor.present))
 
 
 def _initial(request: Request) -> dict[str, Scalar]:

@@ -50,9 +50,10 @@ class TorchTrainable(ABC):
             with ``torch.compile``, ``"graphed"`` replays it as a CUDA graph, ``"stacked"`` trains siblings of one
             worker as one model. Each gives other bits (a *numerics class*), which is part of the keys of states: a
             search never mixes two. ``"auto"`` measures them before the search, takes the fastest, and stays with it on
-            this store: ``"stacked"`` if enough trials are expected to be trained at a time. Plugins add names.
+            this store: of ``"stacked"``, a step of one model, and of two if that many trials are expected to be trained
+            by a worker at a time. Plugins add names.
         max_stacked: with ``numerics = "stacked"``, the most siblings that a worker trains as one, if it pays (default
-            8): 1, 2, 4, ... of them are measured before the search. It does not show in the bits.
+            8): 1, 2, 4, ... of them are compared while they are trained. It does not show in the bits.
         virtual_nodes: number of equal parts, a power of two (default 1), into which each batch is cut so that up to as
             many workers can train one step together. Each part has random streams of its own and begins with the same
             buffers; their gradients and buffers are averaged in one fixed order. The number shows in the bits and is

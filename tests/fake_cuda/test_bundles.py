@@ -14,9 +14,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints.state_tree import reread
 from hpstage.errors import DeviceFull
-from hpstage.plan.step_times import StepTimes, named
 from hpstage.torch.backends.device_memory import DeviceMemory
 from hpstage.torch.backends.siblings import StackedLoop
+from tests.bundled import Unmeasured
 from tests.fake_cuda.plugin import fake
 from tests.torch.trainables import Small, fresh, hp_at, outcome, samples
 
@@ -136,19 +136,12 @@ def searched(subject: Small, store: Path, lates: list[float]) -> list[tuple[floa
         metric="mean",
         steps=8,
         n_trials=len(lates),
-        executor=hpstage.InlineExecutor(),
+        executor=Unmeasured(),
         store=store,
     )
     return sorted((trial.params["late"], trial.state.name, trial.values) for trial in study.trials)
 
 
-@pytest.fixture
-def _stacking_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = named(StepTimes(((1, 1.0), (2, 1.1), (3, 1.2))), "stacked")
-    monkeypatch.setattr(StackedLoop, "measure_backends", lambda self, initial, steps: times)
-
-
-@pytest.mark.usefixtures("_stacking_pays")
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
 def test_a_search_of_stacked_siblings_whose_device_runs_out_of_memory_loses_nothing(
     share: float, tmp_path: Path
@@ -160,7 +153,6 @@ def test_a_search_of_stacked_siblings_whose_device_runs_out_of_memory_loses_noth
     assert searched(Stacked(), tmp_path / "short", LATES) == straight
 
 
-@pytest.mark.usefixtures("_stacking_pays")
 @pytest.mark.parametrize(("kind", "alone"), [(Stacked, Alone), (Nodes, Nodes)])
 def test_trials_have_the_values_of_searches_of_one_trial(kind: Any, alone: Any, tmp_path: Path) -> None:
     together = searched(kind(), tmp_path / "all", LATES)

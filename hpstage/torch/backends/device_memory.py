@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ logger = logging.getLogger("hpstage")
 
 class DeviceMemory:
     """Memory of the device on which several models are trained. The first time that it runs out, states that are kept
-    there leave it; the second time, models are trained one at a time. Then a step that finds none has failed.
+    there leave it; then half as many models are trained as one, each time. A step of one that finds none has failed.
 
     Args:
         who: the trainable's class, for messages.
@@ -23,8 +24,8 @@ class DeviceMemory:
     def __init__(self, who: str) -> None:
         self._who = who
         self._ran_out = False
-        self.shared = True
-        """Whether several models are trained as one."""
+        self.most = sys.maxsize
+        """How many models are trained as one at most."""
 
     @contextmanager
     def tried(self, outcomes: Sequence[list[Exception | None]]) -> Iterator[None]:
@@ -42,11 +43,12 @@ class DeviceMemory:
                 if not of:
                     of.append(error)
         short = [of for of in outcomes if is_out_of_memory(of[-1])]
-        if not short or not self.shared:
+        if not short or self.most == 1:
             return
         if self._ran_out:
-            self.shared = False
-            logger.warning("The memory of the device is short: models of %s are trained one at a time.", self._who)
+            self.most = max(1, len(short) // 2)
+            as_many = "one at a time" if self.most == 1 else f"at most {self.most} at a time"
+            logger.warning("The memory of the device is short: models of %s are trained %s.", self._who, as_many)
         self._ran_out = True
         for of in short:
             of[-1] = DeviceFull(str(of[-1]))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from hpstage.errors import NonFiniteLoss
+from hpstage.plan.step_times import StepTimes, named
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.lookup import backend_named
 
@@ -18,10 +19,16 @@ logger = logging.getLogger("hpstage")
 
 _FIRST = 3
 """Steps that count as the beginning: something may be compiled in the first, and for the optimizer in the second."""
-STEPS = 50
-SHARE = 0.1
+_STEPS = 50
+_PART = 0.005
+"""Fewer steps are measured of a search whose workers train few: at most this part of them."""
+_BUILDS = 300
+"""Eager steps that last as long as building the programs of one sibling and of two, and measuring them."""
+_SHARE = 0.02
 """A backend that begins slowly is tried if that is known to take at most this share of what the steps take eagerly:
 what it gains is not known before, and trying it may be in vain."""
+_LIKELY, _SHORT = 0.1, 0.005
+"""The same for siblings whose steps take fewer seconds: most of such a step is overhead, which as one they share."""
 _SECONDS, _LEAST = 5.0, 3
 """Fewer steps are measured once they have taken so many seconds, but at least so many."""
 
@@ -39,6 +46,10 @@ class Measured(Protocol):
     def synchronize(self) -> None: ...
 
 
+class Bundle(Protocol):
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> Mapping[int, int]: ...
+
+
 def clock_of(trainable: Measured) -> Callable[[], float]:
     """Return the clock to measure it by: where one thread does all the work, the time that it is running, since on a
     busy machine it waits for others."""
@@ -46,12 +57,38 @@ def clock_of(trainable: Measured) -> Callable[[], float]:
     return time.thread_time if alone else time.perf_counter
 
 
-def train_on(trainable: Measured, step: int, initial: Mapping[str, Scalar]) -> None:
+def _train_on(trainable: Measured, step: int, initial: Mapping[str, Scalar]) -> None:
     """Train a step; where training diverges under the values at step 0, from the beginning again after it."""
     try:
         trainable.train(step, initial)
     except NonFiniteLoss:
         trainable.setup(initial)
+
+
+class _Together:
+    """Siblings that are trained as one, each with the values at step 0: a step takes as long with others."""
+
+    def __init__(self, bundle: Bundle, sides: Sequence[Measured]) -> None:
+        self._bundle = bundle
+        self._sides = sides
+        self.device = sides[0].device
+        self.loads_elsewhere = sides[0].loads_elsewhere
+
+    def train_by(self, numerics: str) -> bool:
+        stays = [side.train_by(numerics) for side in self._sides]
+        return all(stays)
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        for side in self._sides:
+            side.setup(hp)
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        self._bundle.train_together(dict.fromkeys(range(len(self._sides)), (step, hp)))
+        for side in self._sides:
+            side.train(step, hp)
+
+    def synchronize(self) -> None:
+        self._sides[0].synchronize()
 
 
 def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
@@ -63,10 +100,10 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
     ``steps`` eager steps, is not tried.
     """
     found: dict[str, float] = {}
-    clock = clock_of(trainable)
+    clock, most = clock_of(trainable), min(_STEPS - _FIRST, _PART * steps)
     for name in sorted(names, key="eager".__ne__):
         expected = steps * found.get("eager", math.inf)
-        if SHARE * expected < backend_named(name).begins:
+        if _SHARE * expected < backend_named(name).begins:
             found[f"{name} untried"] = expected
             continue
         try:
@@ -74,12 +111,12 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
             trainable.setup(initial)
             started = time.perf_counter()
             for step in range(_FIRST):
-                train_on(trainable, step, initial)
+                _train_on(trainable, step, initial)
             trainable.synchronize()
             beginning, begun = time.perf_counter() - started, clock()
             taken = 0
-            while taken < STEPS - _FIRST and (taken < _LEAST or clock() - begun < _SECONDS):
-                train_on(trainable, _FIRST + taken, initial)
+            while taken < _LEAST or (taken < most and clock() - begun < _SECONDS):
+                _train_on(trainable, _FIRST + taken, initial)
                 taken += 1
             trainable.synchronize()
         except Exception as error:
@@ -90,3 +127,28 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
         found[name] = (clock() - begun) / taken
         found[f"{name} begins"] = max(0.0, beginning - _FIRST * found[name])  # other processes may compile
     return found
+
+
+def measure_pair(
+    bundle: Bundle, sides: Sequence[Measured], name: str, initial: Mapping[str, Scalar], steps: float, eager: float
+) -> dict[str, float]:
+    """Return the seconds of a step of one sibling and of two as one, by a backend that trains several; nothing if it
+    fails. It is not tried where ``steps`` steps of ``eager`` seconds are few compared with what that takes.
+
+    More of them are tried in training, by :class:`hpstage.execution.widening.Widening`.
+
+    Args:
+        bundle: trains a step of them.
+        sides: its members.
+    """
+    share = _LIKELY if eager < _SHORT else _SHARE
+    if share * steps * eager < backend_named(name).begins + _BUILDS * eager:
+        return {f"{name} untried": steps * eager}
+    times, begins = [], 0.0
+    for width in (1, 2):
+        found = measure(_Together(bundle, sides[:width]), [name], initial, math.inf)
+        if name not in found:
+            return {}
+        times.append((width, found[name]))
+        begins += found[f"{name} begins"]
+    return {**named(StepTimes(tuple(times)), name), f"{name} begins": begins}

@@ -16,13 +16,11 @@ from torch.utils import _pytree as pytree
 from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.plan.facts import NO_FROZEN_WORK
-from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.common import CommonSettings, changed_objects
 from hpstage.torch.backends.device_memory import DeviceMemory
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
-from hpstage.torch.backends.measuring import SHARE
-from hpstage.torch.backends.measuring_stacks import StackMeasurement
+from hpstage.torch.backends.measuring import clock_of, measure_pair
 from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
@@ -85,45 +83,33 @@ class StackedLoop(TorchLoop):
             stack.slots = [StackedLoop(self._user, stack) for _ in range(stack.most)]
         return stack.slots
 
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> dict[int, int]:
+    def train_together(
+        self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]], most: int | None = None
+    ) -> dict[int, int]:
         slots = self.stack.slots
         if not all(slots[index]._stacks for index in steps):
             return dict.fromkeys(steps, 1)  # each is trained by its own call
+        self.stack.limit(self.slots if most is None else most)
         self.stack.train({slots[index]: due for index, due in steps.items()})
         return {index: slots[index].width for index in steps}
 
-    def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
-        """Return the seconds of a step by each backend that can be chosen, and of several siblings that are stacked."""
-        if self._numerics != AUTO:
-            return self._measure_stacks(self._numerics, initial)
-        found = super().measure_backends(initial, steps)
-        expected = steps * found.get("eager", math.inf)
-        for name in usable(self.device):
-            if (backend := backend_named(name)).several:
-                untried = self.slots > 1 and SHARE * expected < backend.begins
-                found |= {f"{name} untried": expected} if untried else self._measure_stacks(name, initial)
-        self.close()
-        return found
+    def seconds(self) -> float:
+        self.synchronize()
+        return clock_of(self)()
 
-    def _measure_stacks(self, name: str, initial: Mapping[str, Scalar]) -> dict[str, float]:
-        """Return the seconds of a step of several siblings by one backend; nothing if it cannot be measured."""
-        chosen, found = self._numerics, dict[str, float]()
-        slots = [slot for slot in self.members() if isinstance(slot, StackedLoop)]
+    def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
+        """Return the seconds of a step by each backend that can be chosen; by one that trains several siblings as one,
+        those of one of them, and of two."""
+        found = super().measure_backends(initial, steps)
+        several = [name for name in usable(self.device) if backend_named(name).several]
         try:
-            if len(slots) > 1:
-                for slot in slots:
-                    slot.train_by(name)
-                    slot.setup(initial)
-                measurement = StackMeasurement(self, slots, initial)
-                found |= named(measurement.times(), name)
-                found[f"{name} begins"] = measurement.begins
-        except Exception as error:
-            # If it is the user's, training will say so.
-            logger.warning("numerics = %r could not be measured: %s: %s", name, type(error).__name__, error)
+            for name in several if self.slots > 1 else ():
+                sides = [slot for slot in self.members() if isinstance(slot, StackedLoop)]
+                found |= measure_pair(self, sides, name, initial, steps, found["eager"])
         finally:
             self.close()
-            for slot in slots:
-                slot.train_by(chosen)
+            for slot in self.stack.slots:
+                slot.train_by(AUTO)
         return found
 
     def train_by(self, numerics: str) -> bool:
@@ -345,6 +331,14 @@ class Stack:
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
         self._tracing: tuple[StackedLoop, ...] = ()
         self._warned: set[str] = set()
+        self._as_one = self.most
+
+    def limit(self, most: int) -> None:
+        """Train at most so many as one from now on."""
+        if most != self._as_one:
+            self._as_one = most
+            for slot in self.slots:
+                slot.detach()
 
     def _watched(self, who: str) -> AbstractContextManager[None]:
         """Watch what a step of the slots at hand could change."""
@@ -415,7 +409,9 @@ class Stack:
 
     def _enter(self, slot: StackedLoop, bundles: list[Bundle]) -> NotStackable | None:
         """Let a slot join a bundle, or begin one; return why it can be in none."""
-        for bundle in bundles if self.memory.shared else ():
+        for bundle in bundles:
+            if len(bundle.members) >= min(self._as_one, self.memory.most):
+                continue
             try:
                 slot.enter(bundle)
             except NotStackable:

@@ -154,7 +154,7 @@ def test_siblings_are_not_stacked_to_see_whether_it_pays_in_a_search_that_is_ove
     assert found["stacked untried"] == 10 * found["eager"]
     assert not any("at a time" in name for name in found)
     assert fastest(found, 10) == "eager"
-    assert "stacked, 4 at a time" in trainable.measure_backends(hp_at(0), math.inf)
+    assert "stacked, 2 at a time" in trainable.measure_backends(hp_at(0), math.inf)
 
 
 def test_a_backend_that_fails_is_left_out_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,18 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, SuccessiveHalving
-from hpstage.plan.facts import ChainStarted, StateReached, TargetAsked, TrialAdded, TrialId, WorkerId
+from hpstage.plan.facts import (
+    ChainClosed,
+    ChainId,
+    ChainStarted,
+    Fact,
+    StateReached,
+    StepsTimed,
+    TargetAsked,
+    TrialAdded,
+    TrialId,
+    WorkerId,
+)
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.messages import WorkerJoined, WorkerLeft, names_of
@@ -21,7 +33,7 @@ from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape, alone
 from hpstage.trainable import Bundling
-from tests.bundled import Tapes
+from tests.bundled import Tapes, Unmeasured
 from tests.unit.search.test_resume import Fuse
 from tests.unit.searches import WORKLOAD
 
@@ -39,7 +51,7 @@ def search(trainable: object, space: Any = space, **options: Any) -> hpstage.Res
     study = options.pop("study", None) or optuna.create_study(
         study_name="study", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=3)
     )
-    settings: dict[str, Any] = {"metric": "score", "steps": STEPS, "n_trials": 12, "executor": hpstage.InlineExecutor()}
+    settings: dict[str, Any] = {"metric": "score", "steps": STEPS, "n_trials": 12, "executor": Unmeasured()}
     return hpstage.optimize(study, trainable, space, **(settings | {"store": MemoryJournal()} | options))
 
 
@@ -89,6 +101,53 @@ def test_a_failing_member_does_not_fail_the_other_members() -> None:
     assert tapes.together[2] >= 8
 
 
+def widths_of(facts: Iterable[Fact]) -> list[int | str]:
+    """As how many chains there are whenever one begins, and ``"timed"`` where it is learnt up to how many that pays."""
+    running: set[ChainId] = set()
+    found: list[int | str] = []
+    for fact in facts:
+        match fact:
+            case ChainStarted(chain):
+                running.add(chain)
+                found.append(len(running))
+            case ChainClosed(chain):
+                running.discard(chain)
+            case StepsTimed():
+                found.append("timed")
+    return found
+
+
+def test_more_chains_are_trained_side_by_side_as_that_is_found_to_pay() -> None:
+    tapes, journal = Tapes(Tape(), each=0.1), MemoryJournal()
+    result = search(tapes, executor=hpstage.InlineExecutor(), store=journal)
+    begun = widths_of(read_facts(journal))
+    assert max(begun[: begun.index("timed")]) == 2 and 3 in begun
+    assert result.plan.step_times is not None
+    assert [result.plan.step_times.slowness(width) for width in (1, 2, 3)] == pytest.approx([1.0, 1.2 / 1.1, 1.3 / 1.1])
+    assert begun.count("timed") == 2
+    assert [trial.value for trial in result.study.trials] == [trial.value for trial in search(Tape()).study.trials]
+
+
+def test_chains_are_trained_one_by_one_once_more_are_found_not_to_pay() -> None:
+    tapes, journal = Tapes(Tape(), each=100.0), MemoryJournal()
+    result = search(tapes, executor=hpstage.InlineExecutor(), store=journal)
+    begun = widths_of(read_facts(journal))
+    assert begun.count("timed") == 1 and begun.index("timed") <= 3
+    assert {*begun[begun.index("timed") + 1 :]} == {1}  # one of the two was interrupted
+    assert tapes.together.keys() == {1, 2} and tapes.together[2] == 6
+    assert [trial.value for trial in result.study.trials] == [trial.value for trial in search(Tape()).study.trials]
+
+
+def test_a_resumed_search_uses_what_was_learnt(tmp_path: Path) -> None:
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=3))
+    here: dict[str, Any] = {"study": study, "executor": hpstage.InlineExecutor(), "store": tmp_path / "store"}
+    first, again = Tapes(Tape(), each=0.1), Tapes(Tape(), each=0.1)
+    search(first, **here)
+    result = search(again, **here | {"executor": hpstage.InlineExecutor()})
+    assert sum(isinstance(fact, StepsTimed) for fact in result.journal) == 2
+    assert (first.limits, again.limits) == ({1, 2, 3}, {3})  # nothing is compared again
+
+
 @pytest.mark.parametrize("at", [1, 12, *(pytest.param(at, marks=pytest.mark.slow) for at in (5, 20, 33))])
 def test_an_interrupted_bundle_resumes(at: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"store": tmp_path / "store"}
@@ -118,6 +177,7 @@ def test_a_chain_that_killed_a_worker_trains_without_others_until_it_has_passed_
     """Otherwise its companions would be blamed with it."""
     plan = open_plan(MemoryJournal(), WORKLOAD, {})
     scheduler = Scheduler(plan, checkpoint_every=10**9)
+    scheduler.fold(StepsTimed(((1, 1.0), (3, 1.5)), 0.0))
     for number in range(4):
         scheduler.fold(TrialAdded(TrialId(f"t/{number}"), {"a": s.constant(number)}, 8))
         scheduler.fold(TargetAsked(TrialId(f"t/{number}"), 8))

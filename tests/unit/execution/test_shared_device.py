@@ -48,8 +48,11 @@ class Stacked(Steps):
     def members(self) -> list[Steps]:
         return [self, self]
 
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]], most: int | None = None) -> None:
         self.together = steps
+
+    def seconds(self) -> float:
+        return 0.0
 
 
 class OutOfMemoryError(RuntimeError):

@@ -6,7 +6,7 @@ import pytest
 
 from hpstage.plan.facts import StateKey, StepsTimed
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.step_times import ALONE, StepTimes, among, named, widths
+from hpstage.plan.step_times import ALONE, StepTimes, among, named
 
 TIMES = StepTimes(((1, 4.0), (2, 5.0), (4, 7.0), (8, 20.0)))
 
@@ -44,13 +44,17 @@ def test_step_times_are_named_by_number_and_step_backend() -> None:
     assert among({"eager": 1.0}) == {}
 
 
-@pytest.mark.parametrize(("most", "measured"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
-def test_twice_as_many_are_measured_each_time(most: int, measured: list[int]) -> None:
-    assert list(widths(most)) == measured
+def test_twice_as_many_as_were_measured_are_allowed_while_more_pay() -> None:
+    allowed = [StepTimes(TIMES.seconds[:count]).allowed(100) for count in range(1, 5)]
+    assert allowed == [2, 4, 8, 4]  # 8 do not pay
+    assert TIMES.allowed(3) == 3 and ALONE.allowed(1) == 1
+    assert StepTimes(((1, 1.0), (2, 2.0))).allowed(100) == 1
 
 
-def test_the_first_measurement_of_a_plan_counts() -> None:
+def test_of_each_number_the_first_measurement_of_a_plan_counts() -> None:
     plan = SearchPlan(StateKey("w" * 32))
-    plan.apply(StepsTimed(TIMES.seconds, 1.0))
-    plan.apply(StepsTimed(((1, 1.0),), 2.0))
-    assert plan.step_times == TIMES
+    plan.apply(StepsTimed(TIMES.seconds[:2], 1.0))
+    plan.apply(StepsTimed(((1, 1.0), (2, 9.0)), 2.0))
+    assert plan.step_times == StepTimes(TIMES.seconds[:2])
+    plan.apply(StepsTimed(((1, 8.0), (2, 20.0), (4, 28.0)), 3.0))  # of longer steps
+    assert plan.step_times == StepTimes(TIMES.seconds[:3])

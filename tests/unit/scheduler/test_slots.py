@@ -29,13 +29,15 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.messages import WorkerJoined, WorkerLeft, host_of, names_of
-from hpstage.plan.step_times import StepTimes
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, Search, searches, trial
 
 TIMES = StepTimes(((1, 1.0), (2, 1.25), (4, 2.0), (8, 8.0)))
 """Of 8, each takes as long as alone: 4 are best."""
+TABLES = [TIMES, ALONE, StepTimes(((1, 1.0), (2, 1.1), (4, 1.2), (8, 1.3)))]
 
 
 def fused(workers: int, **options: float) -> Search:
@@ -108,6 +110,36 @@ def test_chains_that_share_a_worker_divide_its_seconds_and_know_their_own(
     assert saved.workers <= workers
 
 
+@settings(max_examples=20)
+@given(searches(), st.integers(1, 3), st.sampled_from(TABLES))
+def test_how_many_chains_share_a_worker_follows_from_the_facts(
+    trials: list[TrialAdded], workers: int, table: StepTimes
+) -> None:
+    executor = SimulatedExecutor(SimulatedCluster(workers, slots=8), step_times=table)
+    run = Search(executor)
+    run.run(trials, [added.steps for added in trials])
+    plan = SearchPlan(WORKLOAD)
+    running: dict[ChainId, WorkerId] = {}
+    for fact in read_facts(run.journal):
+        if isinstance(fact, ChainStarted):
+            running[fact.chain] = host_of(fact.worker)
+            assert Counter(running.values())[host_of(fact.worker)] <= (plan.step_times or ALONE).allowed(8)
+        elif isinstance(fact, ChainClosed):
+            del running[fact.chain]
+        plan.apply(fact)
+    assert plan.step_times == table.up_to(8) == run.scheduler.workers.step_times
+
+
+def test_a_worker_that_trains_more_chains_than_pays_is_left_with_fewer() -> None:
+    """The others are for workers that are free, or wait; their steps are not trained again."""
+    run = Search(SimulatedExecutor(SimulatedCluster(1, slots=8), step_times=ALONE))
+    run.run(constants(2), [10] * 2)
+    facts = [*read_facts(run.journal)]
+    assert [chains["sim-0"] for _, chains in loads(facts)] == [1, 2, 1]
+    reached = [(fact.at, fact.step) for fact in facts if isinstance(fact, StateReached)]
+    assert reached == [(10.0, 10), (20.0, 10)]
+
+
 def test_a_chain_that_shares_a_worker_is_expected_to_be_slower() -> None:
     run = fused(1)
     trials = [trial(number, {"a": s.constant(number)}, steps) for number, steps in enumerate([100, 200])]
@@ -129,6 +161,7 @@ class Turns:
     def __init__(self, *, widest: int = 1) -> None:
         self.plan = open_plan(MemoryJournal(), WORKLOAD, {})
         self.scheduler = Scheduler(self.plan, checkpoint_every=10**9, widest=widest)
+        self.scheduler.fold(StepsTimed(((1, 1.0), (3, 1.5)), 0.0))
 
     def ask(self, number: int, steps: int) -> None:
         self.scheduler.fold(TrialAdded(TrialId(f"t/{number}"), {"a": s.constant(number)}, steps))

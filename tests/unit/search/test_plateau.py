@@ -23,7 +23,7 @@ from hpstage.schedule import Plateau, Scalar
 from hpstage.search.trials import Roster
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
-from tests.bundled import Tapes
+from tests.bundled import Tapes, Unmeasured
 from tests.unit.search.test_resume import Fuse
 
 pytestmark = pytest.mark.sampled(10)
@@ -362,6 +362,7 @@ def test_a_stopped_study_keeps_what_was_looked_at() -> None:
         Tapes(Tape()),
         callbacks=[stop],
         n_trials=3,
+        executor=Unmeasured(),
     )
     assert [trial.state for trial in result.study.trials] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
     for trial in result.study.trials:
