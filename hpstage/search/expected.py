@@ -36,8 +36,9 @@ def branches_at_a_time(request: Request) -> list[tuple[int, int]] | None:
             reach[node.id] = max(reach[node.id], stop)
     changes: Counter[int] = Counter()
     for node in plan.nodes:
-        changes[node.start] += 1
-        changes[reach[node.id]] -= 1
+        if node.id in reach:  # otherwise its trials are stopped before it
+            changes[node.start] += 1
+            changes[reach[node.id]] -= 1
     places = sorted(changes)
     alive = accumulate(changes[place] for place in places)
     return [(stop - start, branches) for (start, stop), branches in zip(pairwise(places), alive, strict=False)]

@@ -7,6 +7,7 @@ from typing import Any
 import optuna
 import pytest
 
+from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
 from hpstage.search.expected import branches_at_a_time, steps_in_all
@@ -52,6 +53,8 @@ def test_trials_that_an_algorithm_stops_are_expected_to_be_stopped() -> None:
     rungs = 27 * 3 + 9 * (9 - 3) + 3 * (27 - 9) + 1 * (81 - 27)
     assert expected(SuccessiveHalving(min_steps=3, reduction_factor=3)) == rungs
     assert expected(ASHA(min_steps=3, reduction_factor=3)) < 0.6 * STEPS * N_TRIALS
+    late = s.piecewise({0: 1, 60: 2})  # most are stopped before
+    assert expected(SuccessiveHalving(min_steps=3, reduction_factor=3), late=late) == rungs
 
 
 def test_a_trial_is_expected_to_end_where_its_space_ends_it() -> None:
