@@ -236,6 +236,10 @@ def open_existing_plan(journal: Journal) -> SearchPlan:
 def read_header(journal: Journal) -> PlanCreated:
     """Return a journal's first event. Raises as :func:`open_plan` does, also if the journal is empty."""
     records = journal.read(0, 1)
+    for record in records:
+        with suppress(msgspec.MsgspecError):  # what is said of it below
+            if (form := _decode_header(record).format) != FORMAT:
+                raise StoreError(other_format(form))  # which may have fields that are not known here
     header = next(facts_of(records), None)
     if not isinstance(header, PlanCreated):
         raise StoreError("this is not the journal of a search plan; choose another store")
