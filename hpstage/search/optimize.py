@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast, get_args
 
 import optuna
@@ -12,15 +11,12 @@ import optuna
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
-from hpstage.checkpoints.eviction import BYTES
 from hpstage.cluster.main_guard import refuse_while_imported
 from hpstage.errors.arguments import (
     CATCH,
     METRIC,
-    PLACE,
     SPACE,
     checked,
-    either,
     function,
     in_tuple,
     instance,
@@ -36,15 +32,10 @@ from hpstage.executor import Executor
 from hpstage.optuna.ledger import Callback, Constraints
 from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, longest, points_of
-from hpstage.search.call import open_call
-from hpstage.search.dry_run import try_out_space
-from hpstage.search.progress import open_display
-from hpstage.search.request import ALGORITHM, CALLBACKS, ENVIRONMENT, Request
-from hpstage.search.results.lineage import Lineage
+from hpstage.search.request import ALGORITHM, KINDS, Request
 from hpstage.search.results.result import Result
-from hpstage.search.run import run
 from hpstage.search.signals import Interruption
-from hpstage.search.train import train_all
+from hpstage.search.train import searched
 from hpstage.store import Journal
 
 if TYPE_CHECKING:
@@ -72,21 +63,13 @@ _ELSEWHERE = {
     n_trials=optional(whole(0)),
     timeout=optional(seconds(above=0)),
     algorithm=optional(ALGORITHM),
-    store=optional(either(PLACE, instance(Journal, "a Journal"))),
-    checkpoints=optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
-    callbacks=CALLBACKS,
     catch=CATCH,
     constraints=optional(function("a function of a dict of metrics")),
-    show_progress_bar=switch,
     extend=switch,
     sharing=switch,
-    evaluate_every=optional(whole()),
-    checkpoint_every=optional(whole()),
-    checkpoint_budget=optional(BYTES),
     verify=one_of(*get_args(Verify)),
-    audit=one_of(*get_args(Auditing)),
     audit_budget=number(least=0, most=1e6),
-    environment=ENVIRONMENT,
+    **KINDS,
 )
 def optimize(
     study: optuna.Study,
@@ -242,13 +225,6 @@ def optimize(
         audit_budget=audit_budget,
         environment=environment,
     )
-    request = replace(request, space_works=try_out_space(request))
-    display = open_display(show_progress_bar)
-    with (
-        Interruption() as interruption,
-        open_call(request, executor, store, checkpoints, display, interruption) as call,
-    ):
-        result = run(call)
-    place = result.store if store is None else store
-    assert place is not None
-    return replace(result, lineage=Lineage(trainable, place, checkpoints, train_all))
+    return searched(
+        request, executor, store, checkpoints, show_progress_bar=show_progress_bar, interruption=Interruption()
+    )

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import get_args
 
 import optuna
 from optuna.trial import TrialState
 
 from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algos import FullTraining, OptunaPruner
+from hpstage.checkpoints import CheckpointStore
+from hpstage.checkpoints.eviction import BYTES
 from hpstage.errors import UsageError
-from hpstage.errors.arguments import function, instance, optional, several, text
+from hpstage.errors.arguments import (
+    PLACE,
+    Kind,
+    either,
+    function,
+    instance,
+    one_of,
+    optional,
+    several,
+    switch,
+    text,
+    whole,
+)
 from hpstage.optuna.ledger import Callback, Constraints, samplers
 from hpstage.optuna.private import startup_trials
 from hpstage.plan.devices import ANY
@@ -20,6 +35,7 @@ from hpstage.report.trackers.live import LiveCallback
 from hpstage.schedule.space import Space, points_of
 from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Observed
+from hpstage.store import Journal
 from hpstage.training.adapter import defaults_of, noisy_of
 from hpstage.training.borrowed import see_free
 
@@ -32,9 +48,18 @@ BLIND = (
 )
 
 
-CALLBACKS = optional(several(function(""), "functions of the study and a trial"))
-
-ENVIRONMENT = optional(text("the name of a device, such as 'A100', or 'any'"))
+KINDS: dict[str, Kind] = {
+    "store": optional(either(PLACE, instance(Journal, "a Journal"))),
+    "checkpoints": optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
+    "evaluate_every": optional(whole()),
+    "checkpoint_every": optional(whole()),
+    "checkpoint_budget": optional(BYTES),
+    "audit": one_of(*get_args(Auditing)),
+    "environment": optional(text("the name of a device, such as 'A100', or 'any'")),
+    "callbacks": optional(several(function(""), "functions of the study and a trial")),
+    "show_progress_bar": switch,
+}
+"""What the arguments may be that every call takes which trains."""
 
 ALGORITHM = instance(Algorithm, "an instance of one from hpstage.algos")
 
@@ -53,19 +78,19 @@ class Request:
     metrics: tuple[str, ...]
     steps: int
     n_trials: int | None
-    timeout: float | None
-    algorithm: Algorithm
-    callbacks: tuple[Callback, ...]
-    catch: tuple[type[Exception], ...]
-    constraints: Constraints | None
-    extend: bool
-    sharing: bool
-    evaluate_every: int | None
-    checkpoint_every: int | None
-    checkpoint_budget: int | None  # bytes
-    verify: Verify
-    audit: Auditing
-    audit_budget: float
+    timeout: float | None = None
+    algorithm: Algorithm = field(default_factory=FullTraining)
+    callbacks: tuple[Callback, ...] = ()
+    catch: tuple[type[Exception], ...] = ()
+    constraints: Constraints | None = None
+    extend: bool = False
+    sharing: bool = True
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    checkpoint_budget: int | None = None  # bytes
+    verify: Verify = "first-fork"
+    audit: Auditing = "idle"
+    audit_budget: float = 0.05
     environment: str | None = None
     space_works: bool = True  # as far as it was tried out
     workers: int = 1  # how many there are, once they are open

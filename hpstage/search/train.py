@@ -9,22 +9,15 @@ from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, get_args, overload
 
-from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
-from hpstage.checkpoints.eviction import BYTES
 from hpstage.cluster.main_guard import refuse_while_imported
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.errors.arguments import (
     METRIC,
-    PLACE,
-    Kind,
     checked,
-    either,
     in_tuple,
-    instance,
     one_of,
     optional,
-    switch,
     text,
     whole,
 )
@@ -38,8 +31,9 @@ from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.given import Direction, Given, in_memory
 from hpstage.search.progress import open_display
-from hpstage.search.request import CALLBACKS, ENVIRONMENT, Request
+from hpstage.search.request import KINDS, Request
 from hpstage.search.results.lineage import RUNS, Configuration, Lineage
+from hpstage.search.results.result import Result
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.search.run import run
 from hpstage.search.signals import Interruption
@@ -56,19 +50,7 @@ Values = Mapping[str, Schedule | Plateau | Scalar]
 
 _FALLS = ("loss", "error", "perplexity", "mse", "mae", "nll")
 """Parts of the names of metrics that are the better the lower they are."""
-
-_KINDS: dict[str, Kind] = {
-    "study": text("a name"),
-    "store": optional(either(PLACE, instance(Journal, "a Journal"))),
-    "checkpoints": optional(either(PLACE, instance(CheckpointStore, "a CheckpointStore"))),
-    "evaluate_every": optional(whole()),
-    "checkpoint_every": optional(whole()),
-    "checkpoint_budget": optional(BYTES),
-    "audit": one_of(*get_args(Auditing)),
-    "environment": ENVIRONMENT,
-    "callbacks": CALLBACKS,
-    "show_progress_bar": switch,
-}
+_NAME = text("a name")
 
 
 @overload
@@ -115,7 +97,8 @@ def train(
     steps=whole(),
     metric=optional(METRIC),
     direction=optional(one_of(*get_args(Direction))),
-    **_KINDS,
+    study=_NAME,
+    **KINDS,
 )
 def train(
     trainable: object,
@@ -193,7 +176,7 @@ def train(
     return trained[0] if isinstance(hp, Mapping) else trained
 
 
-@checked(**_KINDS)
+@checked(study=_NAME, **KINDS)
 def train_all(
     trainable: object,
     configurations: Sequence[Configuration],
@@ -221,31 +204,37 @@ def train_all(
         metrics=metrics,
         steps=max(one.steps for one in configurations),
         n_trials=len(configurations),
-        timeout=None,
-        algorithm=FullTraining(),
         callbacks=in_tuple(callbacks or ()),
-        catch=(),
-        constraints=None,
-        extend=False,
-        sharing=True,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         checkpoint_budget=checkpoint_budget,
-        verify="first-fork",
         audit=audit,
-        audit_budget=0.05,
         environment=environment,
     )
-    try_out_space(request)
-    with (
-        Interruption("the same call continues") as interruption,
-        open_call(request, executor, store, checkpoints, open_display(show_progress_bar), interruption) as call,
-    ):
+    interruption = Interruption("the same call continues")
+    result = searched(
+        request, executor, store, checkpoints, show_progress_bar=show_progress_bar, interruption=interruption
+    )
+    return [result.trial(id) for id in given.trials]
+
+
+def searched(
+    request: Request,
+    executor: Executor | Client | Cluster | None,
+    store: str | os.PathLike[str] | Journal | None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None,
+    *,
+    show_progress_bar: bool,
+    interruption: Interruption,
+) -> Result:
+    """Try out the space, and search."""
+    request = replace(request, space_works=try_out_space(request))
+    display = open_display(show_progress_bar)
+    with interruption, open_call(request, executor, store, checkpoints, display, interruption) as call:
         result = run(call)
     place = result.store if store is None else store
     assert place is not None
-    result = replace(result, lineage=Lineage(trainable, place, checkpoints, train_all))
-    return [result.trial(id) for id in given.trials]
+    return replace(result, lineage=Lineage(request.trainable, place, checkpoints, train_all))
 
 
 def _configuration(hp: Values, steps: int) -> Configuration:
