@@ -34,19 +34,39 @@ def is_lazy(tensor: Any) -> bool:
 
 def allow_copies(value: Any) -> bool:
     """Let copies of a value be lazy, if it is a tensor whose memory nobody else may have. Return whether they are."""
-    if not _is_whole(value) or value.is_inference():
+    if not _has_one_user(value):
         return False
-    tensor, torch = value, sys.modules["torch"]
-    storage = tensor.untyped_storage()
-    if tensor._use_count() > 1 or torch._C._storage_Use_Count(storage._cdata) > _HOLDERS:
-        return False
-    if is_lazy(tensor):
+    if is_lazy(value):
         return True
     try:
-        torch._lazy_clone(tensor)
+        sys.modules["torch"]._lazy_clone(value)
     except RuntimeError:  # memory that torch has not allocated: a mapped file, an array
         return False
     return True
+
+
+def is_mapped(value: Any) -> bool:
+    """Return whether a value is a tensor in a file of safetensors that is mapped for this process alone, as
+    transformers loads models, and nobody else may have it. (A mapping of another kind may also be an array's.)"""
+    if not sys.platform.startswith("linux") or not _has_one_user(value):
+        return False
+    address = address_of(value)
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            place, rights, *_, path = line.split(maxsplit=5)
+            begin, _, end = place.partition("-")
+            if int(begin, 16) <= address < int(end, 16):
+                name = path.rstrip().removesuffix(" (deleted)")
+                return rights.endswith("p") and name.endswith(".safetensors")
+    return False
+
+
+def _has_one_user(value: Any) -> bool:
+    """Return whether a value is a tensor whose memory nobody else may have, as far as torch knows."""
+    if not _is_whole(value) or value.is_inference() or value._use_count() > 1:
+        return False
+    storage = value.untyped_storage()
+    return bool(sys.modules["torch"]._C._storage_Use_Count(storage._cdata) <= _HOLDERS)
 
 
 def copy(value: Any) -> Any | None:

@@ -6,10 +6,13 @@ Whether anything writes to it later need not be known, and changes no value: see
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hpstage.checkpoints import lazy_copies, leaves
 
@@ -27,10 +30,57 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def share(tensor: Tensor, *others: Tensor) -> None:
-    """Let copies of a tensor be lazy; it becomes one itself if one of the others is equal to it."""
-    if not lazy_copies.allow_copies(tensor):
+    """Let copies of a tensor be lazy; it becomes one itself if one of the others is equal to it. A tensor in a mapped
+    file, of which there are no lazy copies, leaves it."""
+    lazy = lazy_copies.allow_copies(tensor)
+    if not lazy and not lazy_copies.is_mapped(tensor):
         return
     for other in others:
         if lazy_copies.allow_copies(other) and leaves.same_bytes(tensor, other):
             tensor.data = torch._lazy_clone(other.detach())
             return
+    if not lazy:
+        tensor.data = tensor.detach().clone()
+        lazy_copies.allow_copies(tensor)
+
+
+@contextmanager
+def sharing_with(others: Iterable[Tensor], may: Callable[[Tensor], bool]) -> Iterator[None]:
+    """While a model is made, let its parameters have the memory of equal tensors of others, so that never more than a
+    layer of it is there twice.
+
+    Whether a parameter is equal to another is seen when the next module registers one: by then, its own module has
+    filled it. What changes it later copies it first.
+
+    Args:
+        may: whether a parameter may be shared at all.
+    """
+    known: dict[object, list[Tensor]] = defaultdict(list)
+    for other in others:
+        if lazy_copies.is_lazy(other):
+            known[_form(other)].append(other)
+    filled: list[tuple[nn.Module, nn.Parameter]] = []
+
+    def registered(module: nn.Module, name: str, parameter: Tensor) -> None:
+        while filled and filled[0][0] is not module:
+            _, earlier = filled.pop(0)
+            same = [other for other in known.get(_form(earlier), ()) if _begin_alike(earlier, other)]
+            if same and may(earlier):
+                share(earlier, *same)
+        if known and type(parameter) is nn.Parameter:
+            filled.append((module, parameter))
+
+    handle = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _form(tensor: Tensor) -> object:
+    return tensor.shape, tensor.dtype, tensor.layout, tensor.device
+
+
+def _begin_alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether the first numbers of two tensors of one form are equal."""
+    return torch.equal(one.detach().flatten()[:16], other.detach().flatten()[:16])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -403,7 +403,8 @@ class TorchLoop(Adapter):
         self._hp = self._initial
         self._give_values()
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
-        self._built = _Built(self._user, self.device)
+        with self._sharing():
+            self._built = _Built(self._user, self.device)
         self._see_values("model() or optimizer()")
         self._share_memory(self._built)
         self._world.begin()
@@ -413,6 +414,10 @@ class TorchLoop(Adapter):
         self._data().go_to(None)
         self._data().settle()
         self._pending = False
+
+    def _sharing(self) -> AbstractContextManager[None]:
+        """Let a model have the memory of others while it is made."""
+        return nullcontext()
 
     def _share_memory(self, built: _Built, *others: torch.nn.Module) -> None:
         """Let copies of what is frozen in a new model be lazy, and have its memory in common with equal models."""

@@ -26,6 +26,7 @@ from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython,
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
 from hpstage.torch.data import Batches
+from hpstage.torch.frozen import sharing_with, tensors_of
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loop import TorchLoop, _Built
 from hpstage.torch.trainable import TorchTrainable
@@ -199,9 +200,18 @@ class StackedLoop(TorchLoop):
         super()._build()
         self._see_shared("model() or optimizer()")
 
+    def _sharing(self) -> AbstractContextManager[None]:
+        pristine = self._world.pristine
+        assert pristine is not None
+        others = chain.from_iterable(tensors_of(model).values() for model in self._other_models())
+        return sharing_with(others, lambda tensor: tensor not in pristine)
+
     def _share_memory(self, built: _Built, *others: torch.nn.Module) -> None:
+        super()._share_memory(built, *others, *self._other_models())
+
+    def _other_models(self) -> list[torch.nn.Module]:
         slots = [slot._built for slot in (self.stack.first, *self.stack.slots) if slot is not self]
-        super()._share_memory(built, *others, *(other.model for other in slots if other is not None))
+        return [built.model for built in slots if built is not None]
 
     def _see_shared(self, what: str) -> None:
         """Raise :class:`UsageError` if anything has changed that all slots share: to the others it would happen, too,

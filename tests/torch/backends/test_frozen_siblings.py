@@ -165,6 +165,17 @@ class Tied(OneBatch):
         return made
 
 
+class Large(OneBatch):
+    """Frozen weights of which no copies are made to check programs."""
+
+    def backbone(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 16))
+
+    def changed(self, backbone: Any) -> nn.Module:
+        backbone[1] = Adapter(backbone[1])
+        return backbone  # type: ignore[no-any-return]
+
+
 class ByHand(OneBatch):
     """A frozen layer that ``update()`` changes itself."""
 
@@ -182,7 +193,7 @@ KINDS: dict[str, type[Backbone]] = {
     kind.__name__: kind
     for kind in (
         *(Backbone, OneBatch, Adapted, DroppedApart, Dropped, DrawnByValue, AdaptedFirst, Peft),
-        *(Images, ImagesInEval, Odd, Tied, ByHand),
+        *(Images, ImagesInEval, Odd, Tied, Large, ByHand),
     )
 }
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.outputs import Outputs
 from hpstage.torch.backends.stacked.planning import STREAM, Plan, plan, same
-from hpstage.torch.backends.stacked.probes import probe
+from hpstage.torch.backends.stacked.probes import is_varied, probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
 from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.rules import is_large
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracer import Tracer
 from hpstage.torch.backends.stacked.tracing import Effects, Trace
@@ -109,9 +110,14 @@ def _probes(
     trace: Trace, example: Sequence[Tensor], width: int, seed: int, shared: frozenset[int]
 ) -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    states = len(trace.trained) + len(trace.kept)
+    trained, states = len(trace.trained), len(trace.trained) + len(trace.kept)
     batch = len(example) - states - len(trace.values)
-    first = probe(example, generator, states, batch, moved=trace.movable)
+    given = {
+        trained + index
+        for index, name in enumerate(trace.kept)
+        if name in trace.unchanged and is_large(tensor := example[trained + index]) and is_varied(tensor)
+    }
+    first = probe(example, generator, states, batch, moved=trace.movable, given=given)
     own = [tensor.new_empty(0) if index in shared else tensor for index, tensor in enumerate(example)]
     others = [probe(own, generator, states, batch, moved=trace.movable) for _ in range(width - 1)]
     return [first, *([first[i] if i in shared else tensor for i, tensor in enumerate(other)] for other in others)]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from hpstage.checkpoints import lazy_copies
 from hpstage.torch.backends.stacked.cleaning import is_random
 from hpstage.torch.backends.stacked.rules import Call, Site, is_exact, proposals
 from hpstage.torch.backends.stacked.streams import Streams
@@ -216,7 +217,9 @@ def _form(part: Any, of: Callable[[Node], object]) -> object:
 
 
 def _form_of(value: Tensor) -> object:
-    return value.shape, value.stride(), value.dtype, value.data_ptr() % ALIGNMENT
+    # Who asks for the address of a lazy copy gets another one.
+    address = lazy_copies.address_of(value) if lazy_copies.is_lazy(value) else value.data_ptr()
+    return value.shape, value.stride(), value.dtype, address % ALIGNMENT
 
 
 def _fits(example: Tensor) -> bool:
@@ -251,6 +254,7 @@ def _holds(
         reference = [_run(node, _of(others, plan.constants, slot)) for slot in range(plan.width)]
         if not _equal(evaluate(call, values.__getitem__), reference):
             return False
+        del others, stacks, values  # before there are new ones: a frozen weight may be large
     return True
 
 
@@ -258,16 +262,17 @@ def _usual(value: Tensor) -> Tensor:
     """Return ones in the place of zeros, and of what is no number: among these, all ways to compute agree."""
     if not value.is_floating_point():
         return value
-    return torch.empty_like(value).copy_(torch.where(value.isfinite() & (value != 0), value, 1))
+    usual = torch.empty_like(value).copy_(value)
+    return usual.masked_fill_(value.isfinite().logical_not_().logical_or_(value == 0), 1)
 
 
 def _other(value: Tensor, generator: torch.Generator, *, infinite: bool) -> Tensor:
     if not value.is_floating_point():
         return value
-    factor = 0.5 + torch.rand(value.shape, generator=generator)
+    factor = torch.rand(value.shape, generator=generator).add_(0.5)
     if infinite:
         factor[torch.rand(value.shape, generator=generator) < _INFINITE] = torch.inf
-    return torch.empty_like(value).copy_(value * factor.to(value))
+    return torch.empty_like(value).copy_(factor).mul_(value)
 
 
 def _may(node: Node, example: Any) -> bool:

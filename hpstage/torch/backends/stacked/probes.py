@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+_SEEN = 4096
+
 
 def probe(
-    example: Sequence[Tensor], generator: torch.Generator, states: int, batch: int, *, moved: bool
+    example: Sequence[Tensor],
+    generator: torch.Generator,
+    states: int,
+    batch: int,
+    *,
+    moved: bool,
+    given: Collection[int] = (),
 ) -> list[Tensor]:
     """Return inputs of a made-up member, near a real one's.
 
@@ -19,9 +27,10 @@ def probe(
     Args:
         example: a member's inputs: ``states`` tensors of its model, hyperparameters, ``batch`` tensors of its batch.
         moved: whether samples change places.
+        given: indices of tensors of the model that are not changed, and not copied.
     """
     first = len(example) - batch
-    made = [_near(tensor, generator) for tensor in example[:states]]
+    made = [tensor if index in given else _near(tensor, generator) for index, tensor in enumerate(example[:states])]
     made += [tensor.clone() for tensor in example[states:first]]
     tensors = example[first:]
     samples = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
@@ -31,6 +40,15 @@ def probe(
             tensor = tensor[order.to(tensor.device)]
         made.append(tensor.contiguous().clone())
     return made
+
+
+def is_varied(tensor: Tensor) -> bool:
+    """Return whether most numbers of a tensor differ, so that ways to compute that differ show it as well as of made-up
+    ones."""
+    if not tensor.is_floating_point() or not tensor.is_contiguous():
+        return False
+    some = tensor.view(-1)[:: max(1, tensor.numel() // _SEEN)]
+    return len(torch.unique(some)) > len(some) // 2
 
 
 def _near(tensor: Tensor, generator: torch.Generator) -> Tensor:

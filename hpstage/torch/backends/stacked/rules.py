@@ -27,6 +27,11 @@ from hpstage.torch.backends.stacked.images import (
 _aten = torch.ops.aten
 
 
+def is_large(tensor: Tensor) -> bool:
+    """Return whether a tensor takes so much memory that another like it counts."""
+    return tensor.nbytes >= 1 << 20
+
+
 @dataclass(frozen=True)
 class Call:
     """An expression: a function of values, of nodes of the graph and of other calls."""
@@ -67,11 +72,13 @@ Rule = Callable[[Site], Call | None]
 
 def proposals(site: Site) -> Iterator[Call]:
     """Yield the ways to do it, best first: with one tensor for all members where they have one in common, and with a
-    copy of it for each."""
+    copy of it for each, unless it is large: to copy that takes longer than to read it for each."""
     once = [arg for arg in site.node.all_input_nodes if arg in site.once]
     if (call := _rule_for(site)) is not None:
         yield call
-    if once and (call := _rule_for(replace(site, once=frozenset()))) is not None:
+    if not once or any(is_large(site.examples[arg]) for arg in once):
+        return
+    if (call := _rule_for(replace(site, once=frozenset()))) is not None:
         yield _spread(call, {arg: Call(_copies, (arg, site.width)) for arg in once})
 
 

@@ -30,6 +30,7 @@ from hpstage.torch.backends.stacked.images import substitute
 from hpstage.torch.backends.stacked.one_step import OneStep
 from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
+from hpstage.torch.backends.stacked.rules import is_large
 from hpstage.torch.backends.stacked.stand_ins import equal_scalars, first_line
 from hpstage.training.randomness import generators_restored
 
@@ -236,6 +237,9 @@ def _same_state(a: Any, b: Any) -> bool:
 def compared(made: Trace, one: OneStep) -> bool:
     """Compare a recording with ``update()`` itself, on other parameters and on a batch in another order.
 
+    A large tensor that the step leaves as it is stays, if nothing has taken its address so far: then all that has read
+    it are operations, which are recorded.
+
     Returns:
         Whether ``update()`` takes a batch in another order; else it is compared on that of the recording.
 
@@ -245,8 +249,11 @@ def compared(made: Trace, one: OneStep) -> bool:
     example = [one.state[name] for name in (*made.trained, *made.kept)]
     example += [one.values[name] for name in made.values] + one.tensors
     generator = torch.Generator().manual_seed(0)
+    read = {name for name in made.unchanged if is_large(one.state[name]) and lazy_copies.is_lazy(one.state[name])}
+    given = {len(made.trained) + index for index, name in enumerate(made.kept) if name in read}
+    states = len(made.trained) + len(made.kept)
     for moved in (True, False):
-        inputs = probe(example, generator, len(made.trained) + len(made.kept), len(one.tensors), moved=moved)
+        inputs = probe(example, generator, states, len(one.tensors), moved=moved, given=given)
         state = dict(zip((*made.trained, *made.kept), inputs, strict=False))
         for tensor in state.values():
             lazy_copies.allow_copies(tensor)
