@@ -64,7 +64,7 @@ def sharing_with(others: Iterable[Tensor], may: Callable[[Tensor], bool]) -> Ite
     def registered(module: nn.Module, name: str, parameter: Tensor) -> None:
         while filled and filled[0][0] is not module:
             _, earlier = filled.pop(0)
-            same = [other for other in known.get(_form(earlier), ()) if _begin_alike(earlier, other)]
+            same = [other for other in known.get(_form(earlier), ()) if _begin_equally(earlier, other)]
             if same and may(earlier):
                 share(earlier, *same)
         if known and type(parameter) is nn.Parameter:
@@ -81,6 +81,6 @@ def _form(tensor: Tensor) -> object:
     return tensor.shape, tensor.dtype, tensor.layout, tensor.device
 
 
-def _begin_alike(one: Tensor, other: Tensor) -> bool:
+def _begin_equally(one: Tensor, other: Tensor) -> bool:
     """Return whether the first numbers of two tensors of one form are equal."""
     return torch.equal(one.detach().flatten()[:16], other.detach().flatten()[:16])

@@ -24,7 +24,7 @@ from tests.torch.backends.test_frozen_memory import Frozen
 
 STEPS = 6  # batches, of which no two of a trial are equal
 
-COMPARED = 1  # first steps that were compared with eager ones, and so had been computed
+COMPARED = 4  # first steps that may have been compared with eager ones, and so had been computed
 
 
 def search(store: Path, *, seeds: bool = False, slots: int = 2) -> hpstage.Result:
@@ -58,7 +58,7 @@ def test_a_frozen_layer_is_computed_once_for_each_batch(slots: int, tmp_path: Pa
 def test_what_no_trial_has_in_common_with_another_is_computed_by_each(tmp_path: Path) -> None:
     saved = search(tmp_path, seeds=True).savings
     assert saved.frozen_batches == saved.steps_trained
-    assert saved.frozen_skipped <= 2 * COMPARED
+    assert saved.frozen_skipped <= COMPARED
 
 
 def test_all_outputs_show_the_same(tmp_path: Path) -> None:

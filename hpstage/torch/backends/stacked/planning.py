@@ -217,7 +217,7 @@ def _form(part: Any, of: Callable[[Node], object]) -> object:
 
 
 def _form_of(value: Tensor) -> object:
-    # Who asks for the address of a lazy copy gets another one.
+    # Taking the address of a lazy copy copies it.
     address = lazy_copies.address_of(value) if lazy_copies.is_lazy(value) else value.data_ptr()
     return value.shape, value.stride(), value.dtype, address % ALIGNMENT
 
