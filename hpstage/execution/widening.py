@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from hpstage.plan.step_times import ALONE, StepTimes
 
 _RATIOS = 3
-"""Comparisons of two numbers, of which the median counts: what else the machine does makes some steps slower."""
+"""Comparisons of the fastest steps of two numbers, of which the median counts: what else the machine does makes steps
+slower, for a while or for long."""
 _STEPS, _SECONDS = 8, 0.1
 """The most steps of either number in a comparison, and seconds after which there are no further ones. The first step,
 in which programs are built and models join, is not counted."""
@@ -36,7 +37,7 @@ class Widening:
         self._in_vain = False  # these cannot be trained as one
         self._compared: list[int] = []  # what is compared, of which the first is trained next
         self._taken: list[float] = []  # seconds of its steps
-        self._means: list[float] = []  # of those before it
+        self._fastest: list[float] = []  # of those before it
         self._ratios: dict[int, list[float]] = {}  # by the larger number
 
     def learn(self, seconds: tuple[tuple[int, float], ...]) -> None:
@@ -60,7 +61,7 @@ class Widening:
         settled = count == twice or self._steps >= _SETTLED
         known = count <= best or count > twice or best < self.times.widest
         if settled and not (known or self._compared or self._in_vain):
-            self._compared, self._taken, self._means = [best, count], [], []
+            self._compared, self._taken, self._fastest = [best, count], [], []
         return self._compared[0] if self._compared else best
 
     def took(self, seconds: float, widths: Sequence[int]) -> bool:
@@ -73,11 +74,11 @@ class Widening:
         counted = self._taken[1:]
         if not counted or (len(counted) < _STEPS and sum(counted) < _SECONDS):
             return False
-        self._means.append(max(statistics.mean(counted), 1e-9))
+        self._fastest.append(max(min(counted), 1e-9))
         self._compared, self._taken = self._compared[1:], []
         if self._compared:
             return False
-        separately, as_one = self._means
+        separately, as_one = self._fastest
         ratios = self._ratios.setdefault(count, [])
         ratios.append(as_one / separately)
         if len(ratios) < _RATIOS:
