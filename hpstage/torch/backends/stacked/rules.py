@@ -230,14 +230,20 @@ def _addmm(site: Site) -> Call | None:
 
 
 def _product(site: Site, a: Any, b: Any, *bias: Any) -> Call:
-    """One product for all members, of which one factor is in common."""
+    """One product for all members, of which one factor is in common.
+
+    The other is contiguous: members' parameters are in rows with gaps, and those of a check are not, so that the same
+    view would be another operand for BLAS.
+    """
     function = _aten.addmm.default if bias else _aten.mm.default
     rows, columns = site.out.shape
     if site.is_stacked(a):
-        joint = Call(function, (*bias, Call(Tensor.flatten, (a, 0, 1)), b))
+        rows_of_all = Call(Tensor.contiguous, (Call(Tensor.flatten, (a, 0, 1)),))
+        joint = Call(function, (*bias, rows_of_all, b))
         return Call(Tensor.view, (joint, [site.width, rows, columns]))
     bias = tuple(Call(Tensor.flatten, (part,)) for part in bias)
-    joint = Call(function, (*bias, a, Call(Tensor.flatten, (Call(Tensor.transpose, (b, 0, 1)), 1, 2))))
+    columns_of_all = Call(Tensor.flatten, (Call(Tensor.transpose, (b, 0, 1)), 1, 2))
+    joint = Call(function, (*bias, a, Call(Tensor.contiguous, (columns_of_all,))))
     by_member = Call(Tensor.transpose, (Call(Tensor.view, (joint, [rows, site.width, columns])), 0, 1))
     return Call(Tensor.contiguous, (by_member,))
 
