@@ -12,7 +12,8 @@ _RATIOS = 3
 slower, for a while or for long."""
 _STEPS, _SECONDS = 8, 0.1
 """The most steps of either number in a comparison, and seconds after which there are no further ones. The first step,
-in which programs are built and models join, is not counted."""
+in which programs are built and models join, is not counted. Half as many are compared each time that chains end
+before they were."""
 _SETTLED = 50
 """Steps after which fewer chains than twice as many are taken to be as many as there will be."""
 
@@ -36,6 +37,7 @@ class Widening:
         self._steps = 0  # of as many chains
         self._in_vain = False  # these cannot be trained as one
         self._compared: list[int] = []  # what is compared, of which the first is trained next
+        self._most = _STEPS  # of the steps that are counted
         self._taken: list[float] = []  # seconds of its steps
         self._fastest: list[float] = []  # of those before it
         self._ratios: dict[int, list[float]] = {}  # by the larger number
@@ -56,6 +58,8 @@ class Widening:
         count, best = len(chains), self.times.best
         self._steps = self._steps + 1 if count == len(self._chains) else 0
         if chains != self._chains:
+            if self._compared:  # they were too short to compare as many steps
+                self._most = max(1, self._most // 2)
             self._chains, self._in_vain, self._compared = chains, False, []
         twice = min(2 * best, self._slots)
         settled = count == twice or self._steps >= _SETTLED
@@ -72,7 +76,7 @@ class Widening:
             return False
         self._taken.append(seconds)
         counted = self._taken[1:]
-        if not counted or (len(counted) < _STEPS and sum(counted) < _SECONDS):
+        if not counted or (len(counted) < self._most and sum(counted) < _SECONDS):
             return False
         self._fastest.append(max(min(counted), 1e-9))
         self._compared, self._taken = self._compared[1:], []

@@ -110,6 +110,15 @@ def test_chains_of_a_few_steps_are_compared_with_no_others() -> None:
     assert steps.widening.times.slowness(2) == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize("length", [4, 6, 10, 17])
+def test_chains_of_fewer_steps_than_are_compared_are_enough(length: int) -> None:
+    """As where they end at the rounds of an algorithm."""
+    steps = Steps(fixed(0.1))
+    for number in range(12):
+        steps.train([f"{number}a", f"{number}b"], length)
+    assert steps.widening.times.best == 2
+
+
 def test_what_others_have_learnt_is_not_tried_again() -> None:
     steps = Steps(fixed(1.0))
     steps.train([*"ab"], 5)
