@@ -27,7 +27,8 @@ _INDENT = 40  # columns; what is deeper is not moved further, and names its pare
 _GUIDE = 4  # columns of rich's guides
 _HANGING = " " * 4
 _STYLES: dict[State, str] = {
-    "failed": "bold red", "running": "cyan", "waiting": "yellow", "done": "green", "dropped": "dim"
+    "failed": "bold red", "running": "cyan", "waiting": "yellow", "interrupted": "yellow", "done": "green",
+    "dropped": "dim",
 }  # fmt: skip
 
 
@@ -43,8 +44,8 @@ def tree(
     """Show the stage tree of a store. It has the branches, what each trains, and its progress.
 
     A line is a node: its steps, what changes with respect to the line above, its state (waiting, running, done,
-    failed; dropped: nothing needs the rest of it any more), its checkpoints, the best value of the metric
-    on it or below it, and the trials through it.
+    failed, interrupted; dropped: nothing needs the rest of it any more), its checkpoints, the best value of the
+    metric on it or below it, and the trials through it.
     The store is not changed. A picture shows all of the tree, as the one of hpstage report does: --depth and --lines
     are for the text.
 

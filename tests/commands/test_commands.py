@@ -36,6 +36,7 @@ from hpstage.plan.facts import (
     ChainId,
     ChainStarted,
     DriverId,
+    DriverLeft,
     Fact,
     NodeId,
     SearchStarted,
@@ -384,6 +385,12 @@ def test_a_long_tree_omits_the_branches_with_the_fewest_trials_and_counts_them(s
     assert [line[0] for line in roots] == ["#", "#", "."]
     below = sum(int(n) for n in re.findall(r"\(\+ (\d+) nodes? below\)", "".join(roots)))
     assert below == int(re.match(r"\.\.\. (\d+)", roots[-1])[1]) == len(everything) - 2  # type: ignore[index]
+
+
+def test_the_tree_of_an_interrupted_search_says_so(store: Path) -> None:
+    requests = ask([trial(0, {"a": s.piecewise({0: 1, 4: 2})}, 8)], "gone")
+    write_in(store, [*requests, DriverLeft(DriverId("gone"), 1.0, "gone")])
+    assert "interrupted" in output_of("tree", store)
 
 
 def test_a_trial_with_a_hundred_changes_fits_on_the_screen(store: Path) -> None:
