@@ -208,7 +208,6 @@ class ChainRunner:
             self._reruns.follow(flight)
         flight.start_clock()
         while True:
-            called = control.called
             boundary = course.boundaries.pop(flight.step, None)
             metrics = None
             if boundary is not None:
@@ -222,7 +221,7 @@ class ChainRunner:
                 return "done"
             if flight.saves.error is not None:
                 raise flight.saves.error
-            if called:
+            if control.called:
                 if (ending := self._left_over(flight)) is not None:
                     yield from self._end(flight, ending)
                     return "done"
