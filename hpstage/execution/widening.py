@@ -43,8 +43,8 @@ class Widening:
         self._ratios: dict[int, list[float]] = {}  # by the larger number
 
     def learn(self, seconds: tuple[tuple[int, float], ...]) -> None:
-        """Take over what others have learnt."""
-        if seconds and seconds[-1][0] > self.times.widest:
+        """Take over what the plan knows, from others; where two have found otherwise, that counts for both."""
+        if seconds and seconds[-1][0] >= self.times.widest and seconds != self.times.seconds:
             self.times = StepTimes(seconds)
             self._chains, self._compared = (), []
 

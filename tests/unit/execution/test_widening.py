@@ -127,3 +127,10 @@ def test_what_others_have_learnt_is_not_tried_again() -> None:
     assert steps.trained[8] == 20
     steps.widening.learn(((1, 1.0), (2, 3.0)))  # older
     assert steps.widening.times.best == 8
+
+
+def test_where_others_have_found_otherwise_the_plan_decides() -> None:
+    steps = Steps(fixed(1.0))
+    steps.widening.learn(((1, 1.0), (2, 3.0)))  # in vain, as this worker has found
+    steps.widening.learn(((1, 1.0), (2, 1.1)))  # as the plan has it, from another
+    assert steps.widening.times.best == 2
