@@ -34,8 +34,9 @@ from hpstage.plan.messages import Auditing, Verify
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.request import ALGORITHM, KINDS, Request
 from hpstage.search.results.result import Result
+from hpstage.search.run import searched
 from hpstage.search.signals import Interruption
-from hpstage.search.train import searched
+from hpstage.search.train import train_all
 from hpstage.store import Journal
 
 if TYPE_CHECKING:
@@ -226,5 +227,11 @@ def optimize(
         environment=environment,
     )
     return searched(
-        request, executor, store, checkpoints, show_progress_bar=show_progress_bar, interruption=Interruption()
+        request,
+        executor,
+        store,
+        checkpoints,
+        show_progress_bar=show_progress_bar,
+        interruption=Interruption(),
+        train=train_all,
     )

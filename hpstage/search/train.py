@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, get_args, overload
 
@@ -27,15 +26,11 @@ from hpstage.optuna.ledger import Callback
 from hpstage.plan.messages import Auditing
 from hpstage.schedule import Plateau, Scalar, Schedule, as_schedule
 from hpstage.schedule.space import RESERVED
-from hpstage.search.call import open_call
-from hpstage.search.dry_run import try_out_space
 from hpstage.search.given import Direction, Given, in_memory
-from hpstage.search.progress import open_display
 from hpstage.search.request import KINDS, Request
-from hpstage.search.results.lineage import RUNS, Configuration, Lineage
-from hpstage.search.results.result import Result
+from hpstage.search.results.lineage import RUNS, Configuration
 from hpstage.search.results.trial import TrainedTrial
-from hpstage.search.run import run
+from hpstage.search.run import searched
 from hpstage.search.signals import Interruption
 from hpstage.store import Journal
 from hpstage.training.identity import threads
@@ -213,28 +208,15 @@ def train_all(
     )
     interruption = Interruption("the same call continues")
     result = searched(
-        request, executor, store, checkpoints, show_progress_bar=show_progress_bar, interruption=interruption
+        request,
+        executor,
+        store,
+        checkpoints,
+        show_progress_bar=show_progress_bar,
+        interruption=interruption,
+        train=train_all,
     )
     return [result.trial(id) for id in given.trials]
-
-
-def searched(
-    request: Request,
-    executor: Executor | Client | Cluster | None,
-    store: str | os.PathLike[str] | Journal | None,
-    checkpoints: str | os.PathLike[str] | CheckpointStore | None,
-    *,
-    show_progress_bar: bool,
-    interruption: Interruption,
-) -> Result:
-    """Try out the space, and search."""
-    request = replace(request, space_works=try_out_space(request))
-    display = open_display(show_progress_bar)
-    with interruption, open_call(request, executor, store, checkpoints, display, interruption) as call:
-        result = run(call)
-    place = result.store if store is None else store
-    assert place is not None
-    return replace(result, lineage=Lineage(request.trainable, place, checkpoints, train_all))
 
 
 def _configuration(hp: Values, steps: int) -> Configuration:
