@@ -88,3 +88,14 @@ def test_the_docstring_of_a_trainable_lists_every_attribute() -> None:
     public = [name for name in vars(trainable)["__annotations__"] if not name.startswith("_")]
     listed = re.findall(r"^        (\w+): ", trainable.__doc__.partition("Attributes:")[2], re.MULTILINE)
     assert listed == public
+
+
+def test_nothing_else_is_at_the_top_level() -> None:
+    """What is tracked there; a sweep of all new files once committed downloaded packages."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = {line.partition("/")[0] for line in tracked.splitlines()}
+    folders = {"hpstage", "cluster", "algos", "notebooks", "tests", "scripts"}
+    files = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
+    assert {name for name in names if not name.startswith(".")} == folders | files
