@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,20 @@ def frozen_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers()) | dict(model.named_parameters())
+
+
+def prefix_share(model: nn.Module) -> float:
+    """Return the share of a model's weights that come before the first trained one, in the order of its modules, which
+    is mostly that in which they are applied. Those of embeddings, which are looked up, do not count."""
+    weights = [
+        parameter
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for parameter in module.parameters(recurse=False)
+        if parameter.dim() > 1
+    ]
+    before = takewhile(lambda weight: not weight.requires_grad, weights)
+    return sum(weight.numel() for weight in before) / max(1, sum(weight.numel() for weight in weights))
 
 
 def share(tensor: Tensor, *others: Tensor) -> None:

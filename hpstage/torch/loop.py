@@ -17,7 +17,7 @@ from hpstage.torch import environment
 from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
 from hpstage.torch.backends.meaning import Meaning, Reached
-from hpstage.torch.backends.measuring import measure
+from hpstage.torch.backends.measuring import clock_of, measure
 from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.evaluation import evaluating
@@ -357,6 +357,10 @@ class TorchLoop(Adapter):
         self._numerics, self._backend, self._pending = numerics, None, True
         self._steps_by()
         return False
+
+    def seconds(self) -> float:
+        self.synchronize()
+        return clock_of(self)()
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         """Return the seconds of a step by each backend, as :meth:`hpstage.executor.Executor.measure` does, and leave

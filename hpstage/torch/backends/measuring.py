@@ -22,13 +22,15 @@ _FIRST = 3
 _STEPS = 50
 _PART = 0.005
 """Fewer steps are measured of a search whose workers train few: at most this part of them."""
-_BUILDS = 300
+_BUILDS = 150
 """Eager steps that last as long as building the programs of one sibling and of two, and measuring them."""
 _SHARE = 0.02
 """A backend that begins slowly is tried if that is known to take at most this share of what the steps take eagerly:
 what it gains is not known before, and trying it may be in vain."""
 _LIKELY, _SHORT = 0.1, 0.005
-"""The same for siblings whose steps take fewer seconds: most of such a step is overhead, which as one they share."""
+"""The same for siblings that are likely to gain: where steps take fewer seconds, most of a step is overhead, which as
+one they share; where most of the weights come before the first trained one, siblings and epochs share what those
+compute."""
 _SECONDS, _LEAST = 5.0, 3
 """Fewer steps are measured once they have taken so many seconds, but at least so many."""
 
@@ -44,6 +46,8 @@ class Measured(Protocol):
     def setup(self, hp: Mapping[str, Scalar]) -> None: ...
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None: ...
     def synchronize(self) -> None: ...
+    def seconds(self) -> float:
+        """Return the time at which all that was requested is done, by the clock to measure it by."""
 
 
 class Bundle(Protocol):
@@ -90,6 +94,9 @@ class _Together:
     def synchronize(self) -> None:
         self._sides[0].synchronize()
 
+    def seconds(self) -> float:
+        return self._sides[0].seconds()
+
 
 def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
     """Train some 50 steps by each backend, or fewer if they are long, under the values at step 0.
@@ -100,7 +107,7 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
     ``steps`` eager steps, is not tried.
     """
     found: dict[str, float] = {}
-    clock, most = clock_of(trainable), min(_STEPS - _FIRST, _PART * steps)
+    most = min(_STEPS - _FIRST, _PART * steps)
     for name in sorted(names, key="eager".__ne__):
         expected = steps * found.get("eager", math.inf)
         if _SHARE * expected < backend_named(name).begins:
@@ -113,24 +120,31 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
             for step in range(_FIRST):
                 _train_on(trainable, step, initial)
             trainable.synchronize()
-            beginning, begun = time.perf_counter() - started, clock()
-            taken = 0
-            while taken < _LEAST or (taken < most and clock() - begun < _SECONDS):
+            begun, began = trainable.seconds(), time.perf_counter()
+            beginning, taken = began - started, 0
+            while taken < _LEAST or (taken < most and time.perf_counter() - began < _SECONDS):
                 _train_on(trainable, _FIRST + taken, initial)
                 taken += 1
-            trainable.synchronize()
+            seconds = trainable.seconds() - begun
         except Exception as error:
             if name == "eager":
                 raise
             logger.warning("numerics = %r is not considered: %s: %s", name, type(error).__name__, error)
             continue
-        found[name] = (clock() - begun) / taken
+        found[name] = seconds / taken
         found[f"{name} begins"] = max(0.0, beginning - _FIRST * found[name])  # other processes may compile
     return found
 
 
 def measure_pair(
-    bundle: Bundle, sides: Sequence[Measured], name: str, initial: Mapping[str, Scalar], steps: float, eager: float
+    bundle: Bundle,
+    sides: Sequence[Measured],
+    name: str,
+    initial: Mapping[str, Scalar],
+    steps: float,
+    eager: float,
+    *,
+    likely: bool = False,
 ) -> dict[str, float]:
     """Return the seconds of a step of one sibling and of two as one, by a backend that trains several; nothing if it
     fails. It is not tried where ``steps`` steps of ``eager`` seconds are few compared with what that takes.
@@ -140,8 +154,9 @@ def measure_pair(
     Args:
         bundle: trains a step of them.
         sides: its members.
+        likely: whether they are likely to take less time by it.
     """
-    share = _LIKELY if eager < _SHORT else _SHARE
+    share = _LIKELY if likely or eager < _SHORT else _SHARE
     if share * steps * eager < backend_named(name).begins + _BUILDS * eager:
         return {f"{name} untried": steps * eager}
     times, begins = [], 0.0

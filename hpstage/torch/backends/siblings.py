@@ -20,13 +20,13 @@ from hpstage.schedule import Scalar
 from hpstage.torch.backends.common import CommonSettings, changed_objects
 from hpstage.torch.backends.device_memory import DeviceMemory
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
-from hpstage.torch.backends.measuring import clock_of, measure_pair
+from hpstage.torch.backends.measuring import measure_pair
 from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
 from hpstage.torch.data import Batches
-from hpstage.torch.frozen import sharing_with, tensors_of
+from hpstage.torch.frozen import prefix_share, sharing_with, tensors_of
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loop import TorchLoop, _Built
 from hpstage.torch.trainable import TorchTrainable
@@ -95,18 +95,19 @@ class StackedLoop(TorchLoop):
         return {index: slots[index].width for index in steps}
 
     def seconds(self) -> float:
-        self.synchronize()
-        return clock_of(self)()
+        """What is computed of frozen layers does not count: that depends on which batches come again."""
+        return super().seconds() - self.stack.seconds_ahead
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         """Return the seconds of a step by each backend that can be chosen; by one that trains several siblings as one,
         those of one of them, and of two."""
         found = super().measure_backends(initial, steps)
+        likely = self._built is not None and prefix_share(self._built.model) > 0.5
         several = [name for name in usable(self.device) if backend_named(name).several]
         try:
             for name in several if self.slots > 1 else ():
                 sides = [slot for slot in self.members() if isinstance(slot, StackedLoop)]
-                found |= measure_pair(self, sides, name, initial, steps, found["eager"])
+                found |= measure_pair(self, sides, name, initial, steps, found["eager"], likely=likely)
         finally:
             self.close()
             for slot in self.stack.slots:
@@ -342,6 +343,11 @@ class Stack:
         self._tracing: tuple[StackedLoop, ...] = ()
         self._warned: set[str] = set()
         self._as_one = self.most
+
+    @property
+    def seconds_ahead(self) -> float:
+        """Seconds spent on what frozen layers give."""
+        return self._builder.outputs.seconds
 
     def limit(self, most: int) -> None:
         """Train at most so many as one from now on."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.outputs import Outputs
 from hpstage.torch.backends.stacked.planning import STREAM, Plan, plan, same
+from hpstage.torch.backends.stacked.prefix import Divided, divide
 from hpstage.torch.backends.stacked.probes import is_varied, probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
 from hpstage.torch.backends.stacked.refusal import NotStackable
@@ -24,8 +25,8 @@ _SEEDS = (1, 2)  # of the members on which a program is planned, and on which it
 
 
 class Builder:
-    """Makes the programs of one trainable on one device: one trace for each shape of batches, and from it a program for
-    each number of members.
+    """Makes the programs of one trainable on one device: one trace for each shape of batches, and from its rest a
+    program for each number of members.
 
     Args:
         subject: whose ``update()`` is trained.
@@ -37,40 +38,47 @@ class Builder:
         self.tracer = Tracer(subject, effects)
         self.frozen = Frozen()
         self.outputs = Outputs()
-        self._programs: dict[tuple[Trace, int, frozenset[int]], Program] = {}
+        self._divided: dict[Trace, Divided] = {}
+        self._programs: dict[tuple[Divided, int, frozenset[int]], Program] = {}
         self.built = 0
         """Number of programs built."""
         self.seconds = 0.0
         """Spent on building them."""
 
+    def divided(self, trace: Trace) -> Divided:
+        """Return a step as its prefix and the rest."""
+        if trace not in self._divided:
+            self._divided[trace] = divide(trace)
+        return self._divided[trace]
+
     def program(
-        self, trace: Trace, width: int, example: Sequence[Tensor], shared: frozenset[int] = frozenset()
+        self, step: Divided, width: int, example: Sequence[Tensor], shared: frozenset[int] = frozenset()
     ) -> Program:
-        """Return the program of ``width`` members.
+        """Return the program of the rest of a step of ``width`` members.
 
         Args:
-            example: a member's inputs.
+            example: a member's inputs, without results of the prefix.
             shared: indices of those that are one tensor for all members, and :data:`STREAM` if all draw the same
                 numbers. That makes no difference to their bits: what depends on them alone is computed once as each
                 would compute it.
         """
-        key = (trace, width, shared)
+        key = (step, width, shared)
         if key not in self._programs:
             begin = time.perf_counter()
             with torch.inference_mode():
-                self._programs[key] = self._build(trace, width, example, shared)
+                self._programs[key] = self._build(step, width, example, shared)
             self.built += 1
             self.seconds += time.perf_counter() - begin
         return self._programs[key]
 
-    def _build(self, trace: Trace, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:
-        members = _probes(trace, example, width, _SEEDS[0], shared)
-        planned = plan(trace, members, self._streams(width, shared), shared)
+    def _build(self, step: Divided, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:
+        members = _probes(step, example, width, _SEEDS[0], shared)
+        planned = plan(step.rest, members, self._streams(width, shared), shared)
         del members
-        made = program(trace, planned)
+        made = program(step.rest, planned)
         if width == 1:
             return made
-        if self._agrees(trace, made, example):
+        if self._agrees(step, made, example):
             return made
         one_by_one = Plan(
             width,
@@ -80,20 +88,20 @@ class Builder:
             shared=shared,
             once=planned.once,
         )
-        made = program(trace, one_by_one)
-        if self._agrees(trace, made, example):
+        made = program(step.rest, one_by_one)
+        if self._agrees(step, made, example):
             return made
         raise NotStackable(f"a step of {width} members has other bits than {width} steps of one, even one by one")
 
-    def _agrees(self, trace: Trace, made: Program, example: Sequence[Tensor]) -> bool:
+    def _agrees(self, step: Divided, made: Program, example: Sequence[Tensor]) -> bool:
         """Return whether a program gives each of other members what it is given alone."""
-        alone = self.program(trace, 1, example)  # before there are members here, which take memory
-        members = _probes(trace, example, made.width, _SEEDS[1], made.shared)
+        alone = self.program(step, 1, example)  # before there are members here, which take memory
+        members = _probes(step, example, made.width, _SEEDS[1], made.shared)
         states = self._streams(made.width, made.shared).states
-        together = _run(trace, made, members, Streams(self.device, states))
+        together = _run(step.rest, made, members, Streams(self.device, states))
         for slot, member in enumerate(members):
             streams = Streams(self.device, [states[slot]])
-            reference = _run(trace, alone, [member], streams)
+            reference = _run(step.rest, alone, [member], streams)
             if not all(same(mine[slot], its[0]) for mine, its in zip(together, reference, strict=True)):
                 return False
         return True
@@ -107,9 +115,9 @@ class Builder:
 
 
 def _probes(
-    trace: Trace, example: Sequence[Tensor], width: int, seed: int, shared: frozenset[int]
+    step: Divided, example: Sequence[Tensor], width: int, seed: int, shared: frozenset[int]
 ) -> list[list[Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
+    generator, trace = torch.Generator().manual_seed(seed), step.rest
     trained, states = len(trace.trained), len(trace.trained) + len(trace.kept)
     batch = len(example) - states - len(trace.values)
     given = {
@@ -120,7 +128,14 @@ def _probes(
     first = probe(example, generator, states, batch, moved=trace.movable, given=given)
     own = [tensor.new_empty(0) if index in shared else tensor for index, tensor in enumerate(example)]
     others = [probe(own, generator, states, batch, moved=trace.movable) for _ in range(width - 1)]
-    return [first, *([first[i] if i in shared else tensor for i, tensor in enumerate(other)] for other in others)]
+    members = [first, *([first[i] if i in shared else tensor for i, tensor in enumerate(other)] for other in others)]
+    if step.prefix is None:
+        return members
+    places = {name: trained + index for index, name in enumerate(trace.kept)}
+    reads = [places[name] for name in step.prefix.frozen] + [len(example) - batch + i for i in step.prefix.batch]
+    # Members that have a batch in common have what the prefix gives on it in common, too.
+    common = list(step.prefix.run(*(first[i] for i in reads))) if shared.issuperset(reads) else None
+    return [[*member, *(common or step.prefix.run(*(member[i] for i in reads)))] for member in members]
 
 
 def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Streams) -> list[list[Tensor]]:
@@ -130,7 +145,6 @@ def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Stre
     for index, column in enumerate(zip(*members, strict=True)):
         stacked = made.kept_stacked[index - first] if first <= index < last else index < last + len(trace.values)
         inputs.append(column[0] if index in made.shared else torch.stack(column) if stacked else list(column))
-    ahead = made.prefix.run(inputs) if made.prefix else ()
-    losses, gradients, kept, logged = made.run(inputs, streams, ahead)
+    losses, gradients, kept, logged = made.run(inputs, streams)
     results = [*([] if losses is None else [losses]), *gradients, *kept, *logged]
     return [list(value.unbind() if isinstance(value, Tensor) else value) for value in results]

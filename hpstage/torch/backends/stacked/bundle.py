@@ -17,6 +17,7 @@ from hpstage.torch.backends.stacked.joint_state import FlatGroup, Rows
 from hpstage.torch.backends.stacked.member import Member
 from hpstage.torch.backends.stacked.outputs import Ahead
 from hpstage.torch.backends.stacked.planning import STREAM
+from hpstage.torch.backends.stacked.prefix import Divided, Prefix
 from hpstage.torch.backends.stacked.program import Program, Value
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.signature import shape_key, tensors_of
@@ -119,7 +120,11 @@ class Bundle:
             raise NotStackable("the members' batches differ in shape at this step")
         columns = [list(column) for column in zip(*map(tensors_of, batches), strict=True)]
         trace = self._ready(shape, batches, hp)
-        program = self._program_for(columns, hp)
+        divided = self._builder.divided(trace)
+        example = [column[0] for column in columns]
+        ahead = self._ahead(divided.prefix, columns)
+        columns += [list(column) for column in zip(*(its.values for its in ahead), strict=True)]
+        program = self._program_for(divided, columns, example, hp)
         values = [self._column([of[name] for of in hp]) for name in trace.values]
         kept = [_in_form(value, form) for value, form in zip(self._kept, program.kept_stacked, strict=True)]
         weights = [weight for group in self._groups.values() for weight in group.stacked()]
@@ -128,13 +133,13 @@ class Bundle:
             inputs: list[Any] = [*weights, *kept, *values, *columns]
             for index in program.shared - {STREAM}:
                 inputs[index] = inputs[index][0]
-            ahead = self._builder.outputs.of(trace, program, inputs)
-            losses, gradients, self._kept, logged = program.run(inputs, streams, ahead.values)
+            losses, gradients, self._kept, logged = program.run(inputs, streams)
             first = 0
             for index, group in self._groups.items():
                 group.step(gradients[first : first + len(group.places)], self._numbers_of(index))
                 first += len(group.places)
-        self.frozen_work = self._frozen_work(program, ahead)
+        work = [FrozenWork(1, int(its.found), its.seconds if its.found else 0.0) for its in ahead]
+        self.frozen_work = work or [NO_FROZEN_WORK] * len(self.members)
         values_logged = iter(logged)
         self.logged = [
             (name, next(values_logged).tolist() if number is None else [number] * len(self.members))
@@ -145,15 +150,14 @@ class Bundle:
             member.count_step()
         return None if losses is None else losses.clone()
 
-    def _frozen_work(self, program: Program, ahead: Ahead) -> list[FrozenWork]:
-        """Return the members' shares of what was computed ahead: the first has computed what was not there."""
-        assert self._common is not None
-        if not self._common.batch_matters:
-            return [NO_FROZEN_WORK] * len(self.members)
-        computed, skipped = FrozenWork(1, 0, 0.0), FrozenWork(1, 1, ahead.seconds)
-        if program.prefix is None:
-            return [computed] * len(self.members)
-        return [skipped if ahead.found or slot else computed for slot in range(len(self.members))]
+    def _ahead(self, prefix: Prefix | None, columns: Sequence[Sequence[Tensor]]) -> list[Ahead]:
+        """Return what the prefix of the step gives on each member's batch."""
+        if prefix is None:
+            return []
+        frozen = [[member.frozen[name] for name in prefix.frozen] for member in self.members]
+        batches = [[columns[index][slot] for index in prefix.batch] for slot in range(len(self.members))]
+        with torch.inference_mode():
+            return self._builder.outputs.of(prefix, frozen, batches)
 
     def _ready(self, shape: object, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Trace:
         """Return the trace for these batches: as long as nothing but numbers changes, the one before."""
@@ -185,14 +189,24 @@ class Bundle:
         for index, name in enumerate(trace.kept):
             if all(name in member.frozen for member in self.members):
                 self._kept[index] = [member.frozen[name] for member in self.members]
-        self._common, self._program = Common(trace, self._kept, len(self.members)), None
+        self._common, self._program = Common(self._builder.divided(trace).rest, self._kept, len(self.members)), None
         self._prepared = shape
         return trace
 
-    def _program_for(self, columns: Sequence[Sequence[Tensor]], hp: Sequence[Mapping[str, Scalar]]) -> Program:
-        """Return the program for what members have in common in this step."""
-        trace, common = self._trace, self._common
-        assert trace is not None
+    def _program_for(
+        self,
+        step: Divided,
+        columns: Sequence[Sequence[Tensor]],
+        batch: Sequence[Tensor],
+        hp: Sequence[Mapping[str, Scalar]],
+    ) -> Program:
+        """Return the program for what members have in common in this step.
+
+        Args:
+            columns: of each tensor of a batch, and then of each result of the prefix, the members'.
+            batch: the first member's.
+        """
+        common = self._common
         assert common is not None
         shared = common.of(columns, [member.stream for member in self.members])
         if self._program is not None and self._program.shared == shared:
@@ -200,10 +214,10 @@ class Bundle:
         example = [
             *(weight[0] for group in self._groups.values() for weight in group.stacked()),
             *(_parts(value)[0] for value in self._kept),
-            *(self._column([hp[0][name]])[0] for name in trace.values),
-            *(column[0] for column in columns),
+            *(self._column([hp[0][name]])[0] for name in step.rest.values),
+            *batch,
         ]
-        self._program = self._builder.program(trace, len(self.members), example, shared)
+        self._program = self._builder.program(step, len(self.members), example, shared)
         return self._program
 
     def _allocate(self, trace: Trace) -> None:

@@ -35,11 +35,11 @@ class Frozen:
 
 
 class Common:
-    """Says which inputs of a trace are one tensor for all members.
+    """Says which inputs of the rest of a step are one tensor for all members.
 
     Args:
         kept: of each of ``trace.kept``, the members' tensors: a list, or stacked.
-        width: number of members. One alone has all of its batch in common with itself at another time.
+        width: number of members; one alone has nothing in common with others.
     """
 
     def __init__(self, trace: Trace, kept: Sequence[object], width: int) -> None:
@@ -47,15 +47,19 @@ class Common:
         self._shared = frozenset(
             first + index
             for index, (name, parts) in enumerate(zip(trace.kept, kept, strict=True))
-            if name in trace.unchanged and isinstance(parts, list) and all(part is parts[0] for part in parts)
+            if width > 1
+            and name in trace.unchanged
+            and isinstance(parts, list)
+            and all(part is parts[0] for part in parts)
         )
-        begin, end = first + len(trace.kept) + len(trace.values), len(trace.inputs) - len(trace.constants)
-        self._with_batch = self._shared | set(range(begin, end))
+        end = len(trace.inputs) - len(trace.constants)
+        self._with_batch = self._shared | set(range(end - trace.batch, end))
         # Batches may be equal in one step and differ in another, and each case has a program of its own.
         self._with_all = self._with_batch | ({STREAM} if any(map(is_random, trace.graph.nodes)) else set())
         more = once_of(trace, self._with_all) - once_of(trace, self._shared)
-        self.batch_matters = any(map(is_heavy, more))
-        """Whether much is computed of a batch that depends on nothing else that members differ in."""
+        self._batch_matters = width > 1 and any(map(is_heavy, more))
+        """Whether much is computed of a batch and random numbers that depends on nothing else that members differ
+        in: without random numbers, that is the prefix."""
 
     def of(self, batch: Sequence[Sequence[Tensor]], streams: Sequence[Tensor]) -> frozenset[int]:
         """Return the indices of these inputs, and :data:`STREAM` if it is in common, in a step on this batch.
@@ -64,7 +68,7 @@ class Common:
             batch: of each of its tensors, the members'.
             streams: the members' states of torch's generator.
         """
-        if not self.batch_matters or not all(map(_is_one, batch)):
+        if not self._batch_matters or not all(map(_is_one, batch)):
             return self._shared
         return self._with_all if _is_one(streams) else self._with_batch
 

@@ -1,7 +1,7 @@
-"""What frozen operations have given on the batches of earlier steps: a second epoch, or another trial, has it at once.
+"""What the prefix of a step has given on earlier batches: a second epoch, or another trial, has it at once.
 
 Values are kept with a digest of the batch that they were computed of. Together, those of a kind of step take an eighth
-of what the frozen tensors take that they depend on, or 32 MiB; the last eight kinds are kept. (Nautilus, SIGMOD 2022,
+of what the frozen tensors take that they depend on, or 64 MiB; the last eight kinds are kept. (Nautilus, SIGMOD 2022,
 keeps outputs of frozen layers on the disk.)
 """
 
@@ -16,14 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpstage.torch.backends.stacked.planning import ALIGNMENT, STREAM
-from hpstage.torch.backends.stacked.program import Program
-from hpstage.torch.backends.stacked.tracing import Trace
+from hpstage.torch.backends.stacked.planning import ALIGNMENT
+from hpstage.torch.backends.stacked.prefix import Prefix
 from hpstage.training.identity import accelerators
 
 Values = tuple[Tensor, ...]
 
-_LEAST = 32 << 20
+_LEAST = 64 << 20
 _SHARE = 8
 _KINDS = 8
 _TIMED = 8
@@ -33,45 +32,64 @@ _TIMED = 8
 class Ahead(NamedTuple):
     """The values of a prefix; whether they were there, and the seconds in which they are computed."""
 
-    values: Values = ()
-    found: bool = False
-    seconds: float = 0.0
+    values: Values
+    found: bool
+    seconds: float
 
 
 class Outputs:
-    """The values of the prefixes of one trainable's programs."""
+    """The values of the prefixes of one trainable's steps."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Trace, frozenset[int]], _Kept] = {}
+        self._kept: dict[tuple[Prefix, tuple[int, ...]], _Kept] = {}
         self.found = self.computed = 0
-        """Steps whose values were there, and those that computed them."""
+        """Batches whose values were there, and those of which they were computed."""
+        self.seconds = 0.0
+        """Spent on computing them, an estimate."""
 
-    def of(self, trace: Trace, program: Program, inputs: Sequence[Tensor]) -> Ahead:
-        """Return what ``program.prefix`` gives on these inputs, whatever the number of members."""
-        prefix = program.prefix
-        if prefix is None:
-            return Ahead()
-        frozen = [inputs[index] for index in prefix.frozen]
-        key = trace, program.shared - {STREAM}  # no random number is in them
-        kept = self._kept.pop(key, None)
-        if kept is None or any(mine is not its for mine, its in zip(kept.frozen, frozen, strict=True)):
-            kept = _Kept(frozen)
+    def of(
+        self, prefix: Prefix, frozen: Sequence[Sequence[Tensor]], batches: Sequence[Sequence[Tensor]]
+    ) -> list[Ahead]:
+        """Return what a prefix gives on each member's batch; of equal batches, once for all.
+
+        Args:
+            frozen: each member's tensors of :attr:`Prefix.frozen`, which are one and the same where they are equal.
+            batches: each member's tensors of :attr:`Prefix.batch`.
+        """
+        of_step: dict[object, Ahead] = {}
+        found = []
+        for tensors, batch in zip(frozen, batches, strict=True):
+            kept = self._of(prefix, tensors)
+            digest = _digest(batch)
+            key = None if digest is None else (kept, digest)
+            if key in of_step:
+                found.append(of_step[key]._replace(found=True))
+                continue
+            before = kept.computed
+            values = kept.of(digest, batch, lambda tensors=tensors, batch=batch: prefix.run(*tensors, *batch))  # type: ignore[misc]
+            there = before == kept.computed
+            self.computed += not there
+            self.found += there
+            self.seconds += 0.0 if there else kept.seconds
+            found.append(Ahead(values, there, kept.seconds))
+            if key is not None:
+                of_step[key] = found[-1]
+        return found
+
+    def _of(self, prefix: Prefix, frozen: Sequence[Tensor]) -> _Kept:
+        key = prefix, tuple(map(id, frozen))
+        kept = self._kept.pop(key, None) or _Kept(frozen)
         self._kept[key] = kept  # the last one used at the end
         if len(self._kept) > _KINDS:
             del self._kept[next(iter(self._kept))]
-        before = kept.computed
-        values = kept.of([inputs[index] for index in prefix.batch], lambda: prefix.run(inputs))
-        found = before == kept.computed
-        self.computed += not found
-        self.found += found
-        return Ahead(values, found, kept.seconds)
+        return kept
 
 
 class _Kept:
     """Values by the digest of a batch: those that came first, since batches come again in the same order."""
 
-    def __init__(self, frozen: list[Tensor]) -> None:
-        self.frozen = frozen
+    def __init__(self, frozen: Sequence[Tensor]) -> None:
+        self._frozen = frozen  # which keep their ids, as long as these values are kept
         self.computed = 0
         self.seconds = math.inf
         """Of the fastest computation that was timed: the first ones fetch memory."""
@@ -80,8 +98,7 @@ class _Kept:
         self._nbytes = 0
         self._missed = 0  # since a batch last came again
 
-    def of(self, batch: list[Tensor], compute: Callable[[], Values]) -> Values:
-        key = _digest(batch)
+    def of(self, key: bytes | None, batch: Sequence[Tensor], compute: Callable[[], Values]) -> Values:
         values = None if key is None else self._values.get(key)
         if values is not None:
             self._missed = 0
@@ -89,7 +106,7 @@ class _Kept:
         values = self._timed(compute, batch[0].device) if self.computed < _TIMED else compute()
         self.computed += 1
         self._missed += 1
-        if key is None or not _own_memory(values, [*self.frozen, *batch]):
+        if key is None or not _own_memory(values, [*self._frozen, *batch]):
             return values
         storages = {value.untyped_storage()._cdata: value.untyped_storage() for value in values}
         nbytes = sum(storage.nbytes() for storage in storages.values())
@@ -110,13 +127,13 @@ class _Kept:
         return values
 
 
-def _own_memory(values: Values, others: list[Tensor]) -> bool:
+def _own_memory(values: Values, others: Sequence[Tensor]) -> bool:
     """Return whether no value is in memory of others, which may change: a batch is perhaps a part of the data."""
     taken = {other.untyped_storage()._cdata for other in others}
     return all(value.untyped_storage()._cdata not in taken for value in values)
 
 
-def _digest(batch: list[Tensor]) -> bytes | None:
+def _digest(batch: Sequence[Tensor]) -> bytes | None:
     """Return a digest of all of a batch that a kernel may depend on; None of tensors that are not plain."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in batch:

@@ -147,6 +147,8 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: fr
             elif is_random(node):
                 alone[node] = streams.each(lambda slot, node=node: _run(node, _of(alone, constants, slot)))  # type: ignore[misc]
                 result.alone[node] = 0.0
+            elif width == 1:
+                alone[node] = [_run(node, _of(alone, constants, 0))]
             else:
                 seconds, alone[node] = _timed(
                     lambda node=node: [_run(node, _of(alone, constants, slot)) for slot in range(width)]  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from hpstage.torch.backends.stacked.cleaning import is_random
 from hpstage.torch.backends.stacked.layout import Layout, is_aligned
-from hpstage.torch.backends.stacked.planning import Plan, is_heavy
+from hpstage.torch.backends.stacked.planning import Plan
 from hpstage.torch.backends.stacked.rules import Call
 from hpstage.torch.backends.stacked.tracing import Trace
 
@@ -22,32 +22,19 @@ Value = Tensor | list[Tensor]
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """A function ``run(inputs)`` of inputs that all members have in common, those at ``frozen`` and ``batch``. Its
-    results are the same for any number of members."""
-
-    run: Callable[..., tuple[Tensor, ...]]
-    frozen: tuple[int, ...]
-    batch: tuple[int, ...]
-    source: str
-
-
-@dataclass(frozen=True)
 class Program:
-    """A function ``run(inputs, streams, ahead) -> (loss, gradients, kept, logged)`` for a number of members.
+    """A function ``run(inputs, streams) -> (loss, gradients, kept, logged)`` for a number of members.
 
     ``inputs`` are those of the trace but for its constants. Those at the indices ``shared`` are one tensor for all
     members; with :data:`STREAM` among them, all streams are in one state. Of the others, parameters and hyperparameters
-    are stacked; tensors of the batch are lists; ``kept`` are what ``kept_stacked`` says. ``ahead`` is what ``prefix``
-    gives on these inputs, () without one. The losses and logged values, of shape (members,), and the gradients are
-    stacked.
+    are stacked; tensors of the batch are lists; ``kept`` are what ``kept_stacked`` says. The losses and logged values,
+    of shape (members,), and the gradients are stacked.
     """
 
     width: int
     run: Callable[..., tuple[Tensor | None, list[Tensor], list[Value], list[Tensor]]]
     kept_stacked: tuple[bool, ...]
     shared: frozenset[int]
-    prefix: Prefix | None
     source: str
 
 
@@ -70,22 +57,13 @@ class _Writer:
 
     def program(self) -> Program:
         trace, plan, layout, inputs = self._trace, self._plan, self._layout, self._inputs
-        ahead = self._ahead()
         outputs: Any = trace.graph.output_node()
-        handed = [node for node in ahead if any(user not in ahead for user in node.users)]
         stacked = [self._stacked_input(node, index) for index, node in enumerate(inputs)]
         for index, (node, is_stacked) in enumerate(zip(inputs, stacked, strict=True)):
             name = self._once(node) if node in plan.once else self._name(node, is_stacked)
             self._there.add(name)
             self._lines.append(f"{name} = inputs[{index}]")
-        if handed:
-            names = [self._once(node) for node in handed]
-            self._lines.append(f"{', '.join(names)}, = ahead")
-            self._there.update(names)
-        for node in reversed(list(trace.graph.nodes)):
-            if node in plan.once and node.users and all(user in ahead for user in node.users):
-                ahead[node] = None  # for the prefix alone
-        self._write_all([node for node in trace.graph.nodes if node not in ahead])
+        self._write_all()
         results = outputs.args[0]
         first = 1 + len(trace.trained)
         loss, *gradients = [self._value(node, True) for node in results[:first]]
@@ -95,55 +73,22 @@ class _Writer:
         kept = [self._kept(node, form) for node, form in zip(results[first:last], kept_stacked, strict=True)]
         logged = [f"{self._value(node, True)}.clone()" for node in results[last:]]  # perhaps a parameter's memory
         self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}], [{', '.join(logged)}]")
-        run, source = self._compiled("inputs, streams, ahead")
-        return Program(plan.width, run, kept_stacked, plan.shared, self._prefix(handed) if handed else None, source)
+        run, source = self._compiled()
+        return Program(plan.width, run, kept_stacked, plan.shared, source)
 
-    def _ahead(self) -> dict[Node, None]:
-        """Return what is computed, once, of a batch that all members have in common, if that takes long."""
-        trace, once = self._trace, self._plan.once
-        of_batch = set(self._inputs[len(trace.trained) + len(trace.kept) + len(trace.values) :]) & once
-        drawn: set[Node] = set()  # random numbers, and what depends on them: the next step has others
-        ahead: dict[Node, None] = {}
-        for node in trace.graph.nodes:
-            if is_random(node) or not drawn.isdisjoint(node.all_input_nodes):
-                drawn.add(node)
-            elif node in once and not of_batch.isdisjoint(node.all_input_nodes):
-                of_batch.add(node)
-                if _origin(node) is None:
-                    ahead[node] = None
-        return ahead if any(map(is_heavy, ahead)) else {}
-
-    def _prefix(self, handed: list[Node]) -> Prefix:
-        """Write the function that computes these values, and no other."""
-        needed, open = set(handed), list(handed)
-        while open:
-            more = {node for node in open.pop().all_input_nodes if node in self._plan.once} - needed
-            needed |= more
-            open += more
-        used = [index for index, node in enumerate(self._inputs) if node in needed]
-        self._lines = [f"{self._once(self._inputs[index])} = inputs[{index}]" for index in used]
-        self._there = {self._once(self._inputs[index]) for index in used}
-        self._write_all([node for node in self._trace.graph.nodes if node in needed], keep=handed)
-        self._lines.append(f"return {', '.join(map(self._once, handed))},")
-        run, source = self._compiled("inputs")
-        batch = len(self._trace.trained) + len(self._trace.kept) + len(self._trace.values)
-        frozen = tuple(index for index in used if index < batch)
-        return Prefix(run, frozen, tuple(index for index in used if index >= batch), source)
-
-    def _compiled(self, arguments: str) -> tuple[Callable[..., Any], str]:
-        source = "\n    ".join([f"def run({arguments}):", *self._lines]) + "\n"
+    def _compiled(self) -> tuple[Callable[..., Any], str]:
+        source = "\n    ".join(["def run(inputs, streams):", *self._lines]) + "\n"
         exec(compile(source, f"<step of {self._plan.width}>", "exec"), self._names)
         return self._names.pop("run"), source
 
-    def _write_all(self, nodes: list[Node], keep: Collection[Node] = ()) -> None:
-        """Write operations; what none of them uses any more is deleted, but for what is to be kept."""
-        uses = self._last_uses(nodes)
-        for node in nodes:
+    def _write_all(self) -> None:
+        """Write operations; what none of them uses any more is deleted."""
+        uses = self._last_uses()
+        for node in self._trace.graph.nodes:
             if node.op != "call_function" or node in self._plan.constants:
                 continue
             self._write(node)
-            done = (done for done in uses.get(node, ()) if done not in keep)
-            gone = [name for node in done for name in self._all(node) if name in self._there]
+            gone = [name for done in uses.get(node, ()) for name in self._all(done) if name in self._there]
             if gone:
                 self._lines.append(f"del {', '.join(gone)}")
                 self._there.difference_update(gone)
@@ -267,11 +212,11 @@ class _Writer:
     def _all(self, node: Node) -> Iterator[str]:
         yield from (self._name(node, True), self._name(node, False), self._once(node))
 
-    def _last_uses(self, nodes: list[Node]) -> dict[Node, list[Node]]:
+    def _last_uses(self) -> dict[Node, list[Node]]:
         """Return what is used for the last time at each of these nodes."""
         seen: set[Node] = set()
         last: dict[Node, list[Node]] = {}
-        for node in reversed(nodes):
+        for node in reversed(list(self._trace.graph.nodes)):
             for arg in (node, *node.all_input_nodes):
                 if arg not in seen:
                     seen.add(arg)

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -78,6 +80,12 @@ class Trace:
     def inputs(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
+    @property
+    def batch(self) -> int:
+        """The number of tensors of the batch."""
+        others = len(self.trained) + len(self.kept) + len(self.values) + len(self.constants)
+        return len(self.inputs) - others
+
     @cached_property
     def unchanged(self) -> frozenset[str]:
         """Those of ``kept`` that the step leaves as they are."""
@@ -133,7 +141,7 @@ def trace(
         NotStackable: it behaves differently with other values.
     """
     before = random.getstate(), np.random.get_state()
-    with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who):
+    with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who), _described_by_one():
         warnings.simplefilter("ignore")
         with generators_restored():
             recorded = _recorded(one)
@@ -144,6 +152,12 @@ def trace(
         with generators_restored():
             made = _finished(one, recorded)
         return replace(made, movable=_compared(made, one))
+
+
+def _described_by_one() -> AbstractContextManager[object]:
+    """Let ``make_fx`` describe the values of a graph by one mode of fake tensors: by default it makes one for each,
+    which is half of what tracing takes."""
+    return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
 
 
 def _recorded(one: OneStep) -> GraphModule:

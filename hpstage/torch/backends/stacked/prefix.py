@@ -1,0 +1,125 @@
+"""The prefix of a step: what depends on its batch and on frozen tensors alone, divided from the rest of the step.
+
+A member's prefix is computed by itself, by the operations of its own step: whatever others have in common with it, its
+bits are the same. So what it gives on a batch can be computed once, for members, steps and trials that share it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from hpstage.torch.backends.stacked.cleaning import is_random
+from hpstage.torch.backends.stacked.planning import is_heavy
+from hpstage.torch.backends.stacked.tracing import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """A function of frozen tensors and a batch, whose results are further inputs of the rest of a step."""
+
+    frozen: tuple[str, ...]
+    """Names of the tensors that it reads, none of which a step changes."""
+    batch: tuple[int, ...]
+    """Places of the tensors of the batch that it reads."""
+    run: Callable[..., tuple[Tensor, ...]]
+    """Takes those, one after the other."""
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class Divided:
+    """A step as its prefix, if it has one that takes long, and the rest: a step whose batch has the results of the
+    prefix as further tensors at its end."""
+
+    prefix: Prefix | None
+    rest: Trace
+
+
+def divide(trace: Trace) -> Divided:
+    """Divide a step. The two together are the same operations on the same values."""
+    inputs = trace.inputs
+    first = len(trace.trained)
+    end = len(inputs) - len(trace.constants)
+    frozen = {node: name for name, node in zip(trace.kept, inputs[first:], strict=False) if name in trace.unchanged}
+    of_batch = set(inputs[end - trace.batch : end])
+    known = {*frozen, *of_batch, *inputs[end:]}
+    outputs: Any = trace.graph.output_node().args[0]
+    ahead: set[Node] = set()
+    for node in trace.graph.nodes:
+        # Random numbers are others in the next step; a result may be kept, or be changed in place.
+        if node.op != "call_function" or is_random(node) or not known.issuperset(node.all_input_nodes):
+            continue
+        if node in outputs:
+            continue
+        known.add(node)
+        if not of_batch.isdisjoint(node.all_input_nodes):
+            of_batch.add(node)
+            if not _is_view(node):
+                ahead.add(node)
+    if not any(map(is_heavy, ahead)):
+        return Divided(None, trace)
+    handed = [node for node in trace.graph.nodes if node in ahead and any(user not in ahead for user in node.users)]
+    return Divided(_prefix(trace, _needed(handed), frozen, handed), _rest(trace, ahead, handed, end))
+
+
+def _needed(handed: Sequence[Node]) -> set[Node]:
+    needed, open = set(handed), list(handed)
+    while open:
+        more = set(open.pop().all_input_nodes) - needed
+        needed |= more
+        open += more
+    return needed
+
+
+def _prefix(trace: Trace, needed: set[Node], frozen: dict[Node, str], handed: Sequence[Node]) -> Prefix:
+    inputs, end = trace.inputs, len(trace.inputs) - len(trace.constants)
+    batch = inputs[end - trace.batch : end]
+    values = [value for node, value in zip(inputs[end:], trace.constants, strict=True) if node in needed]
+    graph, copies = Graph(), dict[Node, Node]()
+    for node in (*inputs, *trace.graph.nodes):
+        if node in needed and node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in handed))
+    made = GraphModule({}, graph)
+    return Prefix(
+        tuple(frozen[node] for node in inputs if node in needed and node in frozen),
+        tuple(index for index, node in enumerate(batch) if node in needed),
+        lambda *tensors: made.forward(*tensors, *values),
+        made.code,
+    )
+
+
+def _rest(trace: Trace, ahead: set[Node], handed: Sequence[Node], end: int) -> Trace:
+    graph, copies = Graph(), dict[Node, Node]()
+    inputs = trace.inputs
+    for node in inputs[:end]:
+        copies[node] = graph.node_copy(node)
+    for node in handed:
+        copies[node] = graph.placeholder(f"ahead_{node.name}")
+        copies[node].meta = dict(node.meta)
+    for node in inputs[end:]:
+        copies[node] = graph.node_copy(node)
+    for node in trace.graph.nodes:
+        if node.op == "call_function" and node not in ahead:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    outputs: Any = trace.graph.output_node().args[0]
+    graph.output([copies.get(node, node) if isinstance(node, Node) else node for node in outputs])
+    for node in reversed(list(graph.nodes)):  # what only the prefix needed
+        if node.op == "call_function" and not node.users and not is_random(node):
+            graph.erase_node(node)
+    return replace(trace, graph=graph)
+
+
+def _is_view(node: Node) -> bool:
+    """Return whether a value is a view of an input."""
+    while node.op == "call_function":
+        if node.target is not operator.getitem and not getattr(node.target, "is_view", False):
+            return False
+        node = node.args[0]  # type: ignore[assignment]
+    return True
