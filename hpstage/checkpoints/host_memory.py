@@ -49,7 +49,11 @@ class HostMemory:
 
     def live_bytes(self) -> int:
         """Return how many bytes of states a training process keeps at most, unless it is given another number."""
-        return _MOST if self.total is None else min(_MOST, self.total // (_SHARE * self._sharers))
+        return min(_MOST, self.part(_SHARE, _MOST))
+
+    def part(self, of: int, default: int) -> int:
+        """Return one in ``of`` parts of this process's share of all memory; ``default`` if that is unknown."""
+        return default if self.total is None else self.total // (of * self._sharers)
 
     def available(self) -> int | None:
         """Return the bytes that can be allocated without taking memory from other processes; ``None`` if unknown."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,23 +18,22 @@ from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
 from hpstage.torch.backends.meaning import Meaning, Reached
 from hpstage.torch.backends.measuring import clock_of, measure
-from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
-from hpstage.torch.data import Batches, batches_of
+from hpstage.torch.contents import DRAWS, Contents
+from hpstage.torch.data import Batches
 from hpstage.torch.evaluation import evaluating
 from hpstage.torch.follow import Follower
 from hpstage.torch.frozen import frozen_tensors, share, tensors_of
 from hpstage.torch.horizon import Horizon
 from hpstage.torch.loading.mixture import seed_in
 from hpstage.torch.loading.streams import StreamBatches
-from hpstage.torch.loading.taken_over import Workers
 from hpstage.torch.losses import Losses
 from hpstage.torch.mentions import names_gradients, read_in_training
 from hpstage.torch.trainable import TorchTrainable
+from hpstage.torch.trial_data import TrialData, set_hp
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.identity import accelerators
-from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.randomness import Purpose, rekey, seed_of
 
 
@@ -82,11 +81,7 @@ class TorchLoop(Adapter):
         self._initial: dict[str, Scalar] = {}
         self._pending = True  # set up, but not built yet: a state may be loaded into an existing model
         self._built: _Built | None = None
-        self._batches: Batches | StreamBatches | None = None
-        self._prepared: Any = None  # batches of the data that the present trial has made
-        self._prepared_with: _Built | None = None
-        self._made: dict[str, object] = {}  # attributes that dataset() has set
-        self._contents: Contents | None = None
+        self.data = TrialData(subject, self.device)
         self._samples = 0
         self._losses = Losses(subject)
         self._more_follow = False
@@ -271,7 +266,7 @@ class TorchLoop(Adapter):
     def update(self, batch: Any, hp: Mapping[str, Scalar] | None = None) -> Any:
         """Train on a batch by the user's ``update()``, under other hyperparameters if they are given."""
         built = self._ready()
-        _set_hp(self._user, dict(self._hp if hp is None else hp))
+        set_hp(self._user, dict(self._hp if hp is None else hp))
         try:
             return self._user.update(built.model, built.optimizer, batch)
         finally:
@@ -281,7 +276,7 @@ class TorchLoop(Adapter):
         built, self._built = self._ready(), None
         self._give_values()
         self._pending = True
-        self._close_batches()
+        self.data.close()
         self._world.close(but=is_subjects)
         self._borrowed.hand_over()
         return {"model": built.model, "optimizer": built.optimizer, "trainable": self._user}
@@ -290,15 +285,9 @@ class TorchLoop(Adapter):
         """Discard what was built, as in a new process, and restore the user's object and all that it shares."""
         self._built = None
         self._pending = True
-        self._close_batches()
+        self.data.close()
         self._world.close()
         self._borrowed.give_back()
-
-    def _close_batches(self) -> None:
-        for batches in (self._batches, self._prepared):
-            if batches is not None:
-                batches.close()
-        self._prepared = self._prepared_with = None
 
     def synchronize(self) -> None:
         """Wait for the device, before time is measured."""
@@ -311,14 +300,9 @@ class TorchLoop(Adapter):
 
     def see_data(self) -> Contents:
         """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
-        if self._contents is None:
-            with self._borrowed.taken():
-                data = self._given_data()
-                more = {**data.options, **({"draws": DRAWS} if data.draws else {})}
-                with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
-                    first = data.first(SAMPLED) if isinstance(data, StreamBatches) else None
-                    self._contents = contents_of(data.dataset, self._made, owner=self._user, options=more, first=first)
-        return self._contents
+        with self._borrowed.taken():
+            self._given_data()
+            return self.data.contents()
 
     def describe_environment(self) -> dict[str, str]:
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
@@ -396,7 +380,8 @@ class TorchLoop(Adapter):
         self._make_deterministic()
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
-        self._built = self._prepared_with = None  # frees the memory of the previous one first
+        self._built = None  # frees the memory of the previous one first
+        self.data.end_trial()
         self._losses.forget()
         backend = self._steps_by()
         backend.release()
@@ -446,8 +431,8 @@ class TorchLoop(Adapter):
             yield "model", self._built.model
             yield "optimizer", self._built.optimizer
         yield "self", self._user
-        if isinstance(self._batches, Batches):  # a stream keeps its position itself
-            yield "dataset", self._batches.dataset
+        if (dataset := self.data.dataset) is not None:
+            yield "dataset", dataset
 
     def _answers_for(self, path: str) -> bool:
         return self._answered and path.partition(".")[0] == "self"
@@ -471,61 +456,14 @@ class TorchLoop(Adapter):
 
     def _data(self) -> Batches | StreamBatches:
         """Return the batches to train on."""
-        given = self._given_data()
-        if self._prepared_with is not self._built:
-            if self._prepared is not None:
-                self._prepared.close()
-            prepared = self._user._prepared_data()
-            batches = prepared is None or hasattr(prepared, "of_step")
-            self._prepared = prepared if batches else self._batches_of(prepared)
-            self._prepared_with = self._built
-        return given if self._prepared is None else self._prepared
+        self._given_data()
+        return self.data.of_trial(self._built)
 
     def _given_data(self) -> Batches | StreamBatches:
-        if self._batches is None:
-            user = self._user
-            before = dict(vars(user))
-            rekey(0, 0, Purpose.DATA)
-            with self._without_values(
-                f"{type(user).__name__}.dataset()",
-                "the data set is made once, for all trials; read hyperparameters in collate(), loss() or model()",
-            ):
-                dataset = user.dataset()
-            self._made = {
-                name: value
-                for name, value in vars(user).items()
-                if name not in NOT_STATE and (name not in before or value is not before[name])
-            }
-            self._batches = self._batches_of(dataset)
-        return self._batches
-
-    def _batches_of(self, dataset: Any) -> Batches | StreamBatches:
-        user = self._user
-        own = type(user).collate is not TorchTrainable.collate
-        return batches_of(
-            dataset,
-            user.collate if own else None,
-            self.device,
-            Workers(user.num_workers, user.prefetch_factor, user.pin_memory),
-            by_epoch=self._by_epoch,
-            prepare=partial(_without_hp, user),
-            owner=user,
-            stateless=stateless_of(user),
-            who=f"{type(user).__name__}.dataset()",
-        )
-
-    @contextmanager
-    def _without_values(self, who: str, why: str) -> Iterator[None]:
-        """Disallow access to hyperparameters by user code that must not depend on them."""
-        before = self._user.hp
-        _set_hp(self._user, NoValues(who, why))
-        try:
-            yield
-        finally:
-            _set_hp(self._user, before)
+        return self.data.given()
 
     def _give_values(self) -> None:
-        _set_hp(self._user, dict(self._hp))
+        set_hp(self._user, dict(self._hp))
 
     def _see_values(self, who: str) -> None:
         """Refuse changes to ``self.hp`` by the user's code: they would be lost with the next values, or in a fork."""
@@ -535,16 +473,6 @@ class TorchLoop(Adapter):
                 f"hyperparameters are what the schedules say; work on a copy, dict(hp), read one that may be absent "
                 f'by hp.get("name", default), and keep what you compute under another name'
             )
-
-
-def _without_hp(user: TorchTrainable) -> None:
-    """Disallow access to hyperparameters in a process that loads ahead: there they are of the step it started in."""
-    why = "processes that load data know no values; read them in loss() or update(), or load with num_workers = 0"
-    _set_hp(user, NoValues(f"{type(user).__name__}'s data set or collate()", why))
-
-
-def _set_hp(user: TorchTrainable, values: Mapping[str, Scalar]) -> None:
-    object.__setattr__(user, "hp", values)  # a frozen dataclass, too, is trained under changing values
 
 
 _MODEL = "model."

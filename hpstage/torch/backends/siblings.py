@@ -120,7 +120,7 @@ class StackedLoop(TorchLoop):
 
     def _given_data(self) -> Batches | StreamBatches:
         first = self.stack.first
-        if self._batches is None and self is not first:
+        if not self.data.is_made and self is not first:
             shared = first._given_data()
             stackable = isinstance(shared, Batches) and shared.processes is None
             if self.stack.most == 1 or not (self._stacks or stackable):
@@ -131,7 +131,7 @@ class StackedLoop(TorchLoop):
                     f"several models trained at a time would need its own: give max_stacked = 1, or data that are "
                     f"loaded here (num_workers = 0)"
                 )
-            self._batches, self._made = shared, first._made
+            self.data.take_over(first.data)
         return super()._given_data()
 
     # --- the port -----------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class StackedLoop(TorchLoop):
         else:
             self._built = None
             self._pending = True
-            self._close_batches()
+            self.data.close()
             self._world.close()
 
     def _ready(self) -> Any:

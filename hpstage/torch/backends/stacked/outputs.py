@@ -1,8 +1,8 @@
 """What the prefix of a step has given on earlier batches: a second epoch, or another trial, has it at once.
 
 Values are kept with a digest of the batch that they were computed of. Together, those of a kind of step take an eighth
-of what the frozen tensors take that they depend on, or 64 MiB; the last eight kinds are kept. (Nautilus, SIGMOD 2022,
-keeps outputs of frozen layers on the disk.)
+of what the frozen tensors take that they depend on, or 64 MiB, or on the CPU a 64th of a worker's share of the host's
+memory; the last eight kinds are kept. (Nautilus, SIGMOD 2022, keeps outputs of frozen layers on the disk.)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.torch.backends.stacked.planning import ALIGNMENT
 from hpstage.torch.backends.stacked.prefix import Prefix
 from hpstage.training.identity import accelerators
@@ -24,6 +25,7 @@ Values = tuple[Tensor, ...]
 
 _LEAST = 64 << 20
 _SHARE = 8
+_OF_HOST = 64
 _KINDS = 8
 _TIMED = 8
 """The first of a kind's computations are timed, for which a GPU has to be waited for."""
@@ -93,16 +95,23 @@ class _Kept:
         self.computed = 0
         self.seconds = math.inf
         """Of the fastest computation that was timed: the first ones fetch memory."""
-        self._budget = max(_LEAST, sum(tensor.nbytes for tensor in frozen) // _SHARE)
+        on_host = all(tensor.device.type == "cpu" for tensor in frozen)
+        self._budget = max(
+            _LEAST,
+            sum(tensor.nbytes for tensor in frozen) // _SHARE,
+            HostMemory().part(_OF_HOST, 0) if on_host else 0,
+        )
+        self._last: tuple[bytes, Values] | None = None  # for siblings at the same step, where no more can be kept
         self._values: dict[bytes, Values] = {}
         self._nbytes = 0
         self._missed = 0  # since a batch last came again
 
     def of(self, key: bytes | None, batch: Sequence[Tensor], compute: Callable[[], Values]) -> Values:
-        values = None if key is None else self._values.get(key)
-        if values is not None:
+        if key is not None and key in self._values:
             self._missed = 0
-            return values
+            return self._values[key]
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         values = self._timed(compute, batch[0].device) if self.computed < _TIMED else compute()
         self.computed += 1
         self._missed += 1
@@ -116,6 +125,8 @@ class _Kept:
         if self._nbytes + nbytes <= self._budget:
             self._values[key] = values
             self._nbytes += nbytes
+        else:
+            self._last = key, values
         return values
 
     def _timed(self, compute: Callable[[], Values], device: torch.device) -> Values:
