@@ -1,4 +1,5 @@
-"""The files of a checkpoint: ``state.safetensors``, ``state.json`` (structure), ``manifest.json`` (identity).
+"""The files of a checkpoint: ``state.safetensors``, ``state.json`` (structure), ``manifest.json`` (identity). A long
+structure is compressed (zlib).
 
 No pickle: whoever can write to the storage can damage a checkpoint, which is detected, but cannot run code. The tensors
 file is written and read here rather than by the safetensors package, so that tensors are copied directly between their
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -33,13 +35,19 @@ from hpstage.plan.facts import StateKey
 
 FORMAT = 2
 WITH_PARTS = 3
-"""Format of a checkpoint of which some leaves are in parts; any other has the format of before."""
+"""Format of a checkpoint of which some leaves are in parts."""
+COMPRESSED = 4
+"""Format of a checkpoint with a compressed structure, with or without parts; any other has a format of before."""
 TENSORS = "state.safetensors"
 STRUCTURE = "state.json"
 MANIFEST = "manifest.json"
 
 LONGEST = 1 << 30
 """Bytes of a structure, or of a log."""
+_SHORT = 4096
+"""Structures of fewer bytes are not compressed."""
+_RATIO = 64
+"""Compressed ones are at most so many times as long as their file, so that a small file takes little memory."""
 
 _TENSORS = re.compile(r"state(-[0-9a-f]{1,64})?\.safetensors")
 _STRUCTURE = re.compile(r"state(-[0-9a-f]{1,64})?\.json")
@@ -140,21 +148,23 @@ def write(
             f"what is not an array in the state of step {step} takes {len(described):,} bytes of text, more than "
             f"{LONGEST:,}: keep long lists of numbers as arrays"
         )
-    place.write(structure, described)
-    size += len(described)
+    packed = _compressed(described)
+    place.write(structure, packed)
+    size += len(packed)
     whole_size = size
     if parts:
-        plain = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves))
+        plain = _compressed(msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves)))
         whole_size = len(_layout(flat.leaves)[0]) + sum(leaf.nbytes for leaf in flat.leaves) + len(plain)
+    before = WITH_PARTS if parts else FORMAT
     return Manifest(
-        format=WITH_PARTS if parts else FORMAT,
+        format=before if packed is described else COMPRESSED,
         key=key,
         step=step,
         parent=parent,
         workload=workload,
         digest=digest_of(flat, contents),
         marks=marks_of(contents),
-        files={tensors: whole.hexdigest(), structure: xxhash.xxh3_128_hexdigest(described)},
+        files={tensors: whole.hexdigest(), structure: xxhash.xxh3_128_hexdigest(packed)},
         bytes=whole_size,
         parts=parts,
         rest=size if parts else None,
@@ -229,8 +239,8 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         manifest = _decode_manifest(sealed.manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{where} is no manifest: {error}") from error
-    if manifest.format not in (FORMAT, WITH_PARTS):
-        known = f"{FORMAT} and {WITH_PARTS}"
+    if manifest.format not in (FORMAT, WITH_PARTS, COMPRESSED):
+        known = f"{FORMAT} to {COMPRESSED}"
         raise CheckpointCorrupt(f"{where} has format {manifest.format}; this hpstage reads formats {known}")
     if not all(is_part(part.key) and is_key(part.key) for part in manifest.parts):  # each becomes a path
         raise CheckpointCorrupt(f"{where} names parts that are none")
@@ -244,6 +254,22 @@ def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str)
         raise CheckpointCorrupt(f"{where} holds the checkpoint of another state, {manifest.key}")
     if manifest.workload != workload:
         raise CheckpointForeign(f"{where} is of workload {manifest.workload}, not {workload}")
+
+
+def _compressed(described: bytes) -> bytes:
+    """Return the content of a structure's file: of many leaves, it would take more bytes than small leaves do."""
+    if len(described) < _SHORT:
+        return described
+    packed = zlib.compress(described, 1)
+    return packed if len(packed) < len(described) <= _RATIO * len(packed) else described
+
+
+def _decompressed(content: bytes) -> bytes:
+    reader = zlib.decompressobj()
+    described = reader.decompress(content, _RATIO * len(content))
+    if not reader.eof or reader.unused_data:
+        raise ValueError("it is not compressed as structures are")
+    return described
 
 
 def _layout(parts: Sequence[Leaf], elsewhere: Container[int] = ()) -> tuple[bytes, list[int]]:
@@ -284,7 +310,7 @@ def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build
         content = file.read(file.size)
     _check(place, described, xxhash.xxh3_128_hexdigest(content), manifest.files)
     with _understanding(place):
-        structure = _decode_structure(content)
+        structure = _decode_structure(_decompressed(content) if manifest.format == COMPRESSED else content)
         parts, elsewhere = structure.leaves, structure.elsewhere
         for leaf in parts:
             leaves.check(leaf)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -234,8 +235,8 @@ def test_the_checkpoint_of_another_workload_is_refused(store: FolderCheckpoints)
 
 def test_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
     folder = saved(store)
-    rewrite_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.WITH_PARTS + 1))
-    expected = f"has format {files.WITH_PARTS + 1}; this hpstage reads formats {files.FORMAT} and {files.WITH_PARTS}"
+    rewrite_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.COMPRESSED + 1))
+    expected = f"has format {files.COMPRESSED + 1}; this hpstage reads formats {files.FORMAT} to {files.COMPRESSED}"
     with pytest.raises(CheckpointCorrupt, match=expected):
         store.load(KEY)
 
@@ -268,6 +269,41 @@ def test_a_senseless_structure_with_the_right_checksum_is_refused(store: FolderC
     checksums = {**manifest.files, files.STRUCTURE: xxhash.xxh3_128_hexdigest(content)}
     size = (folder / files.TENSORS).stat().st_size + len(content)
     rewrite_manifest(folder, msgspec.structs.replace(manifest, files=checksums, bytes=size))
+    for read in (store.load, store.verify):
+        with pytest.raises(CheckpointCorrupt, match=KEY):
+            read(KEY)
+
+
+MANY = {f"layers.{layer}.weight": torch.full((2,), float(layer)) for layer in range(500)}
+
+
+def test_the_structure_of_many_small_leaves_takes_few_bytes(store: FolderCheckpoints) -> None:
+    store.save(KEY, MANY, step=7, parent=None)
+    folder = store.path / KEY[:2] / KEY
+    assert (folder / files.STRUCTURE).stat().st_size < 10_000
+    assert store.manifest(KEY).format == files.COMPRESSED
+    assert digest(store.load(KEY)) == digest(MANY)
+    store.verify(KEY)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        zlib.compress(b'{"tree": 1, "leaves": [' + bytes(10_000_000)),
+        zlib.compress(b'{"tree": 1, "leaves": []}')[:-1],
+        zlib.compress(b'{"tree": 1, "leaves": []}') + b"x",
+        b'{"tree": 1, "leaves": []}',
+        b"",
+    ],
+    ids=["a bomb", "cut off", "followed by more", "not compressed", "empty"],
+)
+def test_a_senselessly_compressed_structure_is_refused(store: FolderCheckpoints, content: bytes) -> None:
+    folder = saved(store)
+    (folder / files.STRUCTURE).write_bytes(content)
+    manifest = store.manifest(KEY)
+    checksums = {**manifest.files, files.STRUCTURE: xxhash.xxh3_128_hexdigest(content)}
+    size = (folder / files.TENSORS).stat().st_size + len(content)
+    rewrite_manifest(folder, msgspec.structs.replace(manifest, files=checksums, bytes=size, format=files.COMPRESSED))
     for read in (store.load, store.verify):
         with pytest.raises(CheckpointCorrupt, match=KEY):
             read(KEY)
