@@ -56,14 +56,20 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 def test_all_states_of_fifty_thousand_trials_are_as_they_were_saved(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     result = hpstage.optimize(
-        study, Walk(), space, metric="value", steps=STEPS, n_trials=TRIALS, store=tmp_path / "store", audit="off"
+        study,
+        Walk(),
+        space,
+        metric="value",
+        steps=STEPS,
+        n_trials=TRIALS,
+        store=tmp_path / "store",
+        executor=hpstage.InlineExecutor(),
     )
-    plan, seen = result.plan, set[str]()
-    [place] = (tmp_path / "store").rglob("pa")
-    store = FolderCheckpoints(place.parent, str(plan.workload))
-    for number, planned in enumerate(plan.trials.values()):
-        lr = rates(study.trials[number].params)
-        assert study.trials[number].value == sum(rate * (step + 1) for step, rate in enumerate(lr))
+    plan, trials, seen = result.plan, study.trials, set[str]()  # each access to study.trials copies them all
+    store = FolderCheckpoints(tmp_path / "store" / "checkpoints", plan.workload)
+    for trial, planned in zip(trials, plan.trials.values(), strict=True):
+        lr = rates(trial.params)
+        assert trial.value == sum(rate * (step + 1) for step, rate in enumerate(lr))
         for node, start, stop in planned.path_to(STEPS):
             for step in range(start + 1, stop + 1):
                 state, key = node.state(step), plan.key(node, step)
