@@ -133,8 +133,8 @@ def _probes(
         return members
     places = {name: trained + index for index, name in enumerate(trace.kept)}
     reads = [places[name] for name in step.prefix.frozen] + [len(example) - batch + i for i in step.prefix.batch]
-    # Members that have a batch in common have what the prefix gives on it in common, too.
-    common = list(step.prefix.run(*(first[i] for i in reads))) if shared.issuperset(reads) else None
+    # Members may have in common what the prefix gives though they differ in what it reads: an unused row, for one.
+    common = list(step.prefix.run(*(first[i] for i in reads))) if len(example) in shared else None
     return [[*member, *(common or step.prefix.run(*(member[i] for i in reads)))] for member in members]
 
 

@@ -184,14 +184,23 @@ class Bundle:
         elif (self._trace.trained, self._trace.kept) != (trace.trained, trace.kept):
             raise NotStackable("with batches of another shape, other parameters are trained")
         self._trace = trace
-        for member in self.members:
-            member.frozen = {name: tensor for name, tensor in member.frozen.items() if name in trace.unchanged}
-        for index, name in enumerate(trace.kept):
-            if all(name in member.frozen for member in self.members):
-                self._kept[index] = [member.frozen[name] for member in self.members]
+        self._freeze(trace)
         self._common, self._program = Common(self._builder.divided(trace).rest, self._kept, len(self.members)), None
         self._prepared = shape
         return trace
+
+    def _freeze(self, trace: Trace) -> None:
+        """Take copies of what the steps to come leave as it is; earlier steps may have changed it."""
+        for index, name in enumerate(trace.kept):
+            if name not in trace.unchanged:
+                for member in self.members:
+                    member.frozen.pop(name, None)
+                continue
+            for member, part in zip(self.members, _parts(self._kept[index]), strict=True):
+                if name not in member.frozen:
+                    member.write_kept({name: part})  # sync() leaves out what is frozen
+                    member.frozen[name] = self._builder.frozen.copy_of(name, part)
+            self._kept[index] = [member.frozen[name] for member in self.members]
 
     def _program_for(
         self,

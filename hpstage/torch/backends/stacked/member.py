@@ -27,7 +27,8 @@ class Member:
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._form += [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
         self.frozen: dict[str, Tensor] = {}
-        """Copies of its tensors that no step has changed so far, which others may have in common with it."""
+        """Copies of its tensors that steps leave as they are, which others may have in common with it; its model has
+        their values."""
         self.taken = 0
         """Steps since it joined."""
         self._steps: dict[int, int] = {}

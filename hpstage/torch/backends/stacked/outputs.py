@@ -61,7 +61,7 @@ class Outputs:
         of_step: dict[object, Ahead] = {}
         found = []
         for tensors, batch in zip(frozen, batches, strict=True):
-            kept = self._of(prefix, tensors)
+            kept = self._of(prefix, tensors, batch)
             digest = _digest(batch)
             key = None if digest is None else (kept, digest)
             if key in of_step:
@@ -78,9 +78,9 @@ class Outputs:
                 of_step[key] = found[-1]
         return found
 
-    def _of(self, prefix: Prefix, frozen: Sequence[Tensor]) -> _Kept:
+    def _of(self, prefix: Prefix, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> _Kept:
         key = prefix, tuple(map(id, frozen))
-        kept = self._kept.pop(key, None) or _Kept(frozen)
+        kept = self._kept.pop(key, None) or _Kept(frozen, batch)
         self._kept[key] = kept  # the last one used at the end
         if len(self._kept) > _KINDS:
             del self._kept[next(iter(self._kept))]
@@ -90,12 +90,12 @@ class Outputs:
 class _Kept:
     """Values by the digest of a batch: those that came first, since batches come again in the same order."""
 
-    def __init__(self, frozen: Sequence[Tensor]) -> None:
+    def __init__(self, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
         self._frozen = frozen  # which keep their ids, as long as these values are kept
         self.computed = 0
         self.seconds = math.inf
         """Of the fastest computation that was timed: the first ones fetch memory."""
-        on_host = all(tensor.device.type == "cpu" for tensor in frozen)
+        on_host = all(tensor.device.type == "cpu" for tensor in (*frozen, *batch))
         self._budget = max(
             _LEAST,
             sum(tensor.nbytes for tensor in frozen) // _SHARE,

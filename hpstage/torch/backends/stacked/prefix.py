@@ -52,10 +52,11 @@ def divide(trace: Trace) -> Divided:
     outputs: Any = trace.graph.output_node().args[0]
     ahead: set[Node] = set()
     for node in trace.graph.nodes:
-        # Random numbers are others in the next step; a result may be kept, or be changed in place.
+        # Random numbers are others in the next step; a result may be kept, or be changed in place. Of an operation with
+        # several, each is handed over by itself.
         if node.op != "call_function" or is_random(node) or not known.issuperset(node.all_input_nodes):
             continue
-        if node in outputs:
+        if node in outputs or any(user in outputs for user in node.users if user.target is operator.getitem):
             continue
         known.add(node)
         if not of_batch.isdisjoint(node.all_input_nodes):
