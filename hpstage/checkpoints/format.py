@@ -266,7 +266,7 @@ def _compressed(described: bytes) -> bytes:
 
 def _decompressed(content: bytes) -> bytes:
     reader = zlib.decompressobj()
-    described = reader.decompress(content, _RATIO * len(content))
+    described = reader.decompress(content, min(_RATIO * len(content), LONGEST))
     if not reader.eof or reader.unused_data:
         raise ValueError("it is not compressed as structures are")
     return described

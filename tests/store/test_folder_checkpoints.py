@@ -286,6 +286,15 @@ def test_the_structure_of_many_small_leaves_takes_few_bytes(store: FolderCheckpo
     store.verify(KEY)
 
 
+def test_no_structure_takes_more_memory_than_the_longest(
+    store: FolderCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(KEY, MANY, step=7, parent=None)
+    monkeypatch.setattr(files, "LONGEST", 20_000)  # more than its file
+    with pytest.raises(CheckpointCorrupt, match=KEY):
+        store.load(KEY)
+
+
 @pytest.mark.parametrize(
     "content",
     [
