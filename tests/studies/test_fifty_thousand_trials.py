@@ -1,4 +1,4 @@
-"""The objects of a store at the size of a large study: each kept state has the content that it was saved with."""
+"""The objects of a store at the size of a large study: each saved state has the content that it was saved with."""
 
 from __future__ import annotations
 
