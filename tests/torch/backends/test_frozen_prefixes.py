@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpstage.torch.backends.stacked import Bundle
+from hpstage.torch.backends.stacked import Bundle, NeedsPython
 from tests.torch.backends.siblings import Hp, Trial, builder, train, train_eagerly
 from tests.torch.backends.test_frozen_siblings import STEPS, OneBatch, states, together
 
@@ -116,3 +116,42 @@ def test_what_steps_have_changed_is_frozen_once_they_no_longer_do(phases: tuple[
     assert found[1] == run([1])[0]
     assert found[1]["model"]["0.scale"] == eager.state()["model"]["0.scale"]
     assert found[1]["losses"] == pytest.approx(eager.losses, rel=1e-4)
+
+
+class Sparse(OneBatch):
+    """Frozen weights of which steps make a sparse tensor."""
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        weight = model[0][1].weight.relu().to_sparse()
+        mixed = torch.sparse.mm(weight, x.flatten(0, 1).T).T.unflatten(0, (-1, 6))
+        return super().loss(model, (mixed, y))
+
+
+class Twice(OneBatch):
+    """A buffer in the memory of a weight."""
+
+    trained = True
+
+    def changed(self, backbone: Any) -> nn.Module:
+        backbone[1].weight.requires_grad_(self.trained)
+        backbone.register_buffer("turned", backbone[1].weight.detach().T)
+        return backbone  # type: ignore[no-any-return]
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        return super().loss(model, (x @ model[0].turned, y))
+
+
+class TwiceFrozen(Twice):
+    trained = False
+
+
+@pytest.mark.parametrize("kind", [Sparse, TwiceFrozen])
+def test_odd_frozen_tensors_are_read_as_update_reads_them(kind: type[OneBatch]) -> None:
+    test_bits_are_those_of_a_single_member(kind)
+
+
+def test_a_step_that_changes_memory_of_two_tensors_is_not_recorded() -> None:
+    with pytest.raises(NeedsPython, match=r"0\.1\.weight and 0\.turned have in common"):
+        together(Twice(), [0])

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from hpstage.checkpoints import lazy_copies
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.refusal import NeedsPython
+from hpstage.torch.backends.stacked.signature import overlapping
 from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.step_log import checked_name, recording, snapshot
@@ -49,6 +50,7 @@ class OneStep:
                     raise NeedsPython(f"{type(optimizer).__name__} trains parameters that the model does not have")
                 self.groups[self._names[id(parameter)]] = index
         tensors = self._parameters | dict(model.named_buffers())
+        self.overlapping = list(overlapping(tensors))
         self.state = {name: lazy_copies.clone(tensor) for name, tensor in tensors.items()}
         self._leaves, self._spec = pytree.tree_flatten(batch)
         self.tensors = [leaf.detach().clone() for leaf in self._leaves if isinstance(leaf, Tensor)]

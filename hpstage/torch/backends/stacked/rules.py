@@ -29,7 +29,7 @@ _aten = torch.ops.aten
 
 def is_large(tensor: Tensor) -> bool:
     """Return whether a tensor takes so much memory that another like it counts."""
-    return tensor.nbytes >= 1 << 20
+    return tensor.layout is not torch.strided or tensor.nbytes >= 1 << 20
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class Signature:
         for name, tensor in named:
             if tied.setdefault(id(tensor), name) != name:
                 yield f"{name} is {tied[id(tensor)]}"
+        for one, other in overlapping(dict(named)):
+            yield f"{one} overlaps {other}"
 
     def _text_of(self, value: Any) -> str:
         if type(value) in _PLAIN:
@@ -75,6 +78,21 @@ def _is_its_attributes(value: object) -> bool:
     return hasattr(value, "__dict__") and all(
         of is object or (of.__flags__ & HEAP and not vars(of).get("__slots__")) for of in type(value).__mro__
     )
+
+
+def overlapping(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield the names of tensors that have memory in common: to change one changes the other."""
+    by_storage: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in {id(tensor): (name, tensor) for name, tensor in tensors.items()}.values():
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and tensor.numel():
+            first = int(tensor.storage_offset()) * tensor.element_size()
+            steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            place = first, first + (int(steps) + 1) * tensor.element_size(), name
+            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(place)
+    for places in by_storage.values():
+        for (begin, end, one), (start, stop, other) in combinations(places, 2):
+            if begin < stop and start < end:
+                yield one, other
 
 
 def _form(tensor: Tensor | None) -> str:

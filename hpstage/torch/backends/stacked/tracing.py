@@ -151,6 +151,9 @@ def trace(
                 )
         with generators_restored():
             made = _finished(one, recorded)
+        for names in one.overlapping:
+            if not made.unchanged.issuperset(names):
+                raise NeedsPython(f"{one.who} changes memory that {' and '.join(names)} have in common")
         return replace(made, movable=_compared(made, one))
 
 
