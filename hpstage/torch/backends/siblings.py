@@ -24,6 +24,7 @@ from hpstage.torch.backends.measuring import measure_pair
 from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
+from hpstage.torch.backends.stacked.tracing import Trace
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
 from hpstage.torch.data import Batches
 from hpstage.torch.frozen import prefix_share, sharing_with, tensors_of
@@ -410,7 +411,7 @@ class Stack:
         for slot in batches:
             if slot.bundle is not None and (slot.bundle not in bundles or not slot.fits()):
                 slot.detach()
-            if slot.bundle is None and (refused := self._enter(slot, bundles)) is not None:
+            if slot.bundle is None and (refused := self._enter(slot, batches[slot], bundles)) is not None:
                 yield slot, self._otherwise(slot, refused, batches[slot])
         bundles[:] = [bundle for bundle in bundles if bundle.members]
         for bundle in list(bundles):
@@ -423,23 +424,33 @@ class Stack:
             return slot.train_as_it_is(batch)
         return refusal(self._subject, slot._numerics, error) if isinstance(error, NotStackable) else error
 
-    def _enter(self, slot: StackedLoop, bundles: list[Bundle]) -> NotStackable | None:
-        """Let a slot join a bundle, or begin one; return why it can be in none."""
+    def _enter(self, slot: StackedLoop, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
+        """Let a slot join a bundle that takes the same step, or begin one; return why it can be in none."""
+        trace = self._trace(slot, batch)
         for bundle in bundles:
-            if len(bundle.members) >= min(self._as_one, self.memory.most):
+            if bundle.trace is not trace or len(bundle.members) >= min(self._as_one, self.memory.most):
                 continue
             try:
                 slot.enter(bundle)
             except NotStackable:
                 continue  # of another kind
             return None
-        alone = Bundle(self._builder)
+        alone = Bundle(self._builder, trace)
         try:
             slot.enter(alone)
         except NotStackable as error:
             return error
         bundles.append(alone)
         return None
+
+    def _trace(self, slot: StackedLoop, batch: Any) -> Trace | None:
+        """Return the trace of a slot's step, if there is one."""
+        self._tracing = (slot,)
+        built = slot._ready()
+        try:
+            return self._builder.tracer.trace(built.model, built.optimizer, batch, slot._hp)
+        except Exception:
+            return None  # its step will raise it
 
     def _run(
         self, bundle: Bundle, slots: list[StackedLoop], batches: Mapping[StackedLoop, Any], bundles: list[Bundle]
@@ -477,10 +488,11 @@ class Stack:
                 return
             for slot in slots:
                 slot.detach()
-            for slot in slots:  # each by itself: they differ, or the error is one's own
-                bundles.append(alone := Bundle(self._builder))
-                slot.enter(alone)
-                yield from self._run(alone, [slot], batches, bundles)
+            for alike in self._alike(slots, batches):
+                bundles.append(other := Bundle(self._builder))
+                for slot in alike:
+                    slot.enter(other)
+                yield from self._run(other, alike, batches, bundles)
             return
         for slot, work in zip(slots, bundle.frozen_work, strict=True):
             slot.width = len(slots)
@@ -491,6 +503,14 @@ class Stack:
         for slot, loss in zip(slots, [None] * len(slots) if losses is None else losses.tolist(), strict=True):
             if (ending := slot.stepped(loss)) is not None:
                 yield slot, ending
+
+    def _alike(self, slots: list[StackedLoop], batches: Mapping[StackedLoop, Any]) -> list[list[StackedLoop]]:
+        """Divide slots that failed as one into those that take the same step, or each by itself if the error is one's
+        own."""
+        found: dict[Trace | StackedLoop, list[StackedLoop]] = {}
+        for slot in slots:
+            found.setdefault(self._trace(slot, batches[slot]) or slot, []).append(slot)
+        return [*found.values()] if len(found) > 1 else [[slot] for slot in slots]
 
     def _compare(self, slot: StackedLoop, batch: Any) -> None:
         """Compare a step with an eager one, if it is one of the first of its kind."""

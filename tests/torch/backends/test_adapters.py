@@ -1,4 +1,4 @@
-"""Adapters that differ in rank, or in alpha as a tensor, train in one process: those of one rank as one."""
+"""Adapters that differ in rank or alpha train in one process: those that take the same step as one."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def trained(subject: Adapters, trials: list[dict[str, Any]]) -> tuple[list[Any],
     [
         (Adapters, "lr", [0.01, 0.02, 0.03, 0.04], 4),
         (Adapters, "rank", [4, 8, 4, 8], 2),
+        (Adapters, "alpha", [8, 16, 8, 16], 2),
         (WithTensors, "alpha", [8, 16, 8, 16], 4),
     ],
 )
@@ -69,3 +70,16 @@ def test_those_that_take_the_same_step_are_trained_as_one(
     for slot, hp in zip(slots, trials, strict=True):
         (alone,), _ = trained(kind(), [hp])
         assert digest(slot.state_dict()) == digest(alone.state_dict())
+
+
+def test_one_that_joins_is_trained_with_those_that_take_the_same_step() -> None:
+    trials = [{"lr": 0.01, "rank": 4, "alpha": alpha} for alpha in (8, 16, 16)]
+    slots, widths = trained(Adapters(), trials)
+    assert widths == [1, 2, 2]
+    slots[2].setup(joins := {"lr": 0.02, "rank": 4, "alpha": 8})
+    due = {0: (1, trials[0]), 1: (1, trials[1]), 2: (0, joins)}
+    assert slots[0].stack.first.train_together(due) == {0: 2, 1: 1, 2: 2}
+    for index, (step, hp) in due.items():
+        slots[index].train(step, hp)
+    (alone,), _ = trained(Adapters(), [joins])
+    assert digest(slots[2].state_dict()) == digest(alone.state_dict())

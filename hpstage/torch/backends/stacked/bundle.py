@@ -31,10 +31,11 @@ class Bundle:
 
     Args:
         builder: makes the programs of one trainable; bundles of the same trainable may share it.
+        trace: of its first step, if that is known.
     """
 
-    def __init__(self, builder: Builder) -> None:
-        self._builder = builder
+    def __init__(self, builder: Builder, trace: Trace | None = None) -> None:
+        self._builder, self._first = builder, trace
         self.members: list[Member] = []
         """In the order of their slots. Those that join are last; those after one that leaves move up."""
         self._trace: Trace | None = None
@@ -77,6 +78,11 @@ class Bundle:
         self._kept = [[part for index, part in enumerate(_parts(value)) if index != slot] for value in self._kept]
         if not self.members:
             self._trace = None
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace of its last step, or of its first one before that, if known."""
+        return self._first if self._trace is None else self._trace
 
     def give_up(self) -> None:
         """Drop all members with their state, of which a step may have been trained in part."""
