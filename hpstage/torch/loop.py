@@ -343,6 +343,7 @@ class TorchLoop(Adapter):
         return False
 
     def seconds(self) -> float:
+        """Return a time by which steps are compared, as :meth:`hpstage.trainable.Bundling.seconds` does."""
         self.synchronize()
         return clock_of(self)()
 
