@@ -38,7 +38,7 @@ def prefix_share(model: nn.Module) -> float:
         for module in model.modules()
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag)
         for parameter in module.parameters(recurse=False)
-        if parameter.dim() > 1
+        if not nn.parameter.is_lazy(parameter) and parameter.dim() > 1
     ]
     before = takewhile(lambda weight: not weight.requires_grad, weights)
     return sum(weight.numel() for weight in before) / max(1, sum(weight.numel() for weight in weights))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpstage.torch.backends.stacked import Bundle
+from hpstage.torch.backends.stacked import Bundle, outputs
 from tests.torch.backends.siblings import Hp, Sibling, Trial, builder, hp_of, train, train_eagerly
 
 STEPS = 3
@@ -415,6 +415,21 @@ def test_outputs_of_many_kinds_of_steps_take_the_memory_of_a_few() -> None:
         bundle.step([batch], [hp_of(0, 0) | {"layers": layers}])
     assert (made.tracer.traced, made.outputs.computed, made.outputs.found) == (12, 13, 2)
     assert len(made.outputs._kept) == 8
+
+
+def test_outputs_hold_no_more_than_two_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "_LEAST", 0)
+    subject = OneBatch()
+    made = builder(subject)
+    batch = subject.data(torch.Generator().manual_seed(0), 4)
+    for number in range(5):
+        trial, bundle = Trial(subject, 0), Bundle(made)
+        with torch.no_grad():
+            for parameter in trial.model[0].parameters():  # type: ignore[index]
+                parameter.add_(number)
+        bundle.join(trial.model, trial.optimizer)
+        bundle.step([batch], [hp_of(0, 0)])
+        assert len(made.outputs._kept) == min(2, number + 1)
 
 
 class Complex(OneBatch):

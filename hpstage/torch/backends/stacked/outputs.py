@@ -2,7 +2,8 @@
 
 Values are kept with a digest of the batch that they were computed of. Together, those of a kind of step take an eighth
 of what the frozen tensors take that they depend on, or 64 MiB, or on the CPU a 64th of a worker's share of the host's
-memory; the last eight kinds are kept. (Nautilus, SIGMOD 2022, keeps outputs of frozen layers on the disk.)
+memory; the last eight kinds are kept, if their frozen tensors take at most twice what those of the last one take.
+(Nautilus, SIGMOD 2022, keeps outputs of frozen layers on the disk.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Values = tuple[Tensor, ...]
 _LEAST = 64 << 20
 _SHARE = 8
 _OF_HOST = 64
-_KINDS = 8
+_KINDS, _BACKBONES = 8, 2
 _TIMED = 8
 """The first of a kind's computations are timed, for which a GPU has to be waited for."""
 
@@ -80,25 +81,32 @@ class Outputs:
 
     def _of(self, prefix: Prefix, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> _Kept:
         key = prefix, tuple(map(id, frozen))
-        kept = self._kept.pop(key, None) or _Kept(frozen, batch)
-        self._kept[key] = kept  # the last one used at the end
-        if len(self._kept) > _KINDS:
-            del self._kept[next(iter(self._kept))]
+        known = self._kept.pop(key, None)
+        kept = self._kept[key] = known or _Kept(frozen, batch)  # the last one used at the end
+        if known is None:
+            most = _BACKBONES * max(_LEAST, kept.nbytes_frozen)
+            while len(self._kept) > _KINDS or (len(self._kept) > 1 and self._nbytes_frozen() > most):
+                del self._kept[next(iter(self._kept))]
         return kept
+
+    def _nbytes_frozen(self) -> int:
+        distinct = {id(tensor): tensor.nbytes for kept in self._kept.values() for tensor in kept.frozen}
+        return sum(distinct.values())
 
 
 class _Kept:
     """Values by the digest of a batch: those that came first, since batches come again in the same order."""
 
     def __init__(self, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
-        self._frozen = frozen  # which keep their ids, as long as these values are kept
+        self.frozen = frozen  # which keep their ids, as long as these values are kept
+        self.nbytes_frozen = sum(tensor.nbytes for tensor in frozen)
         self.computed = 0
         self.seconds = math.inf
         """Of the fastest computation that was timed: the first ones fetch memory."""
         on_host = all(tensor.device.type == "cpu" for tensor in (*frozen, *batch))
         self._budget = max(
             _LEAST,
-            sum(tensor.nbytes for tensor in frozen) // _SHARE,
+            self.nbytes_frozen // _SHARE,
             HostMemory().part(_OF_HOST, 0) if on_host else 0,
         )
         self._last: tuple[bytes, Values] | None = None  # for siblings at the same step, where no more can be kept
@@ -115,7 +123,7 @@ class _Kept:
         values = self._timed(compute, batch[0].device) if self.computed < _TIMED else compute()
         self.computed += 1
         self._missed += 1
-        if key is None or not _own_memory(values, [*self._frozen, *batch]):
+        if key is None or not _own_memory(values, [*self.frozen, *batch]):
             return values
         storages = {value.untyped_storage()._cdata: value.untyped_storage() for value in values}
         nbytes = sum(storage.nbytes() for storage in storages.values())
