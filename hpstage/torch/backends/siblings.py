@@ -488,11 +488,11 @@ class Stack:
                 return
             for slot in slots:
                 slot.detach()
-            for alike in self._alike(slots, batches):
+            for group in self._by_step(slots, batches):
                 bundles.append(other := Bundle(self._builder))
-                for slot in alike:
+                for slot in group:
                     slot.enter(other)
-                yield from self._run(other, alike, batches, bundles)
+                yield from self._run(other, group, batches, bundles)
             return
         for slot, work in zip(slots, bundle.frozen_work, strict=True):
             slot.width = len(slots)
@@ -504,7 +504,7 @@ class Stack:
             if (ending := slot.stepped(loss)) is not None:
                 yield slot, ending
 
-    def _alike(self, slots: list[StackedLoop], batches: Mapping[StackedLoop, Any]) -> list[list[StackedLoop]]:
+    def _by_step(self, slots: list[StackedLoop], batches: Mapping[StackedLoop, Any]) -> list[list[StackedLoop]]:
         """Divide slots that failed as one into those that take the same step, or each by itself if the error is one's
         own."""
         found: dict[Trace | StackedLoop, list[StackedLoop]] = {}
