@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from hpstage.torch.backends.stacked.cleaning import is_random
 from hpstage.torch.backends.stacked.planning import is_heavy
+from hpstage.torch.backends.stacked.program import origin
 from hpstage.torch.backends.stacked.tracing import Trace
 
 
@@ -61,7 +62,7 @@ def divide(trace: Trace) -> Divided:
         known.add(node)
         if not of_batch.isdisjoint(node.all_input_nodes):
             of_batch.add(node)
-            if not _is_view(node):
+            if origin(node) is None:
                 ahead.add(node)
     if not any(map(is_heavy, ahead)):
         return Divided(None, trace)
@@ -115,12 +116,3 @@ def _rest(trace: Trace, ahead: set[Node], handed: Sequence[Node], end: int) -> T
         if node.op == "call_function" and not node.users and not is_random(node):
             graph.erase_node(node)
     return replace(trace, graph=graph)
-
-
-def _is_view(node: Node) -> bool:
-    """Return whether a value is a view of an input."""
-    while node.op == "call_function":
-        if node.target is not operator.getitem and not getattr(node.target, "is_view", False):
-            return False
-        node = node.args[0]  # type: ignore[assignment]
-    return True

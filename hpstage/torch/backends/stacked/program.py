@@ -96,10 +96,10 @@ class _Writer:
     def _kept(self, node: Any, stacked: bool) -> str:
         """Return an expression for what is kept until the next step: not the memory of parameters, or of a batch."""
         name = self._value(node, stacked)
-        origin = _origin(node)
+        source = origin(node)
         first = len(self._trace.trained)
         safe = self._trace.inputs[first : first + len(self._trace.kept)]  # never changed in place
-        if origin is None or origin in safe:
+        if source is None or source in safe:
             return name
         return f"{name}.clone()" if stacked else f"[x.clone() for x in {name}]"
 
@@ -224,7 +224,7 @@ class _Writer:
         return last
 
 
-def _origin(node: Any) -> Node | None:
+def origin(node: Any) -> Node | None:
     """Return the input that a value is a view of, if any."""
     while isinstance(node, Node) and node.op == "call_function":
         if node.target is not operator.getitem and not getattr(node.target, "is_view", False):
