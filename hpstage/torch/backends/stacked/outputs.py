@@ -1,28 +1,25 @@
 """What the prefix of a step has given on earlier batches: a second epoch, or another trial, has it at once.
 
-Values are kept with a digest of the batch that they were computed of. Together, those of a kind of step take an eighth
-of what the frozen tensors take that they depend on, or 64 MiB, or on the CPU a 64th of a worker's share of the host's
-memory; the last eight kinds are kept, if their frozen tensors take at most twice what those of the last one take.
-(Nautilus, SIGMOD 2022, keeps outputs of frozen layers on the disk.)
+Values are kept by sample, where that is exact and as long as all samples have room, or else by batch, with a digest of
+what they were computed of. Together, those of a kind of step take an eighth of what the frozen tensors take that they
+depend on, or 64 MiB, or on the CPU a 64th of a worker's share of the host's memory; the last eight kinds are kept, if
+their frozen tensors take at most twice what those of the last one take. (Nautilus, SIGMOD 2022, keeps outputs of frozen
+layers on the disk.)
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hpstage.checkpoints.host_memory import HostMemory
-from hpstage.torch.backends.stacked.planning import ALIGNMENT
 from hpstage.torch.backends.stacked.prefix import Prefix
+from hpstage.torch.backends.stacked.sample_store import SampleStore, Values, digests
 from hpstage.training.identity import accelerators
-
-Values = tuple[Tensor, ...]
 
 _LEAST = 64 << 20
 _SHARE = 8
@@ -69,7 +66,7 @@ class Outputs:
                 found.append(of_step[key]._replace(found=True))
                 continue
             before = kept.computed
-            values = kept.of(digest, batch, lambda tensors=tensors, batch=batch: prefix.run(*tensors, *batch))  # type: ignore[misc]
+            values = kept.of(digest, batch)
             there = before == kept.computed
             self.computed += not there
             self.found += there
@@ -82,7 +79,7 @@ class Outputs:
     def _of(self, prefix: Prefix, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> _Kept:
         key = prefix, tuple(map(id, frozen))
         known = self._kept.pop(key, None)
-        kept = self._kept[key] = known or _Kept(frozen, batch)  # the last one used at the end
+        kept = self._kept[key] = known or _Kept(prefix, frozen, batch)  # the last one used at the end
         if known is None:
             most = _BACKBONES * max(_LEAST, kept.nbytes_frozen)
             while len(self._kept) > _KINDS or (len(self._kept) > 1 and self._nbytes_frozen() > most):
@@ -95,9 +92,10 @@ class Outputs:
 
 
 class _Kept:
-    """Values by the digest of a batch: those that came first, since batches come again in the same order."""
+    """The values of one prefix of the same frozen tensors: those that came first, since batches come again in the same
+    order."""
 
-    def __init__(self, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
+    def __init__(self, prefix: Prefix, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
         self.frozen = frozen  # which keep their ids, as long as these values are kept
         self.nbytes_frozen = sum(tensor.nbytes for tensor in frozen)
         self.computed = 0
@@ -109,22 +107,48 @@ class _Kept:
             self.nbytes_frozen // _SHARE,
             HostMemory().part(_OF_HOST, 0) if on_host else 0,
         )
+        self._prefix = prefix
+        self._by_sample = None if prefix.samples is None else SampleStore(prefix.samples, self._run)
         self._last: tuple[bytes, Values] | None = None  # for siblings at the same step, where no more can be kept
         self._values: dict[bytes, Values] = {}
         self._nbytes = 0
         self._missed = 0  # since a batch last came again
 
-    def of(self, key: bytes | None, batch: Sequence[Tensor], compute: Callable[[], Values]) -> Values:
+    def of(self, key: bytes | None, batch: Sequence[Tensor]) -> Values:
         if key is not None and key in self._values:
             self._missed = 0
             return self._values[key]
         if self._last is not None and self._last[0] == key:
             return self._last[1]
-        values = self._timed(compute, batch[0].device) if self.computed < _TIMED else compute()
-        self.computed += 1
-        self._missed += 1
-        if key is None or not _own_memory(values, [*self.frozen, *batch]):
-            return values
+        of_samples = None if self._by_sample is None else digests(batch, self._samples)
+        values = None if self._by_sample is None or of_samples is None else self._by_sample.find(of_samples)
+        if values is None:
+            values = self._timed(batch) if self.computed < _TIMED else self._run(batch)
+            self.computed += 1
+            self._missed += 1
+            if not self._keep(of_samples, batch, values):
+                self._by_sample = None
+        if key is not None and _own_memory(values, [*self.frozen, *batch]):
+            if self._by_sample is None:
+                self._keep_batch(key, values)
+            self._last = key, values
+        return values
+
+    @property
+    def _samples(self) -> int:
+        assert self._prefix.samples is not None
+        return self._prefix.samples.number
+
+    def _run(self, batch: Sequence[Tensor]) -> Values:
+        return self._prefix.run(*self.frozen, *batch)
+
+    def _keep(self, keys: Sequence[bytes] | None, batch: Sequence[Tensor], values: Values) -> bool:
+        """Keep values by sample; return whether later ones may be, too."""
+        if self._by_sample is None or keys is None:
+            return False
+        return self._by_sample.add(keys, batch, values) and self._by_sample.nbytes <= self._budget
+
+    def _keep_batch(self, key: bytes, values: Values) -> None:
         storages = {value.untyped_storage()._cdata: value.untyped_storage() for value in values}
         nbytes = sum(storage.nbytes() for storage in storages.values())
         if self._nbytes + nbytes > self._budget and self._missed > 2 * len(self._values):
@@ -133,14 +157,12 @@ class _Kept:
         if self._nbytes + nbytes <= self._budget:
             self._values[key] = values
             self._nbytes += nbytes
-        else:
-            self._last = key, values
-        return values
 
-    def _timed(self, compute: Callable[[], Values], device: torch.device) -> Values:
+    def _timed(self, batch: Sequence[Tensor]) -> Values:
+        device = batch[0].device
         accelerators.synchronize(device)
         began = time.perf_counter()
-        values = compute()
+        values = self._run(batch)
         accelerators.synchronize(device)
         self.seconds = min(self.seconds, time.perf_counter() - began)
         return values
@@ -154,11 +176,5 @@ def _own_memory(values: Values, others: Sequence[Tensor]) -> bool:
 
 def _digest(batch: Sequence[Tensor]) -> bytes | None:
     """Return a digest of all of a batch that a kernel may depend on; None of tensors that are not plain."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in batch:
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
-            return None
-        place = tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT
-        digest.update(repr(place).encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
-    return digest.digest()
+    found = digests([tensor.unsqueeze(0) for tensor in batch], 1)
+    return None if found is None else found[0]

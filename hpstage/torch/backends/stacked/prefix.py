@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -17,7 +17,15 @@ from torch.fx import Graph, GraphModule, Node
 from hpstage.torch.backends.stacked.cleaning import is_random
 from hpstage.torch.backends.stacked.planning import is_heavy
 from hpstage.torch.backends.stacked.program import origin
+from hpstage.torch.backends.stacked.samples import Rows, rows_of
 from hpstage.torch.backends.stacked.tracing import Trace
+
+
+class Samples(NamedTuple):
+    """Where the results of a prefix have the samples of a batch, each of which depends on that sample alone."""
+
+    number: int
+    rows: tuple[Rows, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +39,8 @@ class Prefix:
     run: Callable[..., tuple[Tensor, ...]]
     """Takes those, one after the other."""
     source: str
+    samples: Samples | None = None
+    """None if its operations may mix samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +99,25 @@ def _prefix(trace: Trace, needed: set[Node], frozen: dict[Node, str], handed: Se
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in handed))
     made = GraphModule({}, graph)
+    read = [node for node in batch if node in needed]
     return Prefix(
         tuple(frozen[node] for node in inputs if node in needed and node in frozen),
         tuple(index for index, node in enumerate(batch) if node in needed),
         lambda *tensors: made.forward(*tensors, *values),
         made.code,
+        _samples(read, [node for node in trace.graph.nodes if node in needed], handed),
     )
+
+
+def _samples(batch: Sequence[Node], needed: Sequence[Node], handed: Sequence[Node]) -> Samples | None:
+    shapes = [node.meta["val"].shape for node in batch]
+    counts = {shape[0] if shape else 1 for shape in shapes}
+    if len(counts) != 1 or (count := counts.pop()) < 2:
+        return None  # what there is of one sample is kept with the batch
+    rows = rows_of(needed, batch, count)
+    if rows is None or any(node.meta["val"].shape[rows[node].dim] != count * rows[node].of_sample for node in handed):
+        return None
+    return Samples(count, tuple(rows[node] for node in handed))
 
 
 def _rest(trace: Trace, ahead: set[Node], handed: Sequence[Node], end: int) -> Trace:

@@ -1,0 +1,303 @@
+"""Which operations compute each sample of a batch from that sample alone.
+
+A value has its samples along one dimension, the first sample's rows first. A rule says along which dimension the result
+of an operation has them, given those of its inputs; an operation without a rule, or inputs that a rule does not cover,
+mix samples, as far as anybody knows. That a sample has the same bits wherever it lies in a batch is not said here:
+:mod:`hpstage.torch.backends.stacked.sample_store` tries it out.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hpstage.torch.backends.stacked.images import max_pool
+
+_aten = torch.ops.aten
+
+
+class Rows(NamedTuple):
+    """Where a value has its samples."""
+
+    dim: int
+    of_sample: int
+    """Entries along this dimension that a sample has."""
+
+
+class MixesSamples(Exception):
+    """An operation is not known to keep samples apart."""
+
+
+def rows_of(graph: Iterable[Node], batch: Iterable[Node], samples: int) -> dict[Node, Rows] | None:
+    """Return where the values that depend on a batch have their samples; None if an operation mixes them.
+
+    Args:
+        graph: the operations, in order.
+        batch: tensors of ``samples`` samples along their first dimension.
+    """
+    sides = _Sides(dict.fromkeys(batch, Rows(0, 1)), samples)
+    try:
+        for node in graph:
+            if not sides.rows.keys().isdisjoint(node.all_input_nodes):
+                sides.rows[node] = sides.of(node)
+    except MixesSamples:
+        return None
+    return sides.rows
+
+
+class _Sides:
+    def __init__(self, rows: dict[Node, Rows], samples: int) -> None:
+        self.rows = rows
+        self._samples = samples
+
+    def of(self, node: Node) -> Rows:
+        """Return where the result of an operation has its samples; of an operation with several, where each has."""
+        target: Any = node.target
+        if target is operator.getitem:
+            return self.rows[node.args[0]]  # type: ignore[index]
+        if target in _RULES:
+            return _RULES[target](self, node)
+        pointwise = isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+        if pointwise and isinstance(node.meta["val"], Tensor):
+            return self.aligned(node)
+        raise MixesSamples
+
+    def first(self, node: Node, *others: Any) -> Rows:
+        """Return the rows of the first argument, where no other depends on the batch but for ``others``."""
+        first: Any = node.args[0]
+        if first not in self.rows or any(
+            arg in self.rows for arg in node.all_input_nodes if arg not in (first, *others)
+        ):
+            raise MixesSamples
+        return self.rows[first]
+
+    def aligned(self, node: Node) -> Rows:
+        """Return the rows of a result whose shape is that of its inputs, broadcast."""
+        rank = node.meta["val"].dim()
+        found = set()
+        for arg in node.all_input_nodes:
+            if arg in self.rows:
+                dim, of_sample = self.rows[arg]
+                found.add(Rows(dim + rank - arg.meta["val"].dim(), of_sample))
+        if len(found) != 1:
+            raise MixesSamples
+        (rows,) = found
+        for arg in node.all_input_nodes:
+            if arg not in self.rows:
+                self.require_equal(arg, rows.dim - rank + arg.meta["val"].dim())
+        return self.checked(node.meta["val"], rows)
+
+    def require_equal(self, node: Node, dim: int) -> None:
+        """Require that what does not depend on the batch is the same for all samples."""
+        value: Tensor = node.meta["val"]
+        if dim >= 0 and value.shape[dim] != 1 and value.stride(dim) != 0:
+            raise MixesSamples
+
+    def checked(self, value: Tensor, rows: Rows) -> Rows:
+        if not 0 <= rows.dim < value.dim() or value.shape[rows.dim] != self._samples * rows.of_sample:
+            raise MixesSamples
+        return rows
+
+    def in_order(self, node: Node) -> Rows:
+        """Return the rows of a result that has the elements of its argument in the same order."""
+        rows = self.first(node)
+        before: Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+        after: Tensor = node.meta["val"]
+        ahead, count = before.shape[: rows.dim].numel(), 1
+        for dim, size in enumerate(after.shape):
+            if count == ahead and size % self._samples == 0:
+                return Rows(dim, size // self._samples)
+            count *= size
+        raise MixesSamples
+
+
+_Rule = Callable[[_Sides, Node], Rows]
+
+
+def _same(sides: _Sides, node: Node) -> Rows:
+    return sides.first(node)
+
+
+def _shape(node: Any) -> torch.Size:
+    shape: torch.Size = node.meta["val"].shape
+    return shape
+
+
+def _permute(sides: _Sides, node: Node) -> Rows:
+    rows, rank = sides.first(node), len(_shape(node))
+    if node.target is _aten.permute.default:
+        order = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr, operator]
+    else:
+        order = [*range(rank)]
+        given: Any = (0, rank - 1) if node.target is _aten.t.default else node.args[1:3]
+        one, two = (dim % rank for dim in given)
+        order[one], order[two] = order[two], order[one]
+    return Rows(order.index(rows.dim), rows.of_sample)
+
+
+def _expand(sides: _Sides, node: Node) -> Rows:
+    rows = sides.first(node)
+    dim = rows.dim + len(_shape(node)) - len(_shape(node.args[0]))
+    return sides.checked(node.meta["val"], Rows(dim, rows.of_sample))
+
+
+def _along(position: int, default: Any = None, *, removed: bool = False) -> _Rule:
+    """Return the rule for an operation along other dimensions of its first argument than that of samples.
+
+    Args:
+        position: the argument that gives these dimensions.
+        default: they, where it is left out.
+        removed: whether the result lacks them.
+    """
+
+    def rule(sides: _Sides, node: Node) -> Rows:
+        rows, rank = sides.first(node), len(_shape(node.args[0]))
+        given: Any = node.args[position] if len(node.args) > position else default
+        if given is None or given == []:
+            raise MixesSamples  # all of them
+        dims = {dim % rank for dim in (given if isinstance(given, list | tuple) else [given])}
+        if rows.dim in dims:
+            raise MixesSamples
+        keepdim = node.args[position + 1] if len(node.args) > position + 1 else node.kwargs.get("keepdim", False)
+        kept = not removed or keepdim is True
+        if node.target in (_aten.select.int, _aten.unbind.int):
+            kept = False
+        return Rows(rows.dim if kept else rows.dim - sum(dim < rows.dim for dim in dims), rows.of_sample)
+
+    return rule
+
+
+def _layer_norm(sides: _Sides, node: Node) -> Rows:
+    rows = sides.first(node)
+    shape: Any = node.args[1]
+    if rows.dim >= len(_shape(node.args[0])) - len(shape):
+        raise MixesSamples
+    return rows
+
+
+def _batches(count: int = 1, *, evaluated: int | None = None) -> _Rule:
+    """Return the rule for an operation whose first ``count`` arguments have the samples along their first dimension.
+
+    Args:
+        evaluated: the argument that must be False, of normalisation: whether statistics are those of the batch.
+    """
+
+    def rule(sides: _Sides, node: Node) -> Rows:
+        rows = sides.first(node, *node.args[1:count])
+        if any(sides.rows.get(arg) != rows for arg in node.args[:count]) or rows.dim != 0:  # type: ignore[arg-type]
+            raise MixesSamples
+        if evaluated is not None and node.args[evaluated] is not False:
+            raise MixesSamples
+        return rows
+
+    return rule
+
+
+def _attention(sides: _Sides, node: Node) -> Rows:
+    mask: Any = node.kwargs.get("attn_mask")
+    rows = sides.first(node, *node.args[1:3], mask)
+    if any(sides.rows.get(arg) != rows for arg in node.args[:3]) or rows.dim != 0:  # type: ignore[arg-type]
+        raise MixesSamples
+    if isinstance(mask, Node):
+        if mask in sides.rows and (sides.rows[mask] != rows or len(_shape(mask)) != 4):
+            raise MixesSamples
+        if mask not in sides.rows and len(_shape(mask)) == 4:
+            sides.require_equal(mask, 0)
+    return rows
+
+
+def _product(sides: _Sides, node: Node) -> Rows:
+    """A matrix of rows of samples by one that does not depend on the batch, perhaps with a bias that does not."""
+    *bias, a, b = node.args
+    if a not in sides.rows or b in sides.rows or sides.rows[a].dim != 0:  # type: ignore[index]
+        raise MixesSamples
+    for part in bias:
+        if part in sides.rows:
+            raise MixesSamples
+        sides.require_equal(part, len(_shape(part)) - 2)  # type: ignore[arg-type]
+    return sides.rows[a]  # type: ignore[index]
+
+
+def _products(sides: _Sides, node: Node) -> Rows:
+    found = {sides.rows[arg] for arg in node.all_input_nodes if arg in sides.rows}
+    for arg in node.all_input_nodes:
+        if arg not in sides.rows:
+            sides.require_equal(arg, len(_shape(arg)) - 3)
+        elif len(_shape(arg)) != 3:
+            raise MixesSamples
+    if len(found) != 1 or next(iter(found)).dim != 0:
+        raise MixesSamples
+    return found.pop()
+
+
+def _look_up(sides: _Sides, node: Node) -> Rows:
+    weight, indices = node.args[:2]
+    if weight in sides.rows or indices not in sides.rows:
+        raise MixesSamples
+    return sides.rows[indices]  # type: ignore[index]
+
+
+def _cat(sides: _Sides, node: Node) -> Rows:
+    found = {sides.rows[arg] for arg in node.all_input_nodes if arg in sides.rows}
+    dim: Any = node.args[1] if len(node.args) > 1 else 0
+    if len(found) != 1 or (rows := found.pop()).dim == dim % len(_shape(node)):
+        raise MixesSamples
+    for arg in node.all_input_nodes:
+        if len(_shape(arg)) != len(_shape(node)):
+            raise MixesSamples
+        if arg not in sides.rows:
+            sides.require_equal(arg, rows.dim)
+    return sides.checked(node.meta["val"], rows)
+
+
+_RULES: dict[Any, _Rule] = {
+    **dict.fromkeys(
+        [
+            *(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.unsqueeze.default),
+            *(_aten.squeeze.dim, _aten.squeeze.dims, _aten.squeeze.default),
+        ],
+        _Sides.in_order,
+    ),
+    **dict.fromkeys(
+        [_aten.detach.default, _aten.alias.default, _aten.clone.default, _aten._to_copy.default],
+        _same,
+    ),
+    **dict.fromkeys([_aten.permute.default, _aten.transpose.int, _aten.t.default], _permute),
+    _aten.expand.default: _expand,
+    **dict.fromkeys([_aten.slice.Tensor, _aten.select.int, _aten.unbind.int], _along(1, 0)),
+    **dict.fromkeys([_aten.split.Tensor, _aten.split_with_sizes.default], _along(2, 0)),
+    **dict.fromkeys(
+        [_aten._softmax.default, _aten._log_softmax.default, _aten._safe_softmax.default, _aten.cumsum.default],
+        _along(1),
+    ),
+    **dict.fromkeys(
+        [
+            *(_aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default),
+            *(_aten.var.correction, _aten.std.correction, _aten.var_mean.correction),
+        ],
+        _along(1, removed=True),
+    ),
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_group_norm.default: _batches(),
+    _aten.convolution.default: _batches(),
+    **dict.fromkeys(
+        [
+            *(_aten.max_pool2d_with_indices.default, max_pool, _aten.avg_pool2d.default),
+            *(_aten._adaptive_avg_pool2d.default, _aten.adaptive_max_pool2d.default),
+        ],
+        _batches(),
+    ),
+    _aten._native_batch_norm_legit_no_training.default: _batches(),
+    _aten.native_batch_norm.default: _batches(evaluated=5),
+    _aten.cudnn_batch_norm.default: _batches(evaluated=5),
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    **dict.fromkeys([_aten.mm.default, _aten.addmm.default], _product),
+    **dict.fromkeys([_aten.bmm.default, _aten.baddbmm.default], _products),
+    _aten.embedding.default: _look_up,
+    _aten.cat.default: _cat,
+}
