@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 import pytest
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hpstage
@@ -22,19 +23,27 @@ from hpstage.store.opening import open_journal
 from tests.bundled import Unmeasured
 from tests.torch.backends.test_frozen_memory import Frozen
 
-STEPS = 6  # batches, of which no two of a trial are equal
+STEPS = 6  # batches, of which no two of a trial are equal; an epoch has four
 
 COMPARED = 4  # first steps that may have been compared with eager ones, and so had been computed
 
 
-def search(store: Path, *, seeds: bool = False, slots: int = 2) -> hpstage.Result:
+class Mixed(Frozen):
+    """What the frozen layers give for a sample depends on the others of its batch."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        inputs, labels = batch
+        return super().loss(model, (inputs - inputs.mean(0), labels))
+
+
+def search(store: Path, kind: type[Frozen] = Frozen, *, seeds: bool = False, slots: int = 2) -> hpstage.Result:
     """Search over a frozen backbone: two trials, on the same batches unless they have other seeds."""
 
     def space(trial: optuna.Trial) -> dict[str, Any]:
         number = trial.suggest_int("number", 1, 2)
         return {"lr": 0.01 * number, "seed": number if seeds else 0}
 
-    subject = Frozen()
+    subject = kind()
     subject.max_stacked = slots
     return hpstage.optimize(
         optuna.create_study(study_name="frozen", sampler=optuna.samplers.GridSampler({"number": [1, 2]}, seed=0)),
@@ -49,16 +58,21 @@ def search(store: Path, *, seeds: bool = False, slots: int = 2) -> hpstage.Resul
 
 @pytest.mark.parametrize("slots", [2, 1])
 def test_a_frozen_layer_is_computed_once_for_each_batch(slots: int, tmp_path: Path) -> None:
-    saved = search(tmp_path, slots=slots).savings
+    saved = search(tmp_path, Mixed, slots=slots).savings
     assert saved.frozen_batches == saved.steps_trained == 2 * STEPS
     assert STEPS <= saved.frozen_skipped <= STEPS + COMPARED
     assert saved.frozen_seconds > 0
 
 
 def test_what_no_trial_has_in_common_with_another_is_computed_by_each(tmp_path: Path) -> None:
-    saved = search(tmp_path, seeds=True).savings
+    saved = search(tmp_path, Mixed, seeds=True).savings
     assert saved.frozen_batches == saved.steps_trained
     assert saved.frozen_skipped <= COMPARED
+
+
+def test_a_frozen_layer_is_computed_once_for_each_sample_where_it_keeps_them_apart(tmp_path: Path) -> None:
+    saved = search(tmp_path, seeds=True).savings
+    assert saved.frozen_skipped >= 2 * STEPS - 2 * 4  # in its first epoch a trial may meet samples for the first time
 
 
 def test_all_outputs_show_the_same(tmp_path: Path) -> None:

@@ -76,8 +76,20 @@ def divide(trace: Trace) -> Divided:
                 ahead.add(node)
     if not any(map(is_heavy, ahead)):
         return Divided(None, trace)
+    for node in reversed(list(trace.graph.nodes)):
+        # Of several views of a value, the value is handed over.
+        if node in ahead and _is_whole_view(node) and any(user not in ahead for user in node.users):
+            ahead.remove(node)
     handed = [node for node in trace.graph.nodes if node in ahead and any(user not in ahead for user in node.users)]
     return Divided(_prefix(trace, _needed(handed), frozen, handed), _rest(trace, ahead, handed, end))
+
+
+def _is_whole_view(node: Node) -> bool:
+    value, source = node.meta["val"], node.args[0]
+    if not getattr(node.target, "is_view", False) or not isinstance(value, Tensor) or not isinstance(source, Node):
+        return False
+    whole: Tensor = source.meta["val"]
+    return value.numel() == whole.numel()
 
 
 def _needed(handed: Sequence[Node]) -> set[Node]:

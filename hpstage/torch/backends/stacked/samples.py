@@ -41,13 +41,28 @@ def rows_of(graph: Iterable[Node], batch: Iterable[Node], samples: int) -> dict[
         batch: tensors of ``samples`` samples along their first dimension.
     """
     sides = _Sides(dict.fromkeys(batch, Rows(0, 1)), samples)
-    try:
-        for node in graph:
-            if not sides.rows.keys().isdisjoint(node.all_input_nodes):
+    of_batch = set(sides.rows)
+    for node in graph:
+        inputs = node.all_input_nodes
+        try:
+            if not sides.rows.keys().isdisjoint(inputs):
                 sides.rows[node] = sides.of(node)
-    except MixesSamples:
-        return None
+            elif _is_repeated(node, samples):
+                sides.rows[node] = Rows(0, 1)
+        except MixesSamples:
+            if not of_batch.isdisjoint(inputs):
+                return None
+        if not of_batch.isdisjoint(inputs):
+            of_batch.add(node)
     return sides.rows
+
+
+def _is_repeated(node: Node, samples: int) -> bool:
+    """Return whether a value that does not depend on the batch is made the same for each sample."""
+    if node.target is not _aten.expand.default:
+        return False
+    value: Tensor = node.meta["val"]
+    return value.dim() > 0 and value.shape[0] == samples and value.stride(0) == 0
 
 
 class _Sides:
