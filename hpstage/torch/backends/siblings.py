@@ -293,10 +293,10 @@ class StackedLoop(TorchLoop):
             return error
         return None
 
-    def enter(self, bundle: Bundle) -> None:
+    def enter(self, bundle: Bundle, trace: Trace | None = None) -> None:
         built = self._built
         assert built is not None
-        self.member, self.bundle = bundle.join(built.model, built.optimizer), bundle
+        self.member, self.bundle = bundle.join(built.model, built.optimizer, trace), bundle
 
     def fits(self) -> bool:
         """Return whether it is still stepped as when it joined: not where a momentum or a decay has become zero."""
@@ -431,13 +431,13 @@ class Stack:
             if bundle.trace is not trace or len(bundle.members) >= min(self._as_one, self.memory.most):
                 continue
             try:
-                slot.enter(bundle)
+                slot.enter(bundle, trace)
             except NotStackable:
                 continue  # of another kind
             return None
         alone = Bundle(self._builder, trace)
         try:
-            slot.enter(alone)
+            slot.enter(alone, trace)
         except NotStackable as error:
             return error
         bundles.append(alone)

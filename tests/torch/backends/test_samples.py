@@ -214,13 +214,20 @@ APART: dict[str, Callable[[], Epochs]] = {
     "pictures": Pictures,
     "own statistics": lambda: Epochs(lambda x: (x - x.mean(1, keepdim=True)) / x.std(-1, keepdim=True)),
 }
+
+
+def attended(x: Tensor) -> Tensor:
+    turned = x.transpose(0, 1)
+    return functional.scaled_dot_product_attention(turned, turned, turned).transpose(0, 1)
+
+
 MIXED: dict[str, Step] = {
     "mean": lambda x: x - x.mean(0),
     "largest": lambda x: x / x.abs().max().clamp(min=100),
     "order": lambda x: x + torch.arange(len(x))[:, None, None],
     "reversed": lambda x: x.flip(0),
     "sums": lambda x: x.cumsum(0),
-    "attention across": lambda x: (y := x.transpose(0, 1).contiguous()) + functional.scaled_dot_product_attention(y, y, y),
+    "attention across": attended,
     "statistics": lambda x: functional.batch_norm(x, None, None, training=True),
     "products": lambda x: (x.flatten(1) @ x.flatten(1).T @ x.flatten(1)).view_as(x),
 }

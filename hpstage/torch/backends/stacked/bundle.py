@@ -50,13 +50,16 @@ class Bundle:
         self.frozen_work: list[FrozenWork] = []
         """Of each member in the last step."""
 
-    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Member:
+    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer, trace: Trace | None = None) -> Member:
         """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
+
+        Args:
+            trace: of its next step, if that is known.
 
         Raises:
             NotStackable: there is no stacked form of its optimizer, or it is of another kind than the others'.
         """
-        member = Member(model, optimizer)
+        member = Member(model, optimizer, trace)
         if self.members and not member.steps_like(self.members[0]):
             raise NotStackable(
                 "the members' models differ, or their optimizers in more than the values of their hyperparameters"
@@ -171,17 +174,25 @@ class Bundle:
             member.check_formulas()
         if self._trace is not None:
             self._trace.check_constants()
+        if self._prepared != shape:
+            if self._prepared is not None:
+                for member in self.members:
+                    member.trace = None
+            self._prepared, self._common = shape, None
         known = self._trace
-        if self._common is not None and known is not None and self._prepared == shape and all(map(known.fits, hp)):
+        if self._common is not None and known is not None and all(map(known.fits, hp)):
             return known
         tracer = self._builder.tracer
         traces = []
         for member, batch, of in zip(self.members, batches, hp, strict=True):
-            try:
-                traces.append(tracer.trace(member.model, member.optimizer, batch, of))
-            except NeedsPython as error:
-                error.member = member
-                raise
+            # As long as nothing but numbers changes, that of a member is the one before, whoever joins or leaves.
+            if member.trace is None or not member.trace.fits(of):
+                try:
+                    member.trace = tracer.trace(member.model, member.optimizer, batch, of)
+                except NeedsPython as error:
+                    error.member = member
+                    raise
+            traces.append(member.trace)
         trace, *others = traces
         if any(other is not trace for other in others):
             raise NotStackable("the members' models, or hyperparameters that are no floats, differ: so do their steps")
@@ -192,7 +203,6 @@ class Bundle:
         self._trace = trace
         self._freeze(trace)
         self._common, self._program = Common(self._builder.divided(trace).rest, self._kept, len(self.members)), None
-        self._prepared = shape
         return trace
 
     def _freeze(self, trace: Trace) -> None:

@@ -10,16 +10,20 @@ from torch import Tensor, nn
 from hpstage.torch.backends.stacked.optimizers import equal, formula_of
 from hpstage.torch.backends.stacked.refusal import NotStackable
 from hpstage.torch.backends.stacked.streams import generator_of
+from hpstage.torch.backends.stacked.tracing import Trace
 
 
 class Member:
     """A model with its optimizer, which a bundle trains in their place until it writes into them.
 
+    Args:
+        trace: of its next step, if that is known.
+
     Raises:
         NeedsPython: there is no stacked form of the optimizer.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, trace: Trace | None = None) -> None:
         self.model, self.optimizer = model, optimizer
         self.parameters = dict(model.named_parameters())
         self.formulas = [formula_of(optimizer, group) for group in optimizer.param_groups]
@@ -31,6 +35,8 @@ class Member:
         their values."""
         self.taken = 0
         """Steps since it joined."""
+        self.trace: Trace | None = trace
+        """Of its step on batches of the shape that they had last."""
         self._steps: dict[int, int] = {}
         """Steps of each param group, by the optimizer's state."""
         device = next(iter(self.parameters.values())).device
