@@ -1,4 +1,4 @@
-"""Removing operations from a recorded graph that do nothing without side effects."""
+"""Removing operations from a recorded graph that do nothing without side effects, and values once they are used."""
 
 from __future__ import annotations
 
@@ -65,6 +65,18 @@ def is_random(node: Node) -> bool:
     if node.target is _aten._scaled_dot_product_flash_attention_for_cpu.default and not any(node.args[3:4]):
         return False  # without dropout
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def last_uses(graph: Graph) -> dict[Node, list[Node]]:
+    """Return, for each node, those whose values are used there for the last time; itself if nothing uses its value."""
+    seen: set[Node] = set()
+    last: dict[Node, list[Node]] = {}
+    for node in reversed(list(graph.nodes)):
+        for arg in (node, *node.all_input_nodes):
+            if arg not in seen:
+                seen.add(arg)
+                last.setdefault(node, []).append(arg)
+    return last
 
 
 def _form(node: Any) -> Any:

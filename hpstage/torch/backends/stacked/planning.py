@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from hpstage.checkpoints import lazy_copies
-from hpstage.torch.backends.stacked.cleaning import is_random
+from hpstage.torch.backends.stacked.cleaning import is_random, last_uses
 from hpstage.torch.backends.stacked.rules import Call, Site, is_exact, proposals
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracing import Trace
@@ -135,7 +135,7 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: fr
     result = Plan(width, constants, shared=shared, once=once_of(trace, shared))
     alone: dict[Node, list[Any]] = {}
     together: dict[Node, Any] = {}
-    last = _last_uses(trace)
+    last = last_uses(trace.graph)
     for index, node in enumerate(trace.inputs[: len(members[0])]):
         alone[node] = [member[index] for member in members]
         _note(result, node, alone[node][0])
@@ -348,15 +348,3 @@ def _note(plan: Plan, node: Node, example: Any) -> None:
     if isinstance(example, Tensor):
         plan.sizes[node] = example.numel() * example.element_size()
         plan.contiguous[node] = example.is_contiguous()
-
-
-def _last_uses(trace: Trace) -> dict[Node, list[Node]]:
-    """Return the nodes that are used for the last time at a node."""
-    seen: set[Node] = set()
-    last: dict[Node, list[Node]] = {}
-    for node in reversed(list(trace.graph.nodes)):
-        for arg in node.all_input_nodes:
-            if arg not in seen:
-                seen.add(arg)
-                last.setdefault(node, []).append(arg)
-    return last

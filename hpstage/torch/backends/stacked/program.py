@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from hpstage.torch.backends.stacked.cleaning import is_random
+from hpstage.torch.backends.stacked.cleaning import is_random, last_uses
 from hpstage.torch.backends.stacked.layout import Layout, is_aligned
 from hpstage.torch.backends.stacked.planning import Plan
 from hpstage.torch.backends.stacked.rules import Call
@@ -83,7 +83,7 @@ class _Writer:
 
     def _write_all(self) -> None:
         """Write operations; what none of them uses any more is deleted."""
-        uses = self._last_uses()
+        uses = last_uses(self._trace.graph)
         for node in self._trace.graph.nodes:
             if node.op != "call_function" or node in self._plan.constants:
                 continue
@@ -211,17 +211,6 @@ class _Writer:
 
     def _all(self, node: Node) -> Iterator[str]:
         yield from (self._name(node, True), self._name(node, False), self._once(node))
-
-    def _last_uses(self) -> dict[Node, list[Node]]:
-        """Return what is used for the last time at each of these nodes."""
-        seen: set[Node] = set()
-        last: dict[Node, list[Node]] = {}
-        for node in reversed(list(self._trace.graph.nodes)):
-            for arg in (node, *node.all_input_nodes):
-                if arg not in seen:
-                    seen.add(arg)
-                    last.setdefault(node, []).append(arg)
-        return last
 
 
 def origin(node: Any) -> Node | None:
