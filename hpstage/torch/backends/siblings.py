@@ -60,6 +60,7 @@ class StackedLoop(TorchLoop):
         self._meaning = self.stack.first._meaning
         self.member: Member | None = None
         self.bundle: Bundle | None = None
+        self.trace: Trace | None = None  # of the step that it takes in its next bundle, if known
         self.outcomes: list[Exception | None] = []  # of a step that was trained before it is requested
         self.noted = Noted()  # what that step has logged
         self.width = 1  # with how many it was trained as one in its last step, itself included
@@ -307,8 +308,14 @@ class StackedLoop(TorchLoop):
         """Leave the bundle."""
         if self.bundle is not None and self.member is not None:
             self.bundle.leave(self.member)
-        self.member = self.bundle = None
+        self.member = self.bundle = self.trace = None
         self._behind = False
+
+    def regroup(self) -> None:
+        """Leave the bundle, for another one in which it takes the same step."""
+        trace = None if self.member is None else self.member.trace
+        self.detach()
+        self.trace = trace
 
     def give_up(self) -> None:
         """Give up the model, of which a step may have been trained in part."""
@@ -355,7 +362,7 @@ class Stack:
         if most != self._as_one:
             self._as_one = most
             for slot in self.slots:
-                slot.detach()
+                slot.regroup()
 
     def _watched(self, who: str) -> AbstractContextManager[None]:
         """Watch what a step of the slots at hand could change."""
@@ -426,7 +433,9 @@ class Stack:
 
     def _enter(self, slot: StackedLoop, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
         """Let a slot join a bundle that takes the same step, or begin one; return why it can be in none."""
-        trace = self._trace(slot, batch)
+        trace = slot.trace
+        if trace is None or not trace.fits(slot._hp) or all(bundle.trace is not trace for bundle in bundles):
+            trace = self._trace(slot, batch)
         for bundle in bundles:
             if bundle.trace is not trace or len(bundle.members) >= min(self._as_one, self.memory.most):
                 continue
