@@ -30,10 +30,10 @@ from pathlib import Path
 import optuna
 import torch
 from command_line import parser_of, shown, write
+from distributed import LocalCluster
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cluster import DaskExecutor
 from hpstage.plan.facts import StateReached
 
 
@@ -68,7 +68,12 @@ class Still:
 
 
 def search(
-    megabytes: float, space: Callable[[optuna.Trial], dict[str, object]], n_trials: int, steps: int, folder: Path
+    cluster: LocalCluster,
+    megabytes: float,
+    space: Callable[[optuna.Trial], dict[str, object]],
+    n_trials: int,
+    steps: int,
+    folder: Path,
 ) -> tuple[float, list[StateReached]]:
     """Seconds from the first to the last report of a search on one worker, and its reports."""
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
@@ -79,7 +84,7 @@ def search(
         metric="value",
         steps=steps,
         n_trials=n_trials,
-        executor=DaskExecutor(n_workers=1),
+        executor=cluster,
         store=folder,
     )
     reached = [fact for fact in result.journal if isinstance(fact, StateReached)]
@@ -101,18 +106,18 @@ def milliseconds(values: list[float]) -> float:
     return 1000 * statistics.median(values) if values else math.nan
 
 
-def once(stages: int, megabytes: float, few: int) -> dict[str, float]:
+def once(cluster: LocalCluster, stages: int, megabytes: float, few: int) -> dict[str, float]:
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="hpstage-bench-") as root:
-        wall, reached = search(0.0, lines, stages, 1, Path(root) / "empty")
+        wall, reached = search(cluster, 0.0, lines, stages, 1, Path(root) / "empty")
         inside = sum(r.train_seconds + r.evaluate_seconds for r in reached[1:])
         found["empty_stage_ms"] = 1000 * (wall - inside) / (len(reached) - 1)
-        wall, reached = search(0.0, staircase, 40, 40, Path(root) / "chain")
+        wall, reached = search(cluster, 0.0, staircase, 40, 40, Path(root) / "chain")
         spine = [r for r in reached if r.node == 0][1:]  # the trunk
         found["boundary_ms"] = milliseconds([r.save_seconds + r.evaluate_seconds for r in spine])
         for source, first in (("live", 0), ("disk", 100)):
-            # The second search is a new process on the same store: its worker holds nothing live.
-            _, reached = search(megabytes, forks_from(first), few + 1, 2, Path(root) / "forks")
+            # Each search trains in a new process: that of the second, on the same store, holds nothing live.
+            _, reached = search(cluster, megabytes, forks_from(first), few + 1, 2, Path(root) / "forks")
             ends = [r for r in reached if r.step == 2 and r.source == source]
             found[f"fork_{source}_ms"] = milliseconds([r.load_seconds for r in ends])
             gaps = [b.at - a.at - b.train_seconds - b.evaluate_seconds for a, b in pairwise(reached) if b in ends]
@@ -155,7 +160,8 @@ def main() -> int:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
-    runs = [once(options.stages, options.megabytes, 5) for _ in range(options.repeats)]
+    with hpstage.local_cluster(1) as cluster:
+        runs = [once(cluster, options.stages, options.megabytes, 5) for _ in range(options.repeats)]
     table = {name: [run[name] for run in runs] for name in runs[0]}
     figures = shown(table, f"ms, {options.repeats} runs, {options.megabytes:g} MB")
     figures |= {"megabytes": options.megabytes, "stages": options.stages, "repeats": options.repeats}

@@ -1,12 +1,12 @@
 """How long simulations take: hpstage plan, preflights of a large search on several fleets, and many simulated workers.
 
     .venv/bin/python scripts/bench_simulation.py [--json FILE] [--part PART] [--trials 1000] [--workers 1000]
-                                                 [--stages 100000]
+                                                 [--stages 100000] [--studies 8] [--rounds 4]
 
 Nothing is trained. Each part can be run by itself:
 
 command     the whole command ``hpstage plan`` on the demo's space, 48 trials on 4 fleets, in a process of its own: as
-            it stands in the demo, and in a file that does not import torch; the fastest of four each
+            it stands in the demo, and in a file that does not import torch; the fastest of --rounds each
 preflight   ``hpstage.preflight`` of so many trials on 8, 16, 40 and 128 workers: 160 steps of 21.5 s, a state kept each
             minute; and of successive halving, 9 rehearsals on each of 8 and 40 workers, with steps for seconds
 workers     a simulated search on so many workers with the driver of every search, until so many stages are trained; no
@@ -16,8 +16,8 @@ workers     a simulated search on so many workers with the driver of every searc
 disruptions a search on 40 workers: undisturbed, with one in ten three times as slow, and with workers that are taken
             away after two hours on average, with two minutes' notice or without; makespans and worker-hours by those
             undisturbed
-arrivals    eight studies that arrive every half hour on one plan and one cluster of 40 workers, and each with a plan
-            and such a cluster of its own: worker-hours, and the mean time from a study's arrival to its end
+arrivals    --studies that arrive every half hour on one plan and one cluster of 40 workers, and each with a plan and
+            such a cluster of its own: worker-hours, and the mean time from a study's arrival to its end
 
 Seconds are of processor time, which other processes disturb less, but for those of the command. Makespans are divided
 by the lower bound of the same work (hpstage/plan/bound.py).
@@ -88,7 +88,7 @@ def command(options: argparse.Namespace) -> dict[str, float]:
         for name, space in spaces.items():
             words = [sys.executable, "-m", "hpstage", "plan", space, "--steps", "120", "--n-trials", "48"]
             took = []
-            for _ in range(4):  # the first may have to compile
+            for _ in range(options.rounds):  # the first may have to compile
                 began = time.perf_counter()
                 subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
                 took.append(time.perf_counter() - began)
@@ -232,10 +232,12 @@ def arrivals(options: argparse.Namespace) -> dict[str, float]:
     for kind in ("shared", "own"):
         cluster, journal, kept = SimulatedCluster(40), MemoryJournal(), set[StateKey]()
         if kind == "shared":
-            studies = [Study(f"s{number}", cluster, journal, kept) for number in range(8)]
+            studies = [Study(f"s{number}", cluster, journal, kept) for number in range(options.studies)]
             plans = [studies[0].plan]
         else:  # each has a cluster for itself
-            studies = [Study(f"s{number}", SimulatedCluster(40), MemoryJournal(), set()) for number in range(8)]
+            studies = [
+                Study(f"s{number}", SimulatedCluster(40), MemoryJournal(), set()) for number in range(options.studies)
+            ]
             plans = [study.plan for study in studies]
         for group in [studies] if kind == "shared" else [[study] for study in studies]:
             run(group, 1800.0)
@@ -264,6 +266,8 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--stages", type=int, default=100_000)
+    parser.add_argument("--studies", type=int, default=8, help="that arrive")
+    parser.add_argument("--rounds", type=int, default=4, help="of the command")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     figures: dict[str, float] = {}

@@ -51,7 +51,7 @@ def fill(folder: Path, stages: int) -> None:
         number = 0
         while plan.totals.steps_trained < 10 * stages:  # each stage has ten steps
             batch = []
-            for _ in range(1000):
+            for _ in range(min(1000, stages)):
                 rate = s.piecewise({0: 0.1 * (1 + number % 10), 10: 0.01 * (1 + number // 10), 20: 1e-3 * (1 + number)})
                 id = TrialId(f"study/{number}")
                 batch.append((number, TrialAdded(id, {"lr": rate, "momentum": s.constant(0.9)}, 30)))

@@ -1,7 +1,7 @@
 """How fast the stores remember, and what Redis needs of memory.
 
     .venv/bin/python scripts/bench_store.py [--json FILE] [--redis URL] [--events 100000] [--seconds 3]
-                                            [--replay 1000000] [--stages 100000]
+                                            [--replay 1000000] [--stages 100000] [--processes 1 8 32]
 
 Records are those of a simulated search (trials, targets, reached states), in its order, again and again. Redis is a
 server of the script's own on this host, with an append-only file (everysec), unless --redis names one; its keys begin
@@ -10,7 +10,7 @@ with {bench-store} and are deleted.
 append_1_per_s, append_100_per_s   events per second, by one writer, one and 100 in an append
 read_per_s                         events per second, all at once
 claim_*_ms                         acquiring a lease, for --seconds, among so many processes that all want the same ones
-                                   in the same order, one after the other without a pause
+                                   in the same order, one after the other without a pause: --processes in turn
 claims_*_per_s                     of all of them together, also those that were refused
 replay_s                           reading and decoding --replay events (0: left out)
 mb_per_100k_stages                 Redis: memory of the keys of a search that has trained --stages stages, for 100,000
@@ -42,7 +42,6 @@ from hpstage.store import MemoryJournal, RedisJournal, SQLiteJournal, Store
 
 PREFIX = "bench-store"
 BATCH = 1000
-PROCESSES = (1, 8, 32)
 
 
 def search_records(trials: int = 1000) -> list[bytes]:
@@ -161,7 +160,7 @@ def measure(new_store: Callable[[str], Callable[[], Store]], records: list[bytes
         figures["append_1_per_s"] = singles / seconds_of(lambda: fill(store, stream, singles, 1))
         figures["append_100_per_s"] = options.events / seconds_of(lambda: fill(store, stream, options.events, 100))
         figures["read_per_s"] = len(store) / seconds_of(store.read)
-    for processes in PROCESSES:
+    for processes in options.processes:
         figures |= contend(new_store(f"claims-{processes}"), processes, options.seconds)
     if options.replay:
         with closing(new_store("replay")()) as store:
@@ -193,8 +192,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--replay", type=int, default=1_000_000)
     parser.add_argument("--stages", type=int, default=100_000)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 8, 32], help="that claim at the same time")
     options = parser.parse_args()
-    records = search_records()
+    records = search_records(min(1000, options.events))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with own_server(folder) if options.redis is None else _given(options.redis) as url:

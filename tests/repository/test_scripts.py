@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 
 TINY = {
-    "bench_adapters": "--quick",
+    "bench_adapters": "--quick --ways stacked peft",
     "bench_algorithms": "--trials 9 --many 60 --repeats 1",
     "bench_audit": "--audited 1 --seeds 1 --trials 3",
     "bench_boosting": "--rounds 5 --rows 500 --repeats 1",
@@ -35,11 +35,11 @@ TINY = {
     "bench_recovery": "--times 1",
     "bench_sampler": "--seeds 1",
     "bench_scaling": "--shape grid --trials 4",
-    "bench_simulation": "--trials 20 --workers 4 --stages 60",
+    "bench_simulation": "--trials 8 --workers 4 --stages 60 --studies 2 --rounds 1",
     "bench_start": "--rounds 1",
     "bench_states": "--megabytes 0.1 --rounds 2",
     "bench_status": "--stages 60",
-    "bench_store": "--events 60 --seconds 0.2 --replay 60 --stages 60",
+    "bench_store": "--events 60 --seconds 0.1 --replay 60 --stages 60 --processes 1 2",
     "bench_studies": "--rounds 1",
     "bench_tree_aware": "--seeds 1 --workers 1",
     "bench_workers": "--trials 12 --workers 9",
