@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -193,6 +196,39 @@ def test_modules_that_are_as_they_were_are_not_looked_through_again_and_what_is_
     assert all(
         patches_module._clean[name] is known for name, known in before.items() if name.startswith("transformers")
     )
+
+
+LATECOMER = """
+import functools
+def function(x): return x
+class Class:
+    def __call__(self, x): return x
+wrapper, part, instance = property(function), functools.partial(function, 1), Class()
+"""
+
+
+@pytest.mark.parametrize("kind", ["function", "Class", "wrapper", "part", "instance"])
+def test_what_is_put_there_by_a_module_that_becomes_the_users_later_is_found(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another module that comes or goes changes nothing: libraries are not looked through again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("latecomer", "bystander"):
+        (tmp_path / f"{name}.py").write_text(LATECOMER)
+    module = importlib.import_module("latecomer")
+    monkeypatch.delitem(sys.modules, "latecomer")
+    monkeypatch.setattr(nn.functional, "relu", value := vars(module)[kind])
+    assert value not in [found for _, found in standing()]
+    before = patches_module._clean["torch.nn.functional"]
+    importlib.import_module("bystander")
+    assert value not in [found for _, found in standing()]
+    monkeypatch.delitem(sys.modules, "bystander")
+    assert value not in [found for _, found in standing()]
+    assert patches_module._clean["torch.nn.functional"] is before
+    monkeypatch.setitem(sys.modules, "latecomer", module)
+    assert value in [found for _, found in standing()]
+    monkeypatch.delitem(sys.modules, "latecomer")
+    assert value not in [found for _, found in standing()]
 
 
 def test_an_object_that_comes_to_be_called_is_found() -> None:

@@ -26,8 +26,9 @@ _Item = TypeVar("_Item")
 _clean: dict[str, tuple[Mapping[str, Any], list[type], list[Any]]] = {}
 """By library's module in which nothing of the user's was: its names, its classes, and the values of all their names."""
 atexit.register(_clean.clear)  # what modules hold ends with them, in their order
-_clean_of: frozenset[str] = frozenset()
-"""The user's modules then."""
+_makers: set[object] = set()
+"""Names of the modules that have made what was found there, as far as these are no libraries that were looked through:
+once one of them is a module of the user's, what is clean has to be looked for again."""
 
 
 def standing() -> Iterator[tuple[str, Any]]:
@@ -36,11 +37,10 @@ def standing() -> Iterator[tuple[str, Any]]:
 
     A module whose names stand for the same objects as before is not looked through again.
     """
-    global _clean_of
     users, libraries = _modules()
-    if users != _clean_of:
+    if not users.isdisjoint(_makers):
         _clean.clear()
-        _clean_of = users
+        _makers.clear()
     sought = _Sought(users, frozenset(id(vars(module)) for module in libraries.values()))
     for name, module in libraries.items():
         if not _is_as_it_was(name, vars(module)):
@@ -72,6 +72,7 @@ def _within(sought: _Sought, name: str, names: Mapping[str, Any]) -> list[tuple[
         _clean.pop(name, None)
     else:
         _clean[name] = names, classes, values
+    _makers.update(sought.makers)
     return found
 
 
@@ -144,23 +145,33 @@ class _Sought:
         self._users = users
         self._own = own
         self._passed_by: set[type] = set()  # types of which no object is the user's
+        self.makers: set[object] = set()  # names of the modules that have made what is not the user's
         self.tables = False  # whether there were objects whose content, or class, can come to be the user's code
 
     def among(self, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
-        users, own, passed_by = self._users, self._own, self._passed_by
+        users, own, passed_by, makers = self._users, self._own, self._passed_by, self.makers
         for name, value in items:
             kind = type(value)
             if kind in passed_by:
                 continue
             if kind is types.FunctionType:
-                if id(value.__globals__) not in own and value.__globals__.get("__name__") in users:
-                    yield name, value
+                if id(value.__globals__) not in own:
+                    maker = value.__globals__.get("__name__")
+                    if maker in users:
+                        yield name, value
+                    else:
+                        makers.add(maker)
             elif issubclass(kind, type):  # isinstance() would ask the object, which may be any
                 if value.__module__ in users:
                     yield name, value
+                else:
+                    makers.add(value.__module__)
             elif kind in _WRAPPERS:
-                if any(part.__globals__.get("__name__") in users for part in _parts(value)):
+                found = [part.__globals__.get("__name__") for part in _parts(value)]
+                if not users.isdisjoint(found):
                     yield name, value
+                else:
+                    makers.update(found)
             elif kind in _TABLES:
                 if name.startswith(_HOOKS):
                     self.tables = True
@@ -168,6 +179,7 @@ class _Sought:
                         yield name, value
             elif kind.__module__ not in users:
                 passed_by.add(kind)
+                makers.add(kind.__module__)
             else:
                 self.tables = True
                 if callable(value):
