@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.cluster import DaskExecutor, local_cluster
+from hpstage.cluster import DaskExecutor, fork_server, local_cluster
 from hpstage.plan.facts import WorkerId
 from hpstage.testing.chains import workers
 from hpstage.testing.toys import Counter, Gate
@@ -40,6 +40,13 @@ def no_loop_is_left() -> Iterator[None]:
     before = _loops()
     yield
     until(lambda: _loops() <= before | _shared, "the clusters and clients of this file are closed")
+
+
+@pytest.fixture
+def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the fork server of a cluster that the test starts import no more than each training process needs: a process
+    of tests has imported torch and much else, which takes a server five seconds, and toys need none of it."""
+    monkeypatch.setattr(fork_server, "_imported", list)
 
 
 @pytest.fixture(scope="package")

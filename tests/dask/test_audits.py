@@ -84,6 +84,7 @@ def search(trainable: Counter, gate: Gate, journal: MemoryJournal) -> hpstage.Re
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_an_idle_worker_audits_in_a_fresh_process_and_the_result_has_what_was_compared(tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     result = search(Counter(gate), gate, journal)
@@ -102,6 +103,7 @@ def test_an_idle_worker_audits_in_a_fresh_process_and_the_result_has_what_was_co
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_a_difference_ends_the_search_and_names_both_ways(tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     with pytest.raises(StateError, match=r"First trained from .* in a fresh process by an audit on worker inproc://"):
@@ -113,6 +115,7 @@ def test_a_difference_ends_the_search_and_names_both_ways(tmp_path: Path) -> Non
 
 @pytest.mark.ci
 @pytest.mark.parametrize("audit", ["off", "winner"])
+@pytest.mark.usefixtures("nothing_ahead")
 def test_idle_workers_audit_only_when_requested(audit: Any, tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     gate.open()

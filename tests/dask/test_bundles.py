@@ -81,6 +81,7 @@ def expected() -> list[float]:
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_each_worker_of_a_local_cluster_trains_as_many_chains_as_the_trainable_has_members(
     expected: list[float],
 ) -> None:

@@ -29,6 +29,7 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_workers_put_files_where_no_other_account_can(shared: Path) -> None:
     with (
         dask.config.set({"temporary-directory": str(shared)}),

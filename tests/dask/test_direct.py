@@ -18,6 +18,8 @@ from hpstage.testing.chains import chain, ended, outcome, reached, until, worker
 from hpstage.testing.toys import Counter, Gate
 from tests.dask.processes import until as condition
 
+pytestmark = pytest.mark.usefixtures("nothing_ahead")
+
 
 @contextmanager
 def opened(cluster: LocalCluster, folder: Path, gate: Gate | None = None) -> Iterator[DaskExecutor]:

@@ -181,6 +181,7 @@ def test_what_cannot_be_imported_ahead_is_refused_by_name(
         hpstage.local_cluster(1, gpus=0, preload=preload)
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_preload_together_with_a_running_fork_server_is_refused() -> None:
     server = fork_server.fork_server()
     assert server is not None
@@ -189,6 +190,7 @@ def test_preload_together_with_a_running_fork_server_is_refused() -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_a_server_that_is_killed_costs_what_its_forks_had_not_kept_and_others_are_spawned(tmp_path: Path) -> None:
     with hpstage.local_cluster(2, gpus=0) as cluster:
         server = cluster._fork_server._process.pid

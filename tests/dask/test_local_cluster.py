@@ -34,6 +34,7 @@ def test_workers_are_not_profiled(client: Client) -> None:
     assert set(client.run(profiled).values()) == {False}
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_workers_in_this_process_run_periodic_callbacks_rarely() -> None:
     def intervals(dask_worker: Any = None) -> dict[str, float]:
         return {name: callback.callback_time for name, callback in dask_worker.periodic_callbacks.items()}
@@ -77,6 +78,7 @@ def test_no_gpus_means_that_training_processes_see_none(cluster: LocalCluster, t
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["3", "5"])
     with local_cluster() as cluster:
@@ -90,6 +92,7 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["3"])
     with local_cluster(workers_per_gpu=2) as cluster:
@@ -210,6 +213,7 @@ def test_any_kind_of_main_guard_is_accepted(start: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
@@ -330,6 +334,7 @@ search()
     assert done.stdout == "found\n", done.stderr
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_a_heartbeat_cut_off_after_the_last_search_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with local_cluster(1, gpus=0):
         logging.getLogger("distributed.worker").error("Failed to communicate with scheduler during heartbeat.")

@@ -136,6 +136,7 @@ def test_a_scheduler_lost_during_setup_is_an_error_with_a_remedy(site: Site, mon
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import hpstage
-from hpstage.cluster import local_cluster
+from hpstage.cluster import fork_server, local_cluster
 from hpstage.errors import UsageError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -44,6 +44,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("code")
         patch.syspath_prepend(str(folder))
         patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setattr(fork_server, "_imported", list)  # torch takes its time
         yield folder
 
 

@@ -85,6 +85,7 @@ class Stopping(Tape):
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
 def test_a_training_process_that_is_stopped_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +107,7 @@ Pair = Callable[[], tuple[Forked, socket.socket]]
 
 
 @pytest.fixture
-def server() -> Iterator[ForkServer]:
+def server(nothing_ahead: None) -> Iterator[ForkServer]:
     server = fork_server.fork_server()
     if server is None:
         pytest.skip("forks on Linux only")
