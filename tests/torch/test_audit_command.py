@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,22 +149,37 @@ if __name__ == "__main__":
 """
 
 
-def search_by_running(folder: Path) -> Path:
-    script = folder / "searching.py"
+@pytest.fixture(scope="module")
+def has_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A script that has been run, with its store as it was then."""
+    script = tmp_path_factory.mktemp("run") / "searching.py"
     script.write_text(f"import logging{SCRIPT.replace('WHAT', repr(''))}{SEARCHES}")
-    subprocess.run([sys.executable, str(script)], cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, str(script)], cwd=script.parent, check=True, capture_output=True)
+    (script.parent / "store").rename(script.parent / "as it was")
     return script
 
 
+@pytest.fixture
+def run_script(has_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """That script in the current folder, with a store: the plan knows the script by its path."""
+    text = has_run.read_text()
+    shutil.copytree(has_run.parent / "as it was", has_run.parent / "store")
+    monkeypatch.chdir(has_run.parent)
+    yield has_run
+    for folder in ("store", "elsewhere"):
+        shutil.rmtree(has_run.parent / folder, ignore_errors=True)
+    has_run.write_text(text)
+
+
 @pytest.mark.ci
-def test_a_script_that_was_run_is_found_by_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script, store = search_by_running(tmp_path), str(tmp_path / "store")
+def test_a_script_that_was_run_is_found_by_its_plan(run_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, store = run_script, str(run_script.parent / "store")
     main = sys.modules["__main__"]
     found = run("audit", "store", "--trial", "1")
     assert found.exit_code == 0, found.output
     assert "0 differences" in found.output
     assert sys.modules["__main__"] is main
-    moved = tmp_path / "elsewhere" / script.name
+    moved = script.parent / "elsewhere" / script.name
     moved.parent.mkdir()
     script.rename(moved)
     found = run("audit", "store", "--trial", "1")
@@ -180,36 +197,32 @@ def test_a_script_that_was_run_is_found_by_its_plan(tmp_path: Path, monkeypatch:
 
 @pytest.mark.ci
 def test_what_a_store_names_is_imported_from_the_current_folder_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder is anybody's."""
-    script = search_by_running(tmp_path)
-    script.write_text("raise SystemExit('this was run')")
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    found = run("audit", str(tmp_path / "store"), "--trial", "1")
+    run_script.write_text("raise SystemExit('this was run')")
+    monkeypatch.chdir(tmp_path)
+    found = run("audit", str(run_script.parent / "store"), "--trial", "1")
     assert found.exit_code == 2, found.output
     assert "if you trust it" in found.output
     assert "this was run" not in found.output
 
 
 @pytest.mark.ci
-def test_a_script_that_searches_where_it_is_imported_is_not_run_again(tmp_path: Path) -> None:
-    script = search_by_running(tmp_path)
-    script.write_text(script.read_text().replace('if __name__ == "__main__":', "if True:"))
-    found = run("audit", str(tmp_path / "store"), "--trial", "1")
+def test_a_script_that_searches_where_it_is_imported_is_not_run_again(run_script: Path) -> None:
+    run_script.write_text(run_script.read_text().replace('if __name__ == "__main__":', "if True:"))
+    found = run("audit", "store", "--trial", "1")
     assert found.exit_code == 2, found.output
     assert "importing the script starts the search again" in found.output
 
 
 @pytest.mark.ci
-def test_an_audit_that_is_interrupted_says_so(tmp_path: Path) -> None:
-    script = search_by_running(tmp_path)
-    script.write_text(
-        script.read_text().replace("LOG = ", "import time; print('loading', flush=True); time.sleep(60); LOG = ")
+def test_an_audit_that_is_interrupted_says_so(run_script: Path) -> None:
+    run_script.write_text(
+        run_script.read_text().replace("LOG = ", "import time; print('loading', flush=True); time.sleep(60); LOG = ")
     )
     words = [sys.executable, "-m", "hpstage", "audit", "store", "--trial", "1"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
