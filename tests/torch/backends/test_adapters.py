@@ -14,6 +14,8 @@ from hpstage.training.trainables import as_trainable
 from hpstage.workloads.fine_tuning import LoRA
 from tests.torch.backends.test_frozen_memory import Frozen, memory, model_of
 
+pytestmark = pytest.mark.sampled(3)
+
 
 class Adapters(Frozen):
     """A frozen backbone whose layers have adapters with alpha as a Python number."""

@@ -75,6 +75,7 @@ def test_a_frozen_layer_is_computed_once_for_each_sample_where_it_keeps_them_apa
     assert saved.frozen_skipped >= 2 * STEPS - 2 * 4  # in its first epoch a trial may meet samples for the first time
 
 
+@pytest.mark.ci
 def test_all_outputs_show_the_same(tmp_path: Path) -> None:
     store = tmp_path / "store"
     saved = search(store).savings

@@ -26,6 +26,8 @@ from hpstage.plan.facts import StateKey
 from hpstage.torch.backends.siblings import StackedLoop
 from hpstage.training.trainables import as_trainable
 
+pytestmark = pytest.mark.sampled(3)
+
 WIDTH = 128
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's, of its next release

@@ -13,6 +13,8 @@ from hpstage.torch.backends.stacked import Bundle, NeedsPython
 from tests.torch.backends.siblings import Hp, Trial, builder, train, train_eagerly
 from tests.torch.backends.test_frozen_siblings import STEPS, OneBatch, states, together
 
+pytestmark = pytest.mark.sampled(3)
+
 
 class Keeps(OneBatch):
     """Keeps, in a buffer, one of several results of an operation that the prefix could have."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from hpstage.torch.backends.stacked import Bundle, outputs
 from tests.torch.backends.siblings import Hp, Sibling, Trial, builder, hp_of, train, train_eagerly
 
+pytestmark = pytest.mark.sampled(3)
+
 STEPS = 3
 
 

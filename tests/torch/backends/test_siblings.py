@@ -98,6 +98,7 @@ def kept(result: hpstage.Result) -> dict[str, str | None]:
 
 @pytest.mark.ci
 @pytest.mark.one_in(3)
+@pytest.mark.ci_one_in(2)
 @pytest.mark.parametrize("kind", [Siblings, Epochs, Frozen])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(3, 2), ASHA(3, 2)], ids=repr)
 def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings], algorithm: Any) -> None:

@@ -130,6 +130,7 @@ def stacked_and_eager(kind: type[Plain], stacked: int, numerics: str) -> Any:
     "kind", [Wide, Sharing, Asking, Listing, Anchored, SetsData, Buffering, Plain], ids=lambda kind: kind.__name__
 )
 @pytest.mark.one_in(2)
+@pytest.mark.ci_one_in(2)
 @pytest.mark.ci
 def test_siblings_that_differ_train_as_without_siblings_and_as_eagerly(kind: type[Plain]) -> None:
     alone, together = (stacked_and_eager(kind, stacked, "stacked") for stacked in (1, 4))
