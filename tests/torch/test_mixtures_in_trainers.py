@@ -104,7 +104,14 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    # Two of Lightning's four ways to give data are slow: they end in the same loader.
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("train_dataloaders", "of the module") else ())
+        for kind in KINDS
+    ],
+)
 def test_micro_anneals_are_each_that_trial_trained_by_itself(kind: str, tmp_path: Path) -> None:
     make, hp, metric = KINDS[kind]
     trunk = hpstage.train(make(), hp, steps=10, metric=metric, store=tmp_path / "store", checkpoint_every=5, **here())
