@@ -76,6 +76,7 @@ class Siblings:
             self.slots[index].load_state_dict(states[index])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("due", [range(3), [0, 2], [0, 1]])
 def test_a_step_that_finds_no_memory_is_trained_again_with_the_same_bits(due: Collection[int]) -> None:
     """At any allocation: where a slot leaves or joins a bundle, or in the middle of a step that changes weights."""
@@ -142,6 +143,7 @@ def searched(subject: Small, store: Path, lates: list[float]) -> list[tuple[floa
     return sorted((trial.params["late"], trial.state.name, trial.values) for trial in study.trials)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
 def test_a_search_of_stacked_siblings_whose_device_runs_out_of_memory_loses_nothing(
     share: float, tmp_path: Path

@@ -79,6 +79,7 @@ def without_times(report: ChainReport) -> Any:
     return replace(report, at=0.0) if isinstance(report, TrainingEnded) else report
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", [None, 0, 3, 4, STEPS - 1])
 @pytest.mark.parametrize("how", ["at once", "kept", "paused", None])
 def test_a_chain_reports_what_it_would_report_if_each_step_waited(

@@ -15,11 +15,8 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parent.parent
-FILES = [
-    *sorted((TESTS / "fake_cuda").glob("test_*.py")),
-    TESTS / "store/test_live_cache.py",
-    TESTS / "torch/test_measure.py",
-]
+FILES = TESTS / "store/test_live_cache.py", TESTS / "torch/test_measure.py"
+"""With tests that are marked as needing a device."""
 
 
 def library_of(kind: str) -> str:
@@ -36,11 +33,19 @@ def library() -> str:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_on_fake_devices(library: str, file: Path) -> None:
-    """All that is about the fake devices, and what is marked as needing a device elsewhere."""
-    marked = [] if file.parent.name == "fake_cuda" else ["-m", "gpu"]
-    run("tests.fake_cuda.plugin", *marked, file, HPSTAGE_FAKE_CUDA=library, CUDA_VISIBLE_DEVICES="0,1")
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_fake_devices(library: str, which: str) -> None:
+    """All that is about the fake devices; in one process, as each imports torch and compiles what it traces."""
+    run(
+        *("tests.fake_cuda.plugin", "-m", which, TESTS / "fake_cuda"),
+        HPSTAGE_FAKE_CUDA=library,
+        CUDA_VISIBLE_DEVICES="0,1",
+    )
+
+
+@pytest.mark.ci
+def test_on_fake_devices_what_needs_a_device_elsewhere(library: str) -> None:
+    run("tests.fake_cuda.plugin", "-m", "gpu", *FILES, HPSTAGE_FAKE_CUDA=library, CUDA_VISIBLE_DEVICES="0,1")
 
 
 @pytest.mark.ci
