@@ -17,6 +17,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -138,9 +139,9 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in result.study.trials]
 
 
-def algorithms(trials: int) -> list[dict[str, Any]]:
+def algorithms(trials: int, names: Iterable[str] = ()) -> list[dict[str, Any]]:
     rows = []
-    for name in searches(trials):
+    for name in names or searches(trials):
         results = []
         for sharing in (True, False):
             algorithm, sampler, n_trials = searches(trials)[name]
@@ -313,10 +314,11 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=64, help="trials of each search (default: 64)")
     parser.add_argument("--many", type=int, default=10_000, help="trials of the search that is timed (default: 10000)")
     parser.add_argument("--repeats", type=int, default=3, help="how often it is timed (default: 3)")
+    parser.add_argument("--algorithms", nargs="+", choices=searches(1), default=(), help="of table 1 (default: all)")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-    rows = algorithms(options.trials)
+    rows = algorithms(options.trials, options.algorithms)
     print(
         f"{'':<18}{'trials':>7}{'requested':>10}{'unique':>8}{'trained':>8}{'unshared':>9}{'merge':>8}"
         f"  same best  same study"

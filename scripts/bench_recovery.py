@@ -1,6 +1,6 @@
 """How long a search stands still when something dies: medians of ten, with real processes on this host.
 
-    .venv/bin/python scripts/bench_recovery.py [--times 10] [--json FILE]
+    .venv/bin/python scripts/bench_recovery.py [--times 10] [--kinds KIND ...] [--json FILE]
 
 A search on two Dask workers, its plan on a Redis server with an append-only file; a step takes 20 ms, a state is kept
 every 8 steps. Each time one process is killed with -9 and started again at once, as a supervisor would. Seconds from
@@ -178,23 +178,26 @@ def facts_of(records: Sequence[bytes]) -> list[dict[str, Any]]:
     return [json.loads(fact) for record in records for fact in split(record)]
 
 
+KINDS: dict[str, Callable[[Bench], float]] = {
+    "worker": Bench.kill_worker,
+    "driver": Bench.kill_driver,
+    "gone": Bench.driver_is_gone,
+    "scheduler": Bench.kill_scheduler,
+    "Redis": Bench.kill_redis,
+}
+
+
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what dies")
     options = parser.parse_args()
     figures: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, Site(Path(folder) / "site", workers=2) as site:
         bench = Bench(site)
-        kinds = {
-            "worker": bench.kill_worker,
-            "driver": bench.kill_driver,
-            "gone": bench.driver_is_gone,
-            "scheduler": bench.kill_scheduler,
-            "Redis": bench.kill_redis,
-        }
         print(f"{'seconds, of ' + str(options.times):<20}{'median':>10}{'least':>10}{'most':>10}")
-        for name, kill in kinds.items():
-            figures[name] = values = [kill() for _ in range(options.times)]
+        for name in options.kinds:
+            figures[name] = values = [KINDS[name](bench) for _ in range(options.times)]
             print(f"{name:<20}{statistics.median(values):>10.2f}{min(values):>10.2f}{max(values):>10.2f}", flush=True)
         bench.close()
     write(options.json, figures)

@@ -110,6 +110,9 @@ def flat(trial: Any) -> dict[str, Any]:
     }
 
 
+SPACES: dict[str, Callable[[Any], dict[str, Any]]] = {"staged": staged, "wsd": wsd, "flat": flat}
+
+
 def search(task: Task, space: Callable[[Any], dict[str, Any]], sampler: BaseSampler) -> tuple[list[float], float]:
     """The best error within each budget of trained steps, and the merge rate."""
     study = optuna.create_study(sampler=sampler)
@@ -160,12 +163,13 @@ def shown(values: list[float]) -> str:
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     figures: dict[str, Any] = {"seeds": options.seeds, "steps_trained": [budget * STEPS for budget in BUDGETS]}
     began = time.monotonic()
     columns = [f"{what} at {budget}" for what in ("error", "ratio") for budget in BUDGETS]
-    for space in (staged, wsd, flat):
+    for space in map(SPACES.__getitem__, options.spaces):
         print(f"\n{space.__name__}\n{'':<24} {'merge':<20} " + " ".join(f"{c:<22}" for c in columns) + " better")
         errors: dict[str, list[list[float]]] = {}
         merged: dict[str, list[float]] = {}

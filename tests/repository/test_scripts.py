@@ -15,7 +15,7 @@ SCRIPTS = ROOT / "scripts"
 
 TINY = {
     "bench_adapters": "--quick --ways stacked peft",
-    "bench_algorithms": "--trials 9 --many 60 --repeats 1",
+    "bench_algorithms": "--trials 9 --many 60 --repeats 1 --algorithms SHA ASHA",
     "bench_audit": "--audited 1 --seeds 1 --trials 3",
     "bench_boosting": "--rounds 5 --rows 500 --repeats 1",
     "bench_budget": "--megabytes 0.1 --trials 3 --algorithms full --budgets 3.1",
@@ -32,8 +32,8 @@ TINY = {
     "bench_peers": "--steps 60 --programs hpstage --algorithms full --rounds 1",
     "bench_planner": "--part insert --sizes 60 --workers 4 --turns 20 --events 100 --trials 20",
     "bench_profile": "--trials 30 --stages 4",
-    "bench_recovery": "--times 1",
-    "bench_sampler": "--seeds 1",
+    "bench_recovery": "--times 1 --kinds worker driver",
+    "bench_sampler": "--seeds 1 --spaces wsd",
     "bench_scaling": "--shape grid --trials 4",
     "bench_simulation": "--trials 8 --workers 4 --stages 60 --studies 2 --rounds 1",
     "bench_start": "--rounds 1",
@@ -55,6 +55,14 @@ TINY = {
     "pictures": "--help",
     "record": "--help",
 }
+
+ALL_PARTS = {
+    "bench_adapters": "--quick",
+    "bench_algorithms": "--trials 9 --many 60 --repeats 1",
+    "bench_recovery": "--times 1",
+    "bench_sampler": "--seeds 1",
+}
+"""What above is left to a part of what the script does: the others are slow."""
 
 QUICK = {
     *(
@@ -95,14 +103,21 @@ def test_every_script_has_a_tiny_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.ci if name in QUICK else pytest.mark.slow) for name in TINY]
+    ("name", "options"),
+    [
+        *(
+            pytest.param(name, options, marks=pytest.mark.ci if name in QUICK else pytest.mark.slow, id=name)
+            for name, options in TINY.items()
+        ),
+        *(pytest.param(*item, marks=pytest.mark.slow, id=f"{item[0]}, all") for item in ALL_PARTS.items()),
+    ],
 )
-def test_a_script_runs(name: str, tmp_path: Path) -> None:
+def test_a_script_runs(name: str, options: str, tmp_path: Path) -> None:
     for needed in ("jax", "keras", "sklearn"):
         if needed in name and importlib.util.find_spec(needed) is None:
             pytest.skip(f"needs {needed}")
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / f"{name}.py"), *TINY[name].split()],
+        [sys.executable, str(SCRIPTS / f"{name}.py"), *options.split()],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
