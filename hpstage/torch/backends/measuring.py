@@ -22,8 +22,8 @@ _FIRST = 3
 _STEPS = 50
 _PART = 0.005
 """Fewer steps are measured of a search whose workers train few: at most this part of them."""
-_BUILDS = 150
-"""Eager steps that last as long as building the programs of one sibling and of two, and measuring them."""
+_BUILDS = 75
+"""Eager steps that last as long as checking the programs of one sibling and of two, and measuring them."""
 _SHARE = 0.02
 """A backend that begins slowly is tried if that is known to take at most this share of what the steps take eagerly:
 what it gains is not known before, and trying it may be in vain."""

@@ -22,7 +22,7 @@ class StackedBackend(StepBackend):
 
     numerics: ClassVar[str] = "stacked-v3"
     several: ClassVar[bool] = True
-    begins: ClassVar[float] = 0.5  # measured, besides what grows with the seconds of a step
+    begins: ClassVar[float] = 2.0  # measured, besides what grows with the seconds of a step
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
