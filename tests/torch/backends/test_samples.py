@@ -110,7 +110,7 @@ def test_what_is_said_to_keep_samples_apart_does(shape: Sequence[int], steps: Se
     for step in steps:
         try:
             value = STEPS[step](value)
-        except (RuntimeError, IndexError, ValueError):
+        except (RuntimeError, IndexError, ValueError, UserWarning):
             continue  # it has no such dimension
         possible.append(STEPS[step])
 
@@ -249,6 +249,73 @@ def test_what_mixes_samples_is_computed_for_each_batch(name: str) -> None:
     made, found = trained(Epochs(MIXED[name]), [0, 1])
     assert made.computed == 9
     assert found[1] == trained(Epochs(MIXED[name]), [1])[1][0]
+
+
+INEXACT: dict[str, Step] = {
+    "silu": lambda x: functional.silu(x),
+    "softplus": functional.softplus,
+    "elu": lambda x: functional.elu(x),
+    "sigmoid": torch.sigmoid,
+    "pow": lambda x: x.abs().pow(1.3),
+    "columns": lambda x: x.t().contiguous().softmax(0).t(),
+    "sums of columns": lambda x: x + x.t().contiguous().sum(0)[:, None],
+    "turned": lambda x: functional.silu(x.t().contiguous()).t(),
+    "few columns": lambda x: x + x @ torch.full((x.shape[1], 2), 0.3).sum(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", INEXACT)
+@pytest.mark.parametrize("width", [11, 32])
+def test_what_kernels_may_round_by_place_is_refused(name: str, width: int) -> None:
+    """The last elements of a tensor are computed one by one, others in vectors; columns may be samples."""
+    graph: Any = make_fx(INEXACT[name], tracing_mode="fake")(torch.randn(3, width)).graph
+    (node,) = (node for node in graph.nodes if node.op == "placeholder")
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    by_place = width == 11 or name in ("columns", "sums of columns", "turned", "few columns")
+    assert (rows_of(nodes, [node], 3) is None) is by_place
+
+
+class Short(Epochs):
+    """A last batch that is short, and layers whose width fills no vector."""
+
+    def backbone(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(0, 1), nn.Linear(16, 11), nn.Softplus(), nn.Linear(11, 16), nn.Unflatten(0, (-1, 6))
+        )
+
+    def data(self, generator: torch.Generator, size: int) -> Any:
+        epoch, step = divmod(generator.initial_seed() % 1000, 3)
+        order = torch.randperm(12, generator=generator.manual_seed(epoch))[step * 5 : step * 5 + 5]
+        return self.inputs[order], self.labels[order]
+
+
+@pytest.mark.parametrize("trained_too", [False, True])
+def test_a_short_last_batch_has_a_step_of_its_own(trained_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graph may have the same text."""
+    if trained_too:
+        monkeypatch.setattr(nn.Module, "requires_grad_", lambda module, requires=True: module)
+    made, found = trained(Short(), [0, 1, 2])
+    for id in (0, 1, 2):
+        assert found[id] == trained(Short(), [id])[1][0]
+    assert trained_too or made.computed
+
+
+class Drawn(Epochs):
+    """Batches that have a sample twice, and come again."""
+
+    def data(self, generator: torch.Generator, size: int) -> Any:
+        order = torch.tensor([0, 0, 1, 2]) + generator.initial_seed() % 1000 % 3
+        return self.inputs[order], self.labels[order]
+
+
+def test_batches_that_have_a_sample_twice_are_kept_as_they_are() -> None:
+    made, _ = trained(Drawn(), [0])
+    assert (made.computed, made.found) == (3, 6)
+
+
+def test_what_is_computed_sooner_than_samples_are_found_is_kept_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "_OF_SAMPLE", 60.0)
+    assert trained(Epochs(), [0])[0].computed == 9
 
 
 def test_samples_have_room_or_batches_have(monkeypatch: pytest.MonkeyPatch) -> None:

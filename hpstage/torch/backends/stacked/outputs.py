@@ -25,6 +25,8 @@ _LEAST = 64 << 20
 _SHARE = 8
 _OF_HOST = 64
 _KINDS, _BACKBONES = 8, 2
+_OF_SAMPLE = 5e-6
+"""Seconds that it takes to find what was kept of a sample: what is computed in less is kept by batch."""
 _TIMED = 8
 """The first of a kind's computations are timed, for which a GPU has to be waited for."""
 
@@ -129,7 +131,7 @@ class _Kept:
             if not self._keep(of_samples, batch, values):
                 self._by_sample = None
         if key is not None and _own_memory(values, [*self.frozen, *batch]):
-            if self._by_sample is None:
+            if self._by_sample is None or not self._by_sample.is_tried:
                 self._keep_batch(key, values)
             self._last = key, values
         return values
@@ -144,9 +146,9 @@ class _Kept:
 
     def _keep(self, keys: Sequence[bytes] | None, batch: Sequence[Tensor], values: Values) -> bool:
         """Keep values by sample; return whether later ones may be, too."""
-        if self._by_sample is None or keys is None:
+        if self._by_sample is None or keys is None or self.seconds < len(keys) * _OF_SAMPLE:
             return False
-        return self._by_sample.add(keys, batch, values) and self._by_sample.nbytes <= self._budget
+        return self._by_sample.add(keys, batch, values) and self._by_sample.nbytes + self._nbytes <= self._budget
 
     def _keep_batch(self, key: bytes, values: Values) -> None:
         storages = {value.untyped_storage()._cdata: value.untyped_storage() for value in values}

@@ -7,6 +7,7 @@ That a sample gives the same bits wherever it lies in a batch, and whatever the 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Sequence
 
 import torch
@@ -36,6 +37,11 @@ class SampleStore:
         self._parts: dict[bytes, Values] = {}
         self._forms: list[Tensor] | None = None  # of the values on a batch
         self.nbytes = 0
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether it is known that samples can be kept."""
+        return self._forms is not None
 
     def find(self, keys: Sequence[bytes]) -> Values | None:
         """Return the values on the batch of these samples, if all of them are here."""
@@ -76,9 +82,12 @@ class SampleStore:
         return torch.cat([*parts], rows[0], out=made)
 
     def _is_exact(self, batch: Sequence[Tensor], values: Values) -> bool:
-        """Return whether samples give the same bits in the next place, and among others."""
+        """Return whether samples give the same bits in other places, and among others."""
         count = self._samples.number
-        for order in ([*range(1, count), 0], [index if index % 2 else 0 for index in range(count)]):
+        draw = random.Random(0)
+        orders = [[*range(1, count), 0], [*reversed(range(count))], [i if i % 2 else 0 for i in range(count)]]
+        orders += [draw.choices(range(count), k=count) for _ in range(2)]
+        for order in orders:
             moved = []
             for tensor in batch:
                 other = torch.empty_like(tensor)

@@ -2,8 +2,11 @@
 
 A value has its samples along one dimension, the first sample's rows first. A rule says along which dimension the result
 of an operation has them, given those of its inputs; an operation without a rule, or inputs that a rule does not cover,
-mix samples, as far as anybody knows. That a sample has the same bits wherever it lies in a batch is not said here:
-:mod:`hpstage.torch.backends.stacked.sample_store` tries it out.
+mix samples, as far as anybody knows.
+
+A sample is to have the same bits wherever it lies in a batch. So rules refuse what kernels of the CPU are known to
+compute by other code at the end of a tensor: the last elements of those that fill no vector, columns of samples, and
+products with few columns. :mod:`hpstage.torch.backends.stacked.sample_store` tries out the rest.
 """
 
 from __future__ import annotations
@@ -17,8 +20,15 @@ from torch import Tensor
 from torch.fx import Node
 
 from hpstage.torch.backends.stacked.images import max_pool
+from hpstage.torch.backends.stacked.planning import LOOP
+from hpstage.torch.backends.stacked.rules import is_exact
 
 _aten = torch.ops.aten
+
+_COLUMNS = 16
+"""Columns of a product from which on BLAS computes each of its rows by the same code."""
+_IN_ONE_THREAD = 32768
+"""Elements up to which torch computes a pointwise operation in one thread: others may begin within a vector."""
 
 
 class Rows(NamedTuple):
@@ -78,9 +88,28 @@ class _Sides:
         if target in _RULES:
             return _RULES[target](self, node)
         pointwise = isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
-        if pointwise and isinstance(node.meta["val"], Tensor):
-            return self.aligned(node)
-        raise MixesSamples
+        if not pointwise or not isinstance(node.meta["val"], Tensor):
+            raise MixesSamples
+        rows = self.aligned(node)
+        if not is_exact(node) and any(arg.meta["val"].is_floating_point() for arg in node.all_input_nodes):
+            self.require_whole_loops(node)
+        return rows
+
+    def require_outermost(self, node: Node) -> None:
+        """Require that samples follow each other in memory."""
+        value, rows = node.meta["val"], self.rows[node]
+        strides = [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
+        if strides and 0 < value.stride(rows.dim) < max(strides):
+            raise MixesSamples
+
+    def require_whole_loops(self, node: Node) -> None:
+        """Require that torch takes no elements of two samples at a time, and none one by one."""
+        value: Tensor = node.meta["val"]
+        for arg in node.all_input_nodes:
+            if arg in self.rows:
+                self.require_outermost(arg)
+        if value.nbytes // self._samples % LOOP or (value.numel() > _IN_ONE_THREAD and torch.get_num_threads() > 1):
+            raise MixesSamples
 
     def first(self, node: Node, *others: Any) -> Rows:
         """Return the rows of the first argument, where no other depends on the batch but for ``others``."""
@@ -161,13 +190,14 @@ def _expand(sides: _Sides, node: Node) -> Rows:
     return sides.checked(node.meta["val"], Rows(dim, rows.of_sample))
 
 
-def _along(position: int, default: Any = None, *, removed: bool = False) -> _Rule:
+def _along(position: int, default: Any = None, *, removed: bool = False, computes: bool = False) -> _Rule:
     """Return the rule for an operation along other dimensions of its first argument than that of samples.
 
     Args:
         position: the argument that gives these dimensions.
         default: they, where it is left out.
         removed: whether the result lacks them.
+        computes: whether numbers are computed along them; of other kinds of memory, vectors may be along samples.
     """
 
     def rule(sides: _Sides, node: Node) -> Rows:
@@ -178,6 +208,10 @@ def _along(position: int, default: Any = None, *, removed: bool = False) -> _Rul
         dims = {dim % rank for dim in (given if isinstance(given, list | tuple) else [given])}
         if rows.dim in dims:
             raise MixesSamples
+        if computes:
+            sides.require_outermost(node.args[0])  # type: ignore[arg-type]
+            if rows.dim > min(dims) or (not removed and dims != {rank - 1}):
+                raise MixesSamples
         keepdim = node.args[position + 1] if len(node.args) > position + 1 else node.kwargs.get("keepdim", False)
         kept = not removed or keepdim is True
         if node.target in (_aten.select.int, _aten.unbind.int):
@@ -230,6 +264,8 @@ def _product(sides: _Sides, node: Node) -> Rows:
     """A matrix of rows of samples by one that does not depend on the batch, perhaps with a bias that does not."""
     *bias, a, b = node.args
     if a not in sides.rows or b in sides.rows or sides.rows[a].dim != 0:  # type: ignore[index]
+        raise MixesSamples
+    if _shape(b)[-1] < _COLUMNS:
         raise MixesSamples
     for part in bias:
         if part in sides.rows:
@@ -288,14 +324,14 @@ _RULES: dict[Any, _Rule] = {
     **dict.fromkeys([_aten.split.Tensor, _aten.split_with_sizes.default], _along(2, 0)),
     **dict.fromkeys(
         [_aten._softmax.default, _aten._log_softmax.default, _aten._safe_softmax.default, _aten.cumsum.default],
-        _along(1),
+        _along(1, computes=True),
     ),
     **dict.fromkeys(
         [
             *(_aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default),
             *(_aten.var.correction, _aten.std.correction, _aten.var_mean.correction),
         ],
-        _along(1, removed=True),
+        _along(1, removed=True, computes=True),
     ),
     _aten.native_layer_norm.default: _layer_norm,
     _aten.native_group_norm.default: _batches(),

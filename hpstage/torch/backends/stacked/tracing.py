@@ -87,6 +87,11 @@ class Trace:
         return len(self.inputs) - others
 
     @cached_property
+    def forms(self) -> list[object]:
+        """Shapes and types of its inputs."""
+        return [(node.meta["val"].shape, node.meta["val"].dtype) for node in self.inputs]
+
+    @cached_property
     def unchanged(self) -> frozenset[str]:
         """Those of ``kept`` that the step leaves as they are."""
         results: Any = self.graph.output_node().args[0]
@@ -116,6 +121,7 @@ class Trace:
         """Return whether another member takes the same step."""
         return (
             str(self.graph) == str(other.graph)
+            and self.forms == other.forms  # programs are planned for these, and their text need not show them
             and (self.trained, self.groups, self.kept, self.values)
             == (other.trained, other.groups, other.kept, other.values)
             and self.fixed.keys() == other.fixed.keys()
