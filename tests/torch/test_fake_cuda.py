@@ -33,6 +33,7 @@ def library() -> str:
 
 
 @pytest.mark.ci
+@pytest.mark.timeout(1800)  # many tests, each of which has its own limit
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_on_fake_devices(library: str, which: str) -> None:
     """All that is about the fake devices; in one process, as each imports torch and compiles what it traces."""
