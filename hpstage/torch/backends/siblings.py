@@ -433,7 +433,7 @@ class Stack:
 
     def _enter(self, slot: StackedLoop, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
         """Let a slot join a bundle that takes the same step, or begin one; return why it can be in none."""
-        trace = slot.trace
+        trace, slot.trace = slot.trace, None  # another step may be another one
         if trace is None or not trace.fits(slot._hp) or all(bundle.trace is not trace for bundle in bundles):
             trace = self._trace(slot, batch)
         for bundle in bundles:

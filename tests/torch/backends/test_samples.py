@@ -275,6 +275,15 @@ def test_what_kernels_may_round_by_place_is_refused(name: str, width: int) -> No
     assert (rows_of(nodes, [node], 3) is None) is by_place
 
 
+@pytest.mark.parametrize(("width", "apart"), [(32, False), (64, True)])
+def test_of_numbers_of_two_bytes_a_vector_has_twice_as_many(width: int, apart: bool) -> None:
+    x = torch.randn(3, width, dtype=torch.bfloat16)
+    graph: Any = make_fx(lambda x: functional.silu(x), tracing_mode="fake")(x).graph
+    (node,) = (node for node in graph.nodes if node.op == "placeholder")
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    assert (rows_of(nodes, [node], 3) is not None) is apart
+
+
 class Short(Epochs):
     """A last batch that is short, and layers whose width fills no vector."""
 

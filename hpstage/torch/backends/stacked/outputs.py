@@ -122,8 +122,9 @@ class _Kept:
             return self._values[key]
         if self._last is not None and self._last[0] == key:
             return self._last[1]
-        of_samples = None if self._by_sample is None else digests(batch, self._samples)
-        values = None if self._by_sample is None or of_samples is None else self._by_sample.find(of_samples)
+        of_samples, values = None, None
+        if self._by_sample is not None and (of_samples := self._by_sample.keys_of(batch)) is not None:
+            values = self._by_sample.find(of_samples)
         if values is None:
             values = self._timed(batch) if self.computed < _TIMED else self._run(batch)
             self.computed += 1
@@ -135,11 +136,6 @@ class _Kept:
                 self._keep_batch(key, values)
             self._last = key, values
         return values
-
-    @property
-    def _samples(self) -> int:
-        assert self._prefix.samples is not None
-        return self._prefix.samples.number
 
     def _run(self, batch: Sequence[Tensor]) -> Values:
         return self._prefix.run(*self.frozen, *batch)

@@ -60,7 +60,7 @@ numbers."""
 
 LOOP = 128
 """Bytes after which no vectorised loop has a remainder, which may be computed in another way: two vectors of 64."""
-VECTOR = 32
+VECTOR = LOOP // 4
 """Elements of four bytes that these are."""
 
 

@@ -43,6 +43,9 @@ class SampleStore:
         """Whether it is known that samples can be kept."""
         return self._forms is not None
 
+    def keys_of(self, batch: Sequence[Tensor]) -> list[bytes] | None:
+        return digests(batch, self._samples.number)
+
     def find(self, keys: Sequence[bytes]) -> Values | None:
         """Return the values on the batch of these samples, if all of them are here."""
         if self._forms is None or not all(key in self._parts for key in keys):

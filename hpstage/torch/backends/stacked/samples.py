@@ -50,21 +50,21 @@ def rows_of(graph: Iterable[Node], batch: Iterable[Node], samples: int) -> dict[
         graph: the operations, in order.
         batch: tensors of ``samples`` samples along their first dimension.
     """
-    sides = _Sides(dict.fromkeys(batch, Rows(0, 1)), samples)
-    of_batch = set(sides.rows)
+    analysis = _Analysis(dict.fromkeys(batch, Rows(0, 1)), samples)
+    of_batch = set(analysis.rows)
     for node in graph:
         inputs = node.all_input_nodes
         try:
-            if not sides.rows.keys().isdisjoint(inputs):
-                sides.rows[node] = sides.of(node)
+            if not analysis.rows.keys().isdisjoint(inputs):
+                analysis.rows[node] = analysis.of(node)
             elif _is_repeated(node, samples):
-                sides.rows[node] = Rows(0, 1)
+                analysis.rows[node] = Rows(0, 1)
         except MixesSamples:
             if not of_batch.isdisjoint(inputs):
                 return None
         if not of_batch.isdisjoint(inputs):
             of_batch.add(node)
-    return sides.rows
+    return analysis.rows
 
 
 def _is_repeated(node: Node, samples: int) -> bool:
@@ -75,7 +75,13 @@ def _is_repeated(node: Node, samples: int) -> bool:
     return value.dim() > 0 and value.shape[0] == samples and value.stride(0) == 0
 
 
-class _Sides:
+class _Analysis:
+    """Where values have their samples, as far as that is known.
+
+    Args:
+        rows: of the tensors of the batch; others are added.
+    """
+
     def __init__(self, rows: dict[Node, Rows], samples: int) -> None:
         self.rows = rows
         self._samples = samples
@@ -160,11 +166,11 @@ class _Sides:
         raise MixesSamples
 
 
-_Rule = Callable[[_Sides, Node], Rows]
+_Rule = Callable[[_Analysis, Node], Rows]
 
 
-def _same(sides: _Sides, node: Node) -> Rows:
-    return sides.first(node)
+def _same(analysis: _Analysis, node: Node) -> Rows:
+    return analysis.first(node)
 
 
 def _shape(node: Any) -> torch.Size:
@@ -172,8 +178,8 @@ def _shape(node: Any) -> torch.Size:
     return shape
 
 
-def _permute(sides: _Sides, node: Node) -> Rows:
-    rows, rank = sides.first(node), len(_shape(node))
+def _permute(analysis: _Analysis, node: Node) -> Rows:
+    rows, rank = analysis.first(node), len(_shape(node))
     if node.target is _aten.permute.default:
         order = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr, operator]
     else:
@@ -184,10 +190,10 @@ def _permute(sides: _Sides, node: Node) -> Rows:
     return Rows(order.index(rows.dim), rows.of_sample)
 
 
-def _expand(sides: _Sides, node: Node) -> Rows:
-    rows = sides.first(node)
+def _expand(analysis: _Analysis, node: Node) -> Rows:
+    rows = analysis.first(node)
     dim = rows.dim + len(_shape(node)) - len(_shape(node.args[0]))
-    return sides.checked(node.meta["val"], Rows(dim, rows.of_sample))
+    return analysis.checked(node.meta["val"], Rows(dim, rows.of_sample))
 
 
 def _along(position: int, default: Any = None, *, removed: bool = False, computes: bool = False) -> _Rule:
@@ -200,8 +206,8 @@ def _along(position: int, default: Any = None, *, removed: bool = False, compute
         computes: whether numbers are computed along them; of other kinds of memory, vectors may be along samples.
     """
 
-    def rule(sides: _Sides, node: Node) -> Rows:
-        rows, rank = sides.first(node), len(_shape(node.args[0]))
+    def rule(analysis: _Analysis, node: Node) -> Rows:
+        rows, rank = analysis.first(node), len(_shape(node.args[0]))
         given: Any = node.args[position] if len(node.args) > position else default
         if given is None or given == []:
             raise MixesSamples  # all of them
@@ -209,7 +215,7 @@ def _along(position: int, default: Any = None, *, removed: bool = False, compute
         if rows.dim in dims:
             raise MixesSamples
         if computes:
-            sides.require_outermost(node.args[0])  # type: ignore[arg-type]
+            analysis.require_outermost(node.args[0])  # type: ignore[arg-type]
             if rows.dim > min(dims) or (not removed and dims != {rank - 1}):
                 raise MixesSamples
         keepdim = node.args[position + 1] if len(node.args) > position + 1 else node.kwargs.get("keepdim", False)
@@ -221,64 +227,63 @@ def _along(position: int, default: Any = None, *, removed: bool = False, compute
     return rule
 
 
-def _layer_norm(sides: _Sides, node: Node) -> Rows:
-    rows = sides.first(node)
+def _layer_norm(analysis: _Analysis, node: Node) -> Rows:
+    rows = analysis.first(node)
     shape: Any = node.args[1]
     if rows.dim >= len(_shape(node.args[0])) - len(shape):
         raise MixesSamples
     return rows
 
 
-def _batches(count: int = 1, *, evaluated: int | None = None) -> _Rule:
-    """Return the rule for an operation whose first ``count`` arguments have the samples along their first dimension.
+def _batches(*, evaluated: int | None = None) -> _Rule:
+    """Return the rule for an operation whose first argument has the samples along its first dimension.
 
     Args:
         evaluated: the argument that must be False, of normalisation: whether statistics are those of the batch.
     """
 
-    def rule(sides: _Sides, node: Node) -> Rows:
-        rows = sides.first(node, *node.args[1:count])
-        if any(sides.rows.get(arg) != rows for arg in node.args[:count]) or rows.dim != 0:  # type: ignore[arg-type]
-            raise MixesSamples
-        if evaluated is not None and node.args[evaluated] is not False:
+    def rule(analysis: _Analysis, node: Node) -> Rows:
+        rows = analysis.first(node)
+        if rows.dim != 0 or (evaluated is not None and node.args[evaluated] is not False):
             raise MixesSamples
         return rows
 
     return rule
 
 
-def _attention(sides: _Sides, node: Node) -> Rows:
+def _attention(analysis: _Analysis, node: Node) -> Rows:
     mask: Any = node.kwargs.get("attn_mask")
-    rows = sides.first(node, *node.args[1:3], mask)
-    if any(sides.rows.get(arg) != rows for arg in node.args[:3]) or rows.dim != 0:  # type: ignore[arg-type]
+    rows = analysis.first(node, *node.args[1:3], mask)
+    if any(analysis.rows.get(arg) != rows for arg in node.args[:3]) or rows.dim != 0:  # type: ignore[arg-type]
         raise MixesSamples
     if isinstance(mask, Node):
-        if mask in sides.rows and (sides.rows[mask] != rows or len(_shape(mask)) != 4):
+        if mask in analysis.rows and (analysis.rows[mask] != rows or len(_shape(mask)) != 4):
             raise MixesSamples
-        if mask not in sides.rows and len(_shape(mask)) == 4:
-            sides.require_equal(mask, 0)
+        if mask not in analysis.rows and len(_shape(mask)) == 4:
+            analysis.require_equal(mask, 0)
     return rows
 
 
-def _product(sides: _Sides, node: Node) -> Rows:
+def _product(analysis: _Analysis, node: Node) -> Rows:
     """A matrix of rows of samples by one that does not depend on the batch, perhaps with a bias that does not."""
     *bias, a, b = node.args
-    if a not in sides.rows or b in sides.rows or sides.rows[a].dim != 0:  # type: ignore[index]
+    if a not in analysis.rows or b in analysis.rows or analysis.rows[a].dim != 0:  # type: ignore[index]
         raise MixesSamples
     if _shape(b)[-1] < _COLUMNS:
         raise MixesSamples
+    analysis.require_outermost(a)  # type: ignore[arg-type]
     for part in bias:
-        if part in sides.rows:
+        if part in analysis.rows:
             raise MixesSamples
-        sides.require_equal(part, len(_shape(part)) - 2)  # type: ignore[arg-type]
-    return sides.rows[a]  # type: ignore[index]
+        analysis.require_equal(part, len(_shape(part)) - 2)  # type: ignore[arg-type]
+    return analysis.rows[a]  # type: ignore[index]
 
 
-def _products(sides: _Sides, node: Node) -> Rows:
-    found = {sides.rows[arg] for arg in node.all_input_nodes if arg in sides.rows}
+def _products(analysis: _Analysis, node: Node) -> Rows:
+    found = {analysis.rows[arg] for arg in node.all_input_nodes if arg in analysis.rows}
     for arg in node.all_input_nodes:
-        if arg not in sides.rows:
-            sides.require_equal(arg, len(_shape(arg)) - 3)
+        if arg not in analysis.rows:
+            analysis.require_equal(arg, len(_shape(arg)) - 3)
         elif len(_shape(arg)) != 3:
             raise MixesSamples
     if len(found) != 1 or next(iter(found)).dim != 0:
@@ -286,24 +291,24 @@ def _products(sides: _Sides, node: Node) -> Rows:
     return found.pop()
 
 
-def _look_up(sides: _Sides, node: Node) -> Rows:
+def _look_up(analysis: _Analysis, node: Node) -> Rows:
     weight, indices = node.args[:2]
-    if weight in sides.rows or indices not in sides.rows:
+    if weight in analysis.rows or indices not in analysis.rows:
         raise MixesSamples
-    return sides.rows[indices]  # type: ignore[index]
+    return analysis.rows[indices]  # type: ignore[index]
 
 
-def _cat(sides: _Sides, node: Node) -> Rows:
-    found = {sides.rows[arg] for arg in node.all_input_nodes if arg in sides.rows}
+def _cat(analysis: _Analysis, node: Node) -> Rows:
+    found = {analysis.rows[arg] for arg in node.all_input_nodes if arg in analysis.rows}
     dim: Any = node.args[1] if len(node.args) > 1 else 0
     if len(found) != 1 or (rows := found.pop()).dim == dim % len(_shape(node)):
         raise MixesSamples
     for arg in node.all_input_nodes:
         if len(_shape(arg)) != len(_shape(node)):
             raise MixesSamples
-        if arg not in sides.rows:
-            sides.require_equal(arg, rows.dim)
-    return sides.checked(node.meta["val"], rows)
+        if arg not in analysis.rows:
+            analysis.require_equal(arg, rows.dim)
+    return analysis.checked(node.meta["val"], rows)
 
 
 _RULES: dict[Any, _Rule] = {
@@ -312,7 +317,7 @@ _RULES: dict[Any, _Rule] = {
             *(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.unsqueeze.default),
             *(_aten.squeeze.dim, _aten.squeeze.dims, _aten.squeeze.default),
         ],
-        _Sides.in_order,
+        _Analysis.in_order,
     ),
     **dict.fromkeys(
         [_aten.detach.default, _aten.alias.default, _aten.clone.default, _aten._to_copy.default],
