@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +29,16 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers()) | dict(model.named_parameters())
 
 
-def prefix_share(model: nn.Module) -> float:
-    """Return the share of a model's weights that come before the first trained one, in the order of its modules, which
-    is mostly that in which they are applied. Those of embeddings, which are looked up, do not count."""
+def frozen_share(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """Return the share of a model's weights that are not trained. Those of embeddings, which are looked up, do not
+    count."""
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     weights = [
-        parameter
-        for module in model.modules()
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for parameter in module.parameters(recurse=False)
-        if not nn.parameter.is_lazy(parameter) and parameter.dim() > 1
+        weight for weight in model.parameters() if id(weight) not in looked_up and not nn.parameter.is_lazy(weight)
     ]
-    before = takewhile(lambda weight: not weight.requires_grad, weights)
-    return sum(weight.numel() for weight in before) / max(1, sum(weight.numel() for weight in weights))
+    kept = {id(tensor) for _, tensor in frozen_tensors(model, optimizer)}
+    frozen = [weight for weight in weights if id(weight) in kept or not weight.requires_grad]
+    return sum(map(Tensor.numel, frozen)) / max(1, sum(map(Tensor.numel, weights)))
 
 
 def share(tensor: Tensor, *others: Tensor) -> None:

@@ -27,7 +27,7 @@ from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked.tracing import Trace
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
 from hpstage.torch.data import Batches
-from hpstage.torch.frozen import prefix_share, sharing_with, tensors_of
+from hpstage.torch.frozen import frozen_share, sharing_with, tensors_of
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loop import TorchLoop, _Built
 from hpstage.torch.trainable import TorchTrainable
@@ -104,7 +104,8 @@ class StackedLoop(TorchLoop):
         """Return the seconds of a step by each backend that can be chosen; by one that trains several siblings as one,
         those of one of them, and of two."""
         found = super().measure_backends(initial, steps)
-        likely = self._built is not None and prefix_share(self._built.model) > 0.5
+        built = self._built
+        likely = built is not None and frozen_share(built.model, built.optimizer) > 0.5
         several = [name for name in usable(self.device) if backend_named(name).several]
         try:
             for name in several if self.slots > 1 else ():

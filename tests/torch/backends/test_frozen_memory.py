@@ -24,6 +24,7 @@ from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.state_tree import clone, digest, flatten
 from hpstage.plan.facts import StateKey
 from hpstage.torch.backends.siblings import StackedLoop
+from hpstage.torch.frozen import frozen_share
 from hpstage.training.trainables import as_trainable
 
 pytestmark = pytest.mark.sampled(3)
@@ -328,3 +329,15 @@ def grown() -> float:
 
 if __name__ == "__main__":
     sys.stdout.write(str(grown()))
+
+
+@pytest.mark.parametrize(("trained", "share"), [("head", 0.8), ("optimizer's", 0.8), ("all", 0.0), ("nothing", 1.0)])
+def test_the_share_of_weights_that_are_not_trained_is_known(trained: str, share: float) -> None:
+    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False))
+    head = [*model[2].parameters()]
+    if trained in ("head", "nothing"):
+        model.requires_grad_(False)
+    if trained == "head":
+        model[2].requires_grad_(True)
+    optimizer = torch.optim.SGD(head if trained == "optimizer's" else model.parameters(), 0.1)
+    assert frozen_share(model, optimizer) == pytest.approx(share)
