@@ -14,7 +14,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,7 +40,7 @@ STEPS = 2
 _TRIES = 16
 _IN_A_ROW = 2
 """How often a batch is trained on in a comparison: what the first leaves behind may show in the second."""
-_LEAST, _MOST = 2, 16
+_LEAST, _MOST = 1, 16
 """How often the eager step is repeated with other last bits: at least, and before it is refused."""
 _FACTOR = 16.0
 """How many times as far apart as other last bits make eager steps a step may be."""
@@ -134,14 +133,14 @@ class Meaning:
                 of.put_back(begin)
 
         def rounded(
-            how: Callable[[], AbstractContextManager[object]],
+            other: AbstractContextManager[object],
             values: Mapping[str, Scalar] = hp,
             most: float = math.inf,
         ) -> None:
             """Take an eager step with other last bits; code may fail where a value has another one."""
 
             def step(batch: Any) -> Any:
-                with how():
+                with other:
                     return of.update(batch, values)
 
             with contextlib.suppress(Exception):
@@ -162,14 +161,15 @@ class Meaning:
                     return
                 apart = _Apart(of.contents(), expected, found)
                 for seed in range(_LEAST):
-                    rounded(partial(OtherwiseRounded, seed))
+                    rounded(OtherwiseRounded(seed))
                 if apart.differs:
-                    rounded(nullcontext, {name: _as_float32(value) for name, value in hp.items()}, _SHARE)
+                    rounded(nullcontext(), {name: _as_float32(value) for name, value in hp.items()}, _SHARE)
                 if apart.differs:
-                    rounded(full_precision)
+                    with full_precision():
+                        rounded(nullcontext())
                 for seed in range(_LEAST, _MOST):
                     if apart.differs:
-                        rounded(partial(OtherwiseRounded, seed))
+                        rounded(OtherwiseRounded(seed))
             except (MemoryError, torch.OutOfMemoryError):
                 logger.warning("There is no memory to compare a step of %s with an eager one.", self._who)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -12,6 +13,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpstage.training.identity.torch_settings import read, torch_settings
+
+_LEAST = 1 << 16
+"""Number of changes that are drawn at least, of which each operation takes a part."""
 
 
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -29,7 +33,8 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._drawn: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._places = random.Random(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -42,14 +47,21 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _round(self, tensor: Tensor) -> None:
-        generator = self._generators.get(tensor.device)
-        if generator is None:
-            generator = torch.Generator(tensor.device).manual_seed(self._seed)
-            self._generators[tensor.device] = generator
-        last = torch.finfo(tensor.dtype).eps
-        up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
-        whole = (tensor == tensor.round()) & (tensor.abs() < 1 / last)
-        tensor.mul_(torch.where(up, 1 + last, 1 - last).to(tensor.dtype).masked_fill_(whole, 1.0))
+        size, kind = tensor.numel(), (tensor.dtype, tensor.device)
+        drawn = self._drawn.get(kind)
+        if drawn is None or len(drawn) < 2 * size:
+            drawn = self._drawn[kind] = _factors(max(1 << (2 * size).bit_length(), _LEAST), *kind, self._seed)
+        place = self._places.randrange(len(drawn) - size + 1)  # drawing each number takes longer than the operations
+        whole = tensor == tensor.round()
+        whole &= tensor.abs() < 1 / torch.finfo(tensor.dtype).eps
+        tensor.mul_(drawn[place : place + size].view(tensor.shape).masked_fill(whole, 1.0))
+
+
+def _factors(size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    """Return as many numbers that are one bit above or below 1, at random."""
+    last = torch.finfo(dtype).eps
+    up = torch.randint(2, (size,), device=device, generator=torch.Generator(device).manual_seed(seed))
+    return (up.to(torch.promote_types(dtype, torch.float32)) * (2 * last) + (1 - last)).to(dtype)
 
 
 @contextmanager
