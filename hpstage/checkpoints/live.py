@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from hpstage.checkpoints import unmodified
@@ -58,16 +59,19 @@ class _Tier(OrderedDict[StateKey, _Held]):
                 del self._held[id(value)]
         return held
 
-    def freed_by(self, keys: Iterable[StateKey]) -> int:
-        """Return the bytes that removing these states frees."""
-        freed, gone = 0, Counter[int]()
-        for key in keys:
-            freed += self[key].nbytes
+    def leaving(self, order: Iterable[StateKey], size: int) -> tuple[list[StateKey], bool]:
+        """Return the first states in an order without which ``size`` more bytes fit (else all), and whether they do."""
+        leaving: list[StateKey] = []
+        gone = Counter[int]()
+        for key in order:
+            if self.fits(size):
+                break
+            leaving.append(key)
+            size -= self[key].nbytes
             for leaf, value in _shareable(self[key].flat):
                 gone[id(value)] += 1
-                freed -= leaf.nbytes
-                freed += leaf.nbytes if gone[id(value)] == self._held[id(value)] else 0
-        return freed
+                size += leaf.nbytes if gone[id(value)] < self._held[id(value)] else 0
+        return leaving, self.fits(size)
 
 
 def _shareable(flat: FlatState) -> Iterator[tuple[Leaf, Any]]:
@@ -320,9 +324,10 @@ class LiveCache:
     ) -> None:
         """Keep a state in host memory unless those needed sooner leave no room for it."""
         host = self._host
-        order = [*self._unexpected(host), *reversed(self._after(host, key))]
-        if host.fits(size - host.freed_by(order)):
-            self._make_room(host, size, order)
+        leaving, fits = host.leaving(chain(self._unexpected(host), reversed(self._after(host, key))), size)
+        if fits:
+            for other in leaving:
+                host.remove(other)
             state, wait = made()
             host.add(key, _Held(state, flatten(state), size, wait))
 
@@ -340,20 +345,19 @@ class LiveCache:
 
     def _make_room(self, tier: _Tier, size: int, order: Iterable[StateKey]) -> None:
         """Evict states in this order until ``size`` more bytes fit, or none is left."""
-        for key in order:
-            if tier.fits(size):
-                return
+        for key in tier.leaving(order, size)[0]:
             held = tier.remove(key)
             if tier is self._device:
                 self._hold_on_host(key, held.nbytes, lambda flat=held.flat: self._mover.to_host(flat))  # type: ignore[misc]
 
-    def _order(self, tier: _Tier) -> list[StateKey]:
-        """Return all states in the order in which they leave."""
-        return [*self._unexpected(tier), *reversed(self._after(tier, None))]
+    def _order(self, tier: _Tier) -> Iterator[StateKey]:
+        """Yield all states in the order in which they leave."""
+        yield from self._unexpected(tier)
+        yield from reversed(self._after(tier, None))
 
-    def _unexpected(self, tier: _Tier) -> list[StateKey]:
-        """Return the states that are not expected to be needed, the least recently used first."""
-        return [key for key in tier if key not in self._expected]
+    def _unexpected(self, tier: _Tier) -> Iterator[StateKey]:
+        """Yield the states that are not expected to be needed, the least recently used first."""
+        return (key for key in tier if key not in self._expected)
 
     def _after(self, tier: _Tier, key: StateKey | None) -> list[StateKey]:
         """Return the states that are expected to be needed later than one, soonest first; all if it is ``None``, and

@@ -55,6 +55,27 @@ def test_the_budget_holds_and_the_count_is_exact() -> None:
         assert cache.nbytes == sum(nbytes(each) for each in kept if each is not None)
 
 
+@pytest.mark.parametrize("budget", [10**6, 1000], ids=["all", "1,000"])
+@pytest.mark.parametrize("put", [LiveCache.put, LiveCache.adopt])
+def test_keeping_a_state_takes_no_longer_where_many_are_kept(
+    budget: int, put: Callable[[LiveCache, StateKey, object], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+
+    class Expected(dict[StateKey, None]):
+        def __contains__(self, key: object) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return super().__contains__(key)
+
+    cache = LiveCache(budget * nbytes(state(0, 1)))
+    monkeypatch.setattr(cache, "_expected", Expected())
+    for number in range(3000):
+        put(cache, StateKey(f"{number:032x}"), state(number, 1))
+    assert looked_at <= 2 * 3000
+    assert len(cache) == min(budget, 3000)
+
+
 def test_a_state_larger_than_the_budget_is_not_kept_and_displaces_nothing() -> None:
     cache = LiveCache(2 * SIZE)
     cache.put(A, state(1))
