@@ -106,33 +106,38 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
     ``steps`` eager steps, is not tried.
     """
     found: dict[str, float] = {}
-    most = min(_STEPS - _FIRST, _PART * steps)
     for name in sorted(names, key="eager".__ne__):
         expected = steps * found.get("eager", math.inf)
         if _SHARE * expected < backend_named(name).begins:
             found[f"{name} untried"] = expected
-            continue
-        try:
-            trainable.train_by(name)
-            trainable.setup(initial)
-            started = time.perf_counter()
-            for step in range(_FIRST):
-                _train_on(trainable, step, initial)
-            trainable.synchronize()
-            begun, began = trainable.seconds(), time.perf_counter()
-            beginning, taken = began - started, 0
-            while taken < _LEAST or (taken < most and time.perf_counter() - began < _SECONDS):
-                _train_on(trainable, _FIRST + taken, initial)
-                taken += 1
-            seconds = trainable.seconds() - begun
-        except Exception as error:
-            if name == "eager":
-                raise
-            logger.warning("numerics = %r is not considered: %s: %s", name, type(error).__name__, error)
-            continue
-        found[name] = seconds / taken
-        found[f"{name} begins"] = max(0.0, beginning - _FIRST * found[name])  # other processes may compile
+        else:
+            found |= _timed(trainable, name, initial, steps)
     return found
+
+
+def _timed(trainable: Measured, name: str, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
+    """Return the mean seconds of a step by a backend, and those until it had begun; nothing if it fails."""
+    most = min(_STEPS - _FIRST, _PART * steps)
+    try:
+        trainable.train_by(name)
+        trainable.setup(initial)
+        started = time.perf_counter()
+        for step in range(_FIRST):
+            _train_on(trainable, step, initial)
+        trainable.synchronize()
+        begun, began = trainable.seconds(), time.perf_counter()
+        beginning, taken = began - started, 0
+        while taken < _LEAST or (taken < most and time.perf_counter() - began < _SECONDS):
+            _train_on(trainable, _FIRST + taken, initial)
+            taken += 1
+        seconds = trainable.seconds() - begun
+    except Exception as error:
+        if name == "eager":
+            raise
+        logger.warning("numerics = %r is not considered: %s: %s", name, type(error).__name__, error)
+        return {}
+    each = seconds / taken
+    return {name: each, f"{name} begins": max(0.0, beginning - _FIRST * each)}  # other processes may compile
 
 
 def measure_pair(
@@ -160,7 +165,7 @@ def measure_pair(
         return {f"{name} untried": steps * eager}
     times, begins = [], 0.0
     for width in (1, 2):
-        found = measure(_Together(bundle, sides[:width]), [name], initial, math.inf)
+        found = _timed(_Together(bundle, sides[:width]), name, initial, steps)
         if name not in found:
             return {}
         times.append((width, found[name]))
