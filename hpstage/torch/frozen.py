@@ -6,9 +6,11 @@ Whether anything writes to it later need not be known, and changes no value: see
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +31,20 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers()) | dict(model.named_parameters())
 
 
-def frozen_share(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Return the share of a model's weights that are not trained. Those of embeddings, which are looked up, do not
-    count."""
+def frozen_shares(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+    """Return the share of a model's weights that are not trained, and of those of them that come before the first
+    trained one, in the order of its modules, which is mostly that in which they are applied. Those of embeddings, which
+    are looked up, and vectors do not count."""
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
-    weights = [
-        weight for weight in model.parameters() if id(weight) not in looked_up and not nn.parameter.is_lazy(weight)
-    ]
     kept = {id(tensor) for _, tensor in frozen_tensors(model, optimizer)}
-    frozen = [weight for weight in weights if id(weight) in kept or not weight.requires_grad]
-    return sum(map(Tensor.numel, frozen)) / max(1, sum(map(Tensor.numel, weights)))
+    weights = [
+        (weight.numel(), id(weight) in kept or not weight.requires_grad)
+        for weight in model.parameters()
+        if id(weight) not in looked_up and not nn.parameter.is_lazy(weight) and weight.dim() > 1
+    ]
+    total = max(1, sum(size for size, _ in weights))
+    before = takewhile(operator.itemgetter(1), weights)
+    return sum(size for size, frozen in weights if frozen) / total, sum(size for size, _ in before) / total
 
 
 def share(tensor: Tensor, *others: Tensor) -> None:

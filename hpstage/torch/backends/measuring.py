@@ -29,7 +29,11 @@ _SHARE = 0.02
 what it gains is not known before, and trying it may be in vain."""
 _LIKELY, _SHORT = 0.1, 0.005
 """The same for siblings that are likely to gain: where steps take fewer seconds, most of a step is overhead, which as
-one they share; where most of the weights are frozen, they share what those compute, or a product with them."""
+one they share; where most of the weights come before the first trained one, siblings and epochs share what those
+compute."""
+SHORT_OVER_FROZEN = 0.05
+"""Seconds of a step up to which siblings with adapters in a frozen model are likely to gain: they share the overhead of
+many small operations, but compute the products with frozen weights each for itself."""
 _SECONDS, _LEAST = 5.0, 3
 """Fewer steps are measured once they have taken so many seconds, but at least so many."""
 

@@ -20,14 +20,14 @@ from hpstage.schedule import Scalar
 from hpstage.torch.backends.common import CommonSettings, changed_objects
 from hpstage.torch.backends.device_memory import DeviceMemory
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
-from hpstage.torch.backends.measuring import measure_pair
+from hpstage.torch.backends.measuring import SHORT_OVER_FROZEN, measure_pair
 from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked.tracing import Trace
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
 from hpstage.torch.data import Batches
-from hpstage.torch.frozen import frozen_share, sharing_with, tensors_of
+from hpstage.torch.frozen import frozen_shares, sharing_with, tensors_of
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loop import TorchLoop, _Built
 from hpstage.torch.trainable import TorchTrainable
@@ -104,8 +104,10 @@ class StackedLoop(TorchLoop):
         """Return the seconds of a step by each backend that can be chosen; by one that trains several siblings as one,
         those of one of them, and of two."""
         found = super().measure_backends(initial, steps)
-        built = self._built
-        likely = built is not None and frozen_share(built.model, built.optimizer) > 0.5
+        likely, built = False, self._built
+        if built is not None:
+            frozen, prefix = frozen_shares(built.model, built.optimizer)
+            likely = prefix > 0.5 or (frozen > 0.5 and found["eager"] < SHORT_OVER_FROZEN)
         several = [name for name in usable(self.device) if backend_named(name).several]
         try:
             for name in several if self.slots > 1 else ():

@@ -24,7 +24,7 @@ from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.state_tree import clone, digest, flatten
 from hpstage.plan.facts import StateKey
 from hpstage.torch.backends.siblings import StackedLoop
-from hpstage.torch.frozen import frozen_share
+from hpstage.torch.frozen import frozen_shares
 from hpstage.training.trainables import as_trainable
 
 pytestmark = pytest.mark.sampled(3)
@@ -331,13 +331,16 @@ if __name__ == "__main__":
     sys.stdout.write(str(grown()))
 
 
-@pytest.mark.parametrize(("trained", "share"), [("head", 0.8), ("optimizer's", 0.8), ("all", 0.0), ("nothing", 1.0)])
-def test_the_share_of_weights_that_are_not_trained_is_known(trained: str, share: float) -> None:
-    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False))
-    head = [*model[2].parameters()]
-    if trained in ("head", "nothing"):
+@pytest.mark.parametrize(
+    ("trained", "shares"),
+    [("head", (0.8, 0.8)), ("optimizer's", (0.8, 0.8)), ("stem", (0.2, 0.0)), ("all", (0.0, 0.0)), ("nothing", (1, 1))],
+)
+def test_the_share_of_weights_that_are_not_trained_is_known(trained: str, shares: tuple[float, float]) -> None:
+    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    stem, head = model[1], model[2]
+    if trained in ("head", "stem", "nothing"):
         model.requires_grad_(False)
-    if trained == "head":
-        model[2].requires_grad_(True)
-    optimizer = torch.optim.SGD(head if trained == "optimizer's" else model.parameters(), 0.1)
-    assert frozen_share(model, optimizer) == pytest.approx(share)
+    if trained in ("head", "stem"):
+        (head if trained == "head" else stem).requires_grad_(True)
+    optimizer = torch.optim.SGD(head.parameters() if trained == "optimizer's" else model.parameters(), 0.1)
+    assert frozen_shares(model, optimizer) == pytest.approx(shares)

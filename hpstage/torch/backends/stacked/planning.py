@@ -84,6 +84,8 @@ class Plan:
     contiguous: dict[Node, bool] = field(default_factory=dict)
     held: dict[object, bool] = field(default_factory=dict)
     """Whether the two ways agreed on other values, by the form of the call: a network repeats its layers."""
+    taken: dict[object, float] = field(default_factory=dict)
+    """Seconds by the form of the call, for the same reason."""
     shared: frozenset[int] = frozenset()
     """Indices of inputs that are one tensor for all members; see also :data:`STREAM`."""
     once: frozenset[Node] = frozenset()
@@ -152,10 +154,13 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: fr
             elif width == 1:
                 alone[node] = [_run(node, _of(alone, constants, 0))]
             else:
-                seconds, alone[node] = _timed(
-                    lambda node=node: [_run(node, _of(alone, constants, slot)) for slot in range(width)]  # type: ignore[misc]
+                first = _of(alone, constants, 0)
+                form = _form(_call_of(node), lambda arg, first=first: _form_of(first(arg)))  # type: ignore[misc]
+                result.alone[node], alone[node] = _timed(
+                    result,
+                    form,
+                    lambda node=node: [_run(node, _of(alone, constants, slot)) for slot in range(width)],  # type: ignore[misc]
                 )
-                result.alone[node] = seconds
                 _propose(result, node, alone, together)
             _note(result, node, alone[node][0])
         for done in last.get(node, ()):
@@ -191,13 +196,13 @@ def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dic
     once = {arg: alone[arg][0] for arg in node.all_input_nodes if arg in plan.once}
     values = {**plan.constants, **once, **{arg: together[arg] for arg in inputs}}
     for call in calls:
+        form = _form(call, lambda arg: (_form_of(values[arg]), arg in alone and _form_of(alone[arg][0])))
         try:
-            seconds, outcome = _timed(lambda call=call: evaluate(call, values.__getitem__))  # type: ignore[misc]
+            seconds, outcome = _timed(plan, form, lambda call=call: evaluate(call, values.__getitem__))  # type: ignore[misc]
         except RuntimeError:  # no such kernel, or a view that cannot be
             continue
         if not _equal(outcome, reference):
             continue
-        form = _form(call, lambda arg: (_form_of(values[arg]), arg in alone and _form_of(alone[arg][0])))
         if form not in plan.held:
             plan.held[form] = _holds(plan, node, call, alone, together, outcome)
         if not plan.held[form]:
@@ -220,7 +225,9 @@ def _form(part: Any, of: Callable[[Node], object]) -> object:
     return of(part) if isinstance(part, Node) else repr(part)
 
 
-def _form_of(value: Tensor) -> object:
+def _form_of(value: Any) -> object:
+    if not isinstance(value, Tensor):
+        return tuple(map(_form_of, value)) if isinstance(value, tuple | list) else value
     # Taking the address of a lazy copy copies it.
     address = lazy_copies.address_of(value) if lazy_copies.is_lazy(value) else value.data_ptr()
     return value.shape, value.stride(), value.dtype, address % ALIGNMENT
@@ -324,17 +331,23 @@ def evaluate(call: Any, value: Callable[[Node], Any]) -> Any:
     return call
 
 
+def _call_of(node: Node) -> Call:
+    return Call(node.target, node.args, dict(node.kwargs))  # type: ignore[arg-type]
+
+
 def _run(node: Node, value: Callable[[Node], Any]) -> Any:
-    return evaluate(Call(node.target, node.args, dict(node.kwargs)), value)  # type: ignore[arg-type]
+    return evaluate(_call_of(node), value)
 
 
 def _of(alone: Mapping[Node, list[Any]], constants: Mapping[Node, Any], slot: int) -> Callable[[Node], Any]:
     return lambda node: constants[node] if node in constants else alone[node][slot]
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def _timed(plan: Plan, form: object, work: Callable[[], Any]) -> tuple[float, Any]:
     """Return what work takes, in seconds, and its result: the fastest call of several, since the first ones fetch
-    memory and may write code."""
+    memory and may write code; one call, if a call of this form was timed before."""
+    if form in plan.taken:
+        return plan.taken[form], work()
     best, spent = float("inf"), 0.0
     for call in range(_CALLS):
         begin = time.perf_counter()
@@ -343,6 +356,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
         best, spent = min(best, seconds), spent + seconds
         if call and spent > _LONG:
             break
+    plan.taken[form] = best
     return best, result
 
 
