@@ -46,6 +46,19 @@ class NoFormula(Tiny):
         return torch.optim.Adagrad(model.parameters(), lr=hp["lr"])
 
 
+class SparseEmbedding(Tiny):
+    """Gradients that have rows for few of the weights."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(16, 6, sparse=True), nn.Linear(6, 3))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, (batch[0].flatten(1).abs().mul(8).long() % 16, batch[1]))
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"weights": float(sum(weight.abs().sum() for weight in model.parameters()))}
+
+
 class LateDraws(Tiny):
     """The last batch of each epoch is short, and trained with random numbers of all three libraries."""
 
@@ -119,7 +132,7 @@ class SharedList(Tiny):
 
 
 REFUSED = {Hooked: r"self\.mean", Surgery: r"self\.batches", SharedList: r"self\.seen"}
-OTHERS = (Recurrent, NoFormula, LateDraws, SomeLook, SomeHooked, Accumulating, OwnGenerator)
+OTHERS = (Recurrent, NoFormula, SparseEmbedding, LateDraws, SomeLook, SomeHooked, Accumulating, OwnGenerator)
 TRAINED = [kind for kind in (*ODD, *OTHERS) if kind not in REFUSED]
 
 
@@ -175,7 +188,7 @@ def test_an_odd_program_trains_the_same_with_and_without_others(kind: type[Tiny]
         assert outcome(slot) == outcome(alone(kind, id))
 
 
-@pytest.mark.parametrize("kind", [SideEffects, Recurrent, NoFormula])
+@pytest.mark.parametrize("kind", [SideEffects, Recurrent, NoFormula, SparseEmbedding])
 def test_what_is_not_stacked_has_the_metrics_of_eager_training(kind: type[Tiny]) -> None:
     """What was recorded in vain has left nothing behind."""
     assert alone(kind, 0).evaluate() == alone(kind, 0, "eager").evaluate()

@@ -79,6 +79,14 @@ def last_uses(graph: Graph) -> dict[Node, list[Node]]:
     return last
 
 
-def _form(node: Any) -> Any:
+def is_strided(node: Any) -> bool:
+    """Return whether a value is a tensor other than a sparse one."""
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _form(node: Any) -> object:
+    if not is_strided(node):
+        return object()  # equal to no other
     value = node.meta["val"]
     return value.shape, value.stride(), value.dtype

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hpstage.checkpoints import lazy_copies
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import PASSING
-from hpstage.torch.backends.stacked.cleaning import clean, lift_constants
+from hpstage.torch.backends.stacked.cleaning import clean, is_strided, lift_constants
 from hpstage.torch.backends.stacked.images import substitute
 from hpstage.torch.backends.stacked.one_step import OneStep
 from hpstage.torch.backends.stacked.probes import probe
@@ -196,6 +196,8 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     flat = [*state.values(), *values.values(), *one.tensors, *left.values(), *constants]
     graph = make_fx(functionalize(run, remove="mutations"))(*flat).graph
     clean(graph)
+    if not all(map(is_strided, graph.output_node().all_input_nodes)):
+        raise NeedsPython(f"{who} computes sparse gradients, as an embedding with sparse=True has them")
     draws = False
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
