@@ -333,14 +333,20 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("trained", "shares"),
-    [("head", (0.8, 0.8)), ("optimizer's", (0.8, 0.8)), ("stem", (0.2, 0.0)), ("all", (0.0, 0.0)), ("nothing", (1, 1))],
+    [
+        ("classifier", (0.8, 0.8)),
+        ("optimizer's", (0.8, 0.8)),
+        ("stem", (0.2, 0.0)),
+        ("all", (0.0, 0.0)),
+        ("nothing", (1, 1)),
+    ],
 )
 def test_the_share_of_weights_that_are_not_trained_is_known(trained: str, shares: tuple[float, float]) -> None:
     model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8), nn.Linear(8, 2))
-    stem, head = model[1], model[2]
-    if trained in ("head", "stem", "nothing"):
+    stem, classifier = model[1], model[2]
+    if trained in ("classifier", "stem", "nothing"):
         model.requires_grad_(False)
-    if trained in ("head", "stem"):
-        (head if trained == "head" else stem).requires_grad_(True)
-    optimizer = torch.optim.SGD(head.parameters() if trained == "optimizer's" else model.parameters(), 0.1)
+    if trained in ("classifier", "stem"):
+        (classifier if trained == "classifier" else stem).requires_grad_(True)
+    optimizer = torch.optim.SGD(classifier.parameters() if trained == "optimizer's" else model.parameters(), 0.1)
     assert frozen_shares(model, optimizer) == pytest.approx(shares)
