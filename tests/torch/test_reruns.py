@@ -175,11 +175,7 @@ def search(trainable: object, store: Path, **options: Any) -> hpstage.Result:
     )
 
 
-# On a busy machine one search in four does not find that of the interpreter: which segment is trained again depends on
-# what steps take. Open.
-@pytest.mark.parametrize(
-    "trainable", [SettingOfLibrary, pytest.param(SettingOfInterpreter, marks=pytest.mark.slow), Leaking]
-)
+@pytest.mark.parametrize("trainable", [SettingOfLibrary, SettingOfInterpreter, Leaking])
 def test_what_training_leaves_in_the_process_is_found_whatever_it_is(trainable: type, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"depends on something outside its state.* in a process that had trained"):
         search(trainable(), tmp_path)
