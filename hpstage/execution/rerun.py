@@ -7,7 +7,9 @@ before the first step. Whatever it is, the results differ if they depend on it: 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,12 +34,16 @@ from hpstage.training.capture.portrait import state_texts
 logger = logging.getLogger("hpstage")
 
 _CHAINS = 1, 2, 4
-"""Which chains of a process, besides the second one that begins with nothing. The first is compared with training from
-a state within it. Later ones train after others, so they are compared from their beginning."""
+"""Which chains of a process, besides the second one that begins with nothing; where another one is being trained again
+then, the next. The first is compared with training from a state within it. Later ones train after others, so they are
+compared from their beginning."""
 _LAST = 16
 """The last chain of a process that may be the second one that begins with nothing."""
 _SECONDS, _SHARE = 0.15, 0.01
 """What the steps that are trained again may take, in seconds and of the seconds since the first."""
+_WAITING = 1 / 8
+"""What a step takes is what its thread computes, which a loaded machine makes no longer, but at least this share of the
+time that has passed: a step may wait for data."""
 _PATIENCE = 10.0
 """Seconds for which training waits besides those of the chain, so that short searches are covered."""
 _LONGEST = 60.0
@@ -69,13 +75,14 @@ class Reruns:
         self._load = load
         self._worker = worker
         self._clock = clock
-        self._chains = self._from_nothing = 0
+        self._chains = self._from_nothing = self._followed = 0
         self._began = self._chain_began = time.perf_counter()
         self._flight: Flight | None = None  # the chain that is followed
+        self._first = False  # whether it is the first
         self._seen: int | None = None  # its last step that was seen
-        self._first_step = 0.0
-        self._at: int | None = None  # where a state of it is taken
-        self._taken: int | None = None  # where one was taken
+        self._clocks = 0.0, 0.0  # of that step: the time, and what the thread has computed
+        self._least = math.inf  # seconds of its shortest step
+        self._taken: int | None = None  # where a state of it was taken
         self._running: _Rerun | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the states of one rerun
 
@@ -89,15 +96,18 @@ class Reruns:
         self._chains += 1
         from_nothing = flight.chain.source is None
         self._from_nothing += from_nothing
-        chosen = self._chains in _CHAINS or (from_nothing and self._from_nothing == 2)
-        done = self._chains > (_CHAINS[-1] if self._from_nothing >= 2 else _LAST) and not chosen
+        due = self._followed < sum(chain <= self._chains for chain in _CHAINS) and self._chains <= _LAST
+        second = from_nothing and self._from_nothing == 2
+        done = self._chains > (_CHAINS[-1] if self._from_nothing >= 2 else _LAST) and not (due or second)
         if not flight.chain.verify_new or (done and self._running is None):
             self.close()
-        elif chosen and self._running is None and not flight.chain.gang:
+        elif (due or second) and self._running is None and not flight.chain.gang:
             if not _has_room():
                 self.close()  # it takes memory, too
                 return
-            self._flight, self._seen, self._at, self._taken = flight, None, None, None
+            self._followed += due
+            self._flight, self._first = flight, self._chains == 1
+            self._seen, self._taken, self._least = None, None, math.inf
             self._chain_began = time.perf_counter()
 
     def see(self, flight: Flight) -> None:
@@ -105,26 +115,28 @@ class Reruns:
         if self._flight is not flight or flight.step == self._seen:  # again, where a stage begins
             return
         self._seen = flight.step
-        done = flight.step - flight.chain.stages[0].start
-        if done == 1:
-            self._first_step = time.perf_counter()
-        elif done == 2:
-            self._at = self._choose(flight, time.perf_counter() - self._first_step)
-        if flight.step == self._at:
+        last, self._clocks = self._clocks, (time.perf_counter(), time.thread_time())
+        if flight.step - flight.chain.stages[0].start < 2 or self._taken is not None:
+            return  # the first step takes longer than others
+        passed, computed = (now - then for now, then in zip(self._clocks, last, strict=True))
+        self._least = min(self._least, max(computed, passed * _WAITING))
+        if self._least > _LONGEST:
+            self._flight = None
+        elif flight.step >= self._start(flight):
             self._take(flight.step)
 
-    def _choose(self, flight: Flight, seconds: float) -> int | None:
-        """Return where a state is to be taken, if a step takes so many seconds; ``None``: nowhere."""
+    def _start(self, flight: Flight) -> int:
+        """Return the step at which a state is to be taken, as far as is known now; the last one: nowhere."""
         begin = flight.chain.stages[0].start
         end = flight.course.end or max(flight.course.boundaries, default=flight.step)
+        if self._first:
+            return end - min(self._most(), (end - begin + 1) // 2)
+        return end if end - begin <= self._most() else end - self._most()
+
+    def _most(self) -> int:
+        """Return how many steps may be trained again, as far as is known now."""
         allowed = _SECONDS + _SHARE * (time.perf_counter() - self._began)
-        most = max(2, int(min(allowed / max(seconds, 1e-9), end)))
-        if seconds > _LONGEST:
-            self._flight = None
-            return None
-        if self._chains == 1:
-            return max(flight.step, end - min(most, (end - begin + 1) // 2))
-        return None if end - begin <= most else end - most
+        return max(2, int(min(allowed / max(self._least, 1e-9), sys.maxsize)))
 
     def _take(self, step: int) -> None:
         try:
@@ -142,8 +154,12 @@ class Reruns:
         if self._flight is not flight or self._untrained is None:
             return
         self._flight = None
-        start = flight.chain.stages[0].start if self._taken is None else self._taken
-        if start >= flight.step or (self._at is not None and self._taken is None) or not _has_room():
+        begin = flight.chain.stages[0].start
+        within = flight.step - begin <= self._most()
+        if within and not self._first:
+            self._taken = None  # by a step that took long
+        start = begin if self._taken is None else self._taken
+        if not start < flight.step or (self._taken is None and not within) or not _has_room():
             return
         began = time.perf_counter()
         try:
