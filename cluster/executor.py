@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from statistics import fmean
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,6 +55,7 @@ from hpstage.errors.arguments import WORKERS, checked, instance, optional, secon
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Audit, AuditId, Chain, Report, host_of
+from hpstage.plan.step_times import pooled
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
 from hpstage.trainable import Elastic
@@ -246,10 +246,7 @@ class DaskExecutor(Executor):
         workers = self._inbox.workers
         together = [worker for worker in workers if urlsplit(worker).hostname == urlsplit(workers[0]).hostname]
         found = self._inquiries.answers(together, Measure(dict(initial), steps))
-        if not found:
-            return None
-        common = [name for name in found[0] if all(name in its for its in found)]
-        return {name: fmean(its[name] for its in found) for name in common}
+        return pooled(found) if found else None
 
     def look_at(self, inputs: Iterable[str]) -> dict[str, str]:
         return next(iter(self._inquiries.answers(self._inbox.workers[:1], LookAt(tuple(inputs)))), {})

@@ -57,7 +57,8 @@ class Bundling(Protocol):
     """A Trainable that trains several chains of one process side by side, a step of each at a time, for less than they
     take one after the other. What a member's state is must not depend on its companions, or on there being any.
 
-    Members may have ``frozen_work``, the :class:`~hpstage.plan.facts.FrozenWork` of the last step."""
+    Members may have ``frozen_work``, the :class:`~hpstage.plan.facts.FrozenWork` of the last step. A bundle may have
+    ``worthwhile``, the most chains whose training as one is worth trying, as far as is known."""
 
     slots: int
     """The most chains that it trains at a time."""
@@ -72,7 +73,8 @@ class Bundling(Protocol):
         self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]], most: int | None = None
     ) -> Mapping[int, int]:
         """Train a step of several members: by index, its number and the values at it. Return as how many each was
-        trained as one, itself included: at most ``most``, by default as many as there are.
+        trained as one, itself included: at most ``most``, and fewer where more do not pay; by default as many as
+        there are.
 
         Then ``train`` is called of each for that step, and raises what its step has raised.
         """

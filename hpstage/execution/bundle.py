@@ -124,7 +124,8 @@ class Bundle:
         """Train a step of each chain; return whether more is known of what as many as one take."""
         bundling, widening = self._bundling, self._widening
         assert bundling is not None, "a chain alone trains its steps itself"
-        width = widening.width([self._running[worker][0].id for worker in due])
+        worthwhile = getattr(bundling, "worthwhile", len(self._slots))
+        width = widening.width([self._running[worker][0].id for worker in due], worthwhile)
         measures = widening.measures
         start = bundling.seconds() if measures else 0.0
         began = time.perf_counter()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 _FALLS = 0.95
 """A wider bundle pays if a chain's share of the seconds is at most this part of what it was: less is within what is
@@ -75,6 +76,14 @@ class StepTimes:
         scale = self.of(self.widest) / other.of(self.widest)
         return StepTimes((*self.seconds, *((w, scale * taken) for w, taken in other.seconds if w > self.widest)))
 
+    def foreseen(self, width: int) -> StepTimes:
+        """Return these with what ``width`` chains are expected to take if none of more than two has been measured: on a
+        straight line, since what two have in common more have, too."""
+        if self.widest != 2 or width <= 2:
+            return self.up_to(width)
+        alone, two = self.of(1), self.of(2)
+        return StepTimes((*self.seconds, (width, alone + (width - 1) * max(0.0, two - alone))))
+
     def up_to(self, width: int) -> StepTimes:
         """Return the same for workers that train at most ``width`` chains side by side."""
         known = dict(self.seconds)
@@ -102,3 +111,24 @@ def among(found: Mapping[str, float]) -> dict[str, StepTimes]:
             backend, _, width = name.removesuffix(_NAMED).rpartition(", ")
             pairs.setdefault(backend, []).append((int(width), taken))
     return {backend: StepTimes(tuple(sorted(measured))) for backend, measured in pairs.items()}
+
+
+UNTRIED = " untried"
+
+
+def pooled(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of what several workers have measured, of what none has failed at. A backend that some have not
+    tried, since few steps of theirs were to be expected, is as the others have measured it."""
+    names = dict.fromkeys(name for its in found for name in its)
+    tried = [name for name in names if not name.endswith(UNTRIED)]
+    means = {
+        name: fmean(its[name] for its in found if name in its)
+        for name in tried
+        if all(name in its or _backend_of(name) + UNTRIED in its for its in found)
+    }
+    untried = [name for name in names if name.endswith(UNTRIED) and all(name in its for its in found)]
+    return means | {name: fmean(its[name] for its in found) for name in untried}
+
+
+def _backend_of(name: str) -> str:
+    return name.split(", ")[0].removesuffix(" begins")

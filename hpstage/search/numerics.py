@@ -15,7 +15,7 @@ from hpstage.optuna.stand_in import described_trials
 from hpstage.plan.facts import StateKey
 from hpstage.plan.keys import workload_key
 from hpstage.plan.log import NUMERICS
-from hpstage.plan.step_times import StepTimes, among
+from hpstage.plan.step_times import UNTRIED, StepTimes, among
 from hpstage.schedule import Scalar
 from hpstage.search.expected import branches_at_a_time, expected_share, steps_in_all
 from hpstage.search.request import Request
@@ -27,7 +27,6 @@ logger = logging.getLogger("hpstage")
 
 _GAIN = 0.95
 """Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
-_UNTRIED = " untried"
 _SHARE = 0.25
 """Share of the steps of all trials that one worker is taken to train at most: trials share steps, and workers share
 trials."""
@@ -63,7 +62,7 @@ def choose(
         found = dict(executor.measure(_initial(request), steps) or {})
         times = among(found)
         for backend in sorted(times.keys() & candidates.keys()):
-            found[backend] = _among_others(times[backend].up_to(executor.slots), branches, executor)
+            found[backend] = _among_others(times[backend].foreseen(executor.slots), branches, executor)
         chosen = fastest(found, steps)
         _log_choice(chosen, found, steps)
         # Another process may have measured at the same time.
@@ -145,9 +144,9 @@ def _log_choice(chosen: str, found: Mapping[str, float], steps: float) -> None:
         if f"{name} begins" in found
     ]
     measured += [
-        f"{name.removesuffix(_UNTRIED)} not tried, since those steps take no longer than {found[name]:.1f} s eagerly"
+        f"{name.removesuffix(UNTRIED)} not tried, since those steps take no longer than {found[name]:.1f} s eagerly"
         for name in sorted(found)
-        if name.endswith(_UNTRIED)
+        if name.endswith(UNTRIED)
     ]
     why = "since no worker could measure"
     if measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -36,6 +37,10 @@ SHORT_OVER_FROZEN = 0.05
 many small operations, but compute the products with frozen weights each for itself."""
 _SECONDS, _LEAST = 5.0, 3
 """Fewer steps are measured once they have taken so many seconds, but at least so many."""
+_ROUNDS, _BLOCK = 5, 0.1
+"""Siblings are compared with eager steps in so many rounds of blocks of about so many seconds each, since the speed of
+a machine varies: a third from one second to the next was seen. Steps that last as long as half a block are not compared
+again."""
 
 
 class Measured(Protocol):
@@ -145,6 +150,7 @@ def _timed(trainable: Measured, name: str, initial: Mapping[str, Scalar], steps:
 
 
 def measure_pair(
+    alone: Measured,
     bundle: Bundle,
     sides: Sequence[Measured],
     name: str,
@@ -160,6 +166,7 @@ def measure_pair(
     More of them are tried in training, by :class:`hpstage.execution.widening.Widening`.
 
     Args:
+        alone: is trained eagerly in turn with them.
         bundle: trains a step of them.
         sides: its members.
         likely: whether they are likely to take less time by it.
@@ -167,11 +174,41 @@ def measure_pair(
     share = _LIKELY if likely or eager < _SHORT else _SHARE
     if share * steps * eager < backend_named(name).begins + _BUILDS * eager:
         return {f"{name} untried": steps * eager}
-    times, begins = [], 0.0
+    times, begins = {}, 0.0
     for width in (1, 2):
         found = _timed(_Together(bundle, sides[:width]), name, initial, steps)
         if name not in found:
             return {}
-        times.append((width, found[name]))
+        times[width] = found[name]
         begins += found[f"{name} begins"]
-    return {**named(StepTimes(tuple(times)), name), f"{name} begins": begins}
+    if eager < _BLOCK / 2:
+        ratios = _in_turn(alone, {width: _Together(bundle, sides[:width]) for width in times}, initial, eager, steps)
+        times = {width: eager * ratio for width, ratio in ratios.items()}
+    return {**named(StepTimes(tuple(times.items())), name), f"{name} begins": begins}
+
+
+def _in_turn(
+    alone: Measured, together: Mapping[int, Measured], initial: Mapping[str, Scalar], eager: float, steps: float
+) -> dict[int, float]:
+    """Return the seconds of a step of several by those of an eager step that was trained next to it: the median of all
+    rounds."""
+    alone.train_by("eager")
+    alone.setup(initial)
+    _block(alone, initial, _FIRST)
+    count = max(_LEAST, round(min(_BLOCK / eager, _PART * steps)))
+    ratios: dict[int, list[float]] = {width: [] for width in together}
+    for _ in range(_ROUNDS):
+        for width, side in together.items():
+            ratios[width].append(_block(side, initial, count) / _block(alone, initial, count))
+    return {width: statistics.median(found) for width, found in ratios.items()}
+
+
+def _block(trainable: Measured, initial: Mapping[str, Scalar], count: int) -> float:
+    """Return the mean seconds of so many steps, after one in which siblings join or leave."""
+    for step in range(count + 1):
+        if step == 1:
+            trainable.synchronize()
+            begun = trainable.seconds()
+        _train_on(trainable, step, initial)
+    trainable.synchronize()
+    return (trainable.seconds() - begun) / count

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import NonFiniteLoss, UsageError
@@ -23,6 +22,7 @@ from hpstage.torch.backends.lookup import AUTO, backend_named, usable
 from hpstage.torch.backends.measuring import SHORT_OVER_FROZEN, measure_pair
 from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
+from hpstage.torch.backends.stacked.signature import copied
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked.tracing import Trace
 from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
@@ -60,7 +60,6 @@ class StackedLoop(TorchLoop):
         self._meaning = self.stack.first._meaning
         self.member: Member | None = None
         self.bundle: Bundle | None = None
-        self.trace: Trace | None = None  # of the step that it takes in its next bundle, if known
         self.outcomes: list[Exception | None] = []  # of a step that was trained before it is requested
         self.noted = Noted()  # what that step has logged
         self.width = 1  # with how many it was trained as one in its last step, itself included
@@ -92,9 +91,13 @@ class StackedLoop(TorchLoop):
         slots = self.stack.slots
         if not all(slots[index]._stacks for index in steps):
             return dict.fromkeys(steps, 1)  # each is trained by its own call
-        self.stack.limit(self.slots if most is None else most)
+        self.stack.most_as_one = most
         self.stack.train({slots[index]: due for index, due in steps.items()})
         return {index: slots[index].width for index in steps}
+
+    @property
+    def worthwhile(self) -> int:
+        return self.stack.worthwhile
 
     def seconds(self) -> float:
         """What is computed of frozen layers does not count: that depends on which batches come again."""
@@ -112,7 +115,7 @@ class StackedLoop(TorchLoop):
         try:
             for name in several if self.slots > 1 else ():
                 sides = [slot for slot in self.members() if isinstance(slot, StackedLoop)]
-                found |= measure_pair(self, sides, name, initial, steps, found["eager"], likely=likely)
+                found |= measure_pair(self, self, sides, name, initial, steps, found["eager"], likely=likely)
         finally:
             self.close()
             for slot in self.stack.slots:
@@ -272,7 +275,7 @@ class StackedLoop(TorchLoop):
         if self.stack.most == 1:
             return batch
         # The user's code may fill one and the same buffer for each batch, and the next one is another slot's.
-        return pytree.tree_map_only(torch.Tensor, torch.clone, batch)
+        return copied(batch)
 
     @property
     def is_stacked(self) -> bool:
@@ -311,14 +314,8 @@ class StackedLoop(TorchLoop):
         """Leave the bundle."""
         if self.bundle is not None and self.member is not None:
             self.bundle.leave(self.member)
-        self.member = self.bundle = self.trace = None
+        self.member = self.bundle = None
         self._behind = False
-
-    def regroup(self) -> None:
-        """Leave the bundle, for another one in which it takes the same step."""
-        trace = None if self.member is None else self.member.trace
-        self.detach()
-        self.trace = trace
 
     def give_up(self) -> None:
         """Give up the model, of which a step may have been trained in part."""
@@ -353,19 +350,18 @@ class Stack:
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
         self._tracing: tuple[StackedLoop, ...] = ()
         self._warned: set[str] = set()
-        self._as_one = self.most
+        self.most_as_one: int | None = None
+        """How many are trained as one at most, as far as that is worthwhile; ``None``: all that can be."""
 
     @property
     def seconds_ahead(self) -> float:
         """Seconds spent on what frozen layers give."""
         return self._builder.outputs.seconds
 
-    def limit(self, most: int) -> None:
-        """Train at most so many as one from now on."""
-        if most != self._as_one:
-            self._as_one = most
-            for slot in self.slots:
-                slot.regroup()
+    @property
+    def worthwhile(self) -> int:
+        """The largest number of slots whose training as one is worth trying, as far as is known."""
+        return self._builder.worthwhile
 
     def _watched(self, who: str) -> AbstractContextManager[None]:
         """Watch what a step of the slots at hand could change."""
@@ -436,11 +432,9 @@ class Stack:
 
     def _enter(self, slot: StackedLoop, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
         """Let a slot join a bundle that takes the same step, or begin one; return why it can be in none."""
-        trace, slot.trace = slot.trace, None  # another step may be another one
-        if trace is None or not trace.fits(slot._hp) or all(bundle.trace is not trace for bundle in bundles):
-            trace = self._trace(slot, batch)
+        trace = self._trace(slot, batch)
         for bundle in bundles:
-            if bundle.trace is not trace or len(bundle.members) >= min(self._as_one, self.memory.most):
+            if bundle.trace is not trace or len(bundle.members) >= self.memory.most:
                 continue
             try:
                 slot.enter(bundle, trace)
@@ -483,7 +477,7 @@ class Stack:
             slot.member.stream = slot.stream
         self._tracing = tuple(slots)
         try:
-            losses = bundle.step([batches[slot] for slot in slots], [slot._hp for slot in slots])
+            losses = bundle.step([batches[slot] for slot in slots], [slot._hp for slot in slots], self.most_as_one)
         except Exception as error:
             if is_out_of_memory(error):
                 bundle.give_up()
@@ -506,8 +500,8 @@ class Stack:
                     slot.enter(other)
                 yield from self._run(other, group, batches, bundles)
             return
-        for slot, work in zip(slots, bundle.frozen_work, strict=True):
-            slot.width = len(slots)
+        for slot, width, work in zip(slots, bundle.widths, bundle.frozen_work, strict=True):
+            slot.width = width
             slot.frozen_work += work
         for name, values in bundle.logged:
             for slot, value in zip(slots, values, strict=True):

@@ -296,9 +296,9 @@ def test_members_at_other_steps_have_what_others_have_computed() -> None:
 @pytest.mark.parametrize(("name", "times"), [("Dropped", 2), ("DroppedApart", 0), ("DrawnByValue", 2)])
 def test_equal_random_numbers_are_drawn_once_until_a_draw_depends_on_a_member(name: str, times: int) -> None:
     bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
-    assert bundle._program is not None
-    assert bundle._program.source.count("streams.once") == times
-    assert ("streams.each" in bundle._program.source) is (name != "Dropped")
+    (source,) = (made.source for made in bundle._builder._programs.values() if made.width == 3)
+    assert source.count("streams.once") == times
+    assert ("streams.each" in source) is (name != "Dropped")
 
 
 def test_members_join_that_have_another_backbone_and_leave() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from hpstage.plan.facts import StateKey, StepsTimed
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.step_times import ALONE, StepTimes, among, named
+from hpstage.plan.step_times import ALONE, StepTimes, among, named, pooled
 
 TIMES = StepTimes(((1, 4.0), (2, 5.0), (4, 7.0), (8, 20.0)))
 
@@ -58,3 +58,20 @@ def test_of_each_number_the_first_measurement_of_a_plan_counts() -> None:
     assert plan.step_times == StepTimes(TIMES.seconds[:2])
     plan.apply(StepsTimed(((1, 8.0), (2, 20.0), (4, 28.0)), 3.0))  # of longer steps
     assert plan.step_times == StepTimes(TIMES.seconds[:3])
+
+
+def test_more_are_expected_to_have_in_common_what_two_have() -> None:
+    assert StepTimes(((1, 1.0), (2, 1.4))).foreseen(8).of(8) == pytest.approx(1.0 + 7 * 0.4)
+    assert StepTimes(((1, 1.0), (2, 0.9))).foreseen(8).of(8) == pytest.approx(1.0)
+    assert StepTimes(((1, 1.0), (2, 1.4))).foreseen(1).seconds == ((1, 1.0),)
+    assert TIMES.foreseen(8) == TIMES.up_to(8)
+
+
+def test_what_workers_have_measured_is_put_together() -> None:
+    tried = {"eager": 1.0, "eager begins": 0.0, "stacked, 1 at a time": 2.0, "stacked begins": 3.0, "slow untried": 4.0}
+    untried = {"eager": 3.0, "eager begins": 2.0, "stacked untried": 9.0, "slow untried": 6.0}
+    failed = {"eager": 3.0, "eager begins": 2.0, "slow untried": 6.0}
+    eager = {"eager": 2.0, "eager begins": 1.0, "slow untried": 5.0}
+    assert pooled([tried, untried]) == eager | {"stacked, 1 at a time": 2.0, "stacked begins": 3.0}
+    assert pooled([tried, failed]) == eager
+    assert pooled([tried]) == tried

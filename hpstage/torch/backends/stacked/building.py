@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.outputs import Outputs
-from hpstage.torch.backends.stacked.planning import STREAM, Plan, plan, same
+from hpstage.torch.backends.stacked.planning import STREAM, Plan, is_heavy, once_of, plan, same
 from hpstage.torch.backends.stacked.prefix import Divided, divide
 from hpstage.torch.backends.stacked.probes import is_varied, probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
@@ -19,6 +20,7 @@ from hpstage.torch.backends.stacked.rules import is_large
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracer import Tracer
 from hpstage.torch.backends.stacked.tracing import Effects, Trace
+from hpstage.torch.backends.stacked.worth import ALONE, Form, Worth
 from hpstage.torch.trainable import TorchTrainable
 
 _SEEDS = (1, 2)  # of the members on which a program is planned, and on which it is checked
@@ -40,6 +42,11 @@ class Builder:
         self.outputs = Outputs()
         self._divided: dict[Trace, Divided] = {}
         self._programs: dict[tuple[Divided, int, frozenset[int]], Program] = {}
+        self._worth: dict[Divided, Worth] = {}
+        alone = device.type == "cpu" and torch.get_num_threads() == 1
+        self.clock = time.thread_time if alone else time.perf_counter
+        self.worthwhile = 1
+        """The largest number of members of which there is a program, or which would be worth building one."""
         self.built = 0
         """Number of programs built."""
         self.seconds = 0.0
@@ -64,12 +71,42 @@ class Builder:
         """
         key = (step, width, shared)
         if key not in self._programs:
-            begin = time.perf_counter()
+            begin = self.clock()
             with torch.inference_mode():
                 self._programs[key] = self._build(step, width, example, shared)
             self.built += 1
-            self.seconds += time.perf_counter() - begin
+            self.worthwhile = max(self.worthwhile, width)
+            self.seconds += (seconds := self.clock() - begin)
+            self.worth(step).built((width, shared), seconds)
         return self._programs[key]
+
+    def worth(self, step: Divided) -> Worth:
+        """Return what is known of the programs of the rest of a step."""
+        if step not in self._worth:
+            self._worth[step] = Worth(partial(_in_common, step.rest))
+        return self._worth[step]
+
+    def programs(
+        self, step: Divided, form: Form, example: Callable[[], Sequence[Tensor]], most: int | None
+    ) -> list[Program]:
+        """Return the programs by which so many members are trained in a step, one after the other.
+
+        Args:
+            example: returns a member's inputs, without results of the prefix.
+            most: how many are trained as one at most. ``None``: all of them, whatever building that takes.
+        """
+        worth, (width, shared) = self.worth(step), form
+        if most is None or form == ALONE:
+            if form not in worth:
+                self.program(step, width, example(), shared)
+            return [self._programs[step, width, shared]]
+        if ALONE not in worth:
+            self.program(step, 1, example())
+        for further, _ in [] if form in worth else worth.pays(form, most):
+            self.worthwhile = max(self.worthwhile, further)
+            if further <= most:
+                self.program(step, further, example(), shared)
+        return [self._programs[step, *part] for part in worth.division(form, most)]
 
     def _build(self, step: Divided, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:
         members = _probes(step, example, width, _SEEDS[0], shared)
@@ -112,6 +149,12 @@ class Builder:
             generator = torch.Generator(self.device)
             states.append(generator.manual_seed(0 if STREAM in shared else slot).get_state())
         return Streams(self.device, states)
+
+
+def _in_common(trace: Trace, shared: frozenset[int]) -> float:
+    """Return which part of the heavy operations of a step are done once where members have inputs in common."""
+    heavy = [node for node in trace.graph.nodes if is_heavy(node)]
+    return len(once_of(trace, shared).intersection(heavy)) / len(heavy) if heavy else 0.0
 
 
 def _probes(

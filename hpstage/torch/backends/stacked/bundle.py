@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +42,6 @@ class Bundle:
         self._trace: Trace | None = None
         self._groups: dict[int, FlatGroup] = {}  # by their place in the optimizer
         self._kept: list[Value] = []
-        self._program: Program | None = None
         self._prepared: object = None
         self._common: Common | None = None
         self._numbers: dict[int, tuple[list[list[float]], Tensor]] = {}
@@ -49,6 +49,8 @@ class Bundle:
         """What the last step has logged: names, and the value of each member."""
         self.frozen_work: list[FrozenWork] = []
         """Of each member in the last step."""
+        self.widths: list[int] = []
+        """With how many each member was trained as one in the last step, itself included."""
 
     def join(self, model: nn.Module, optimizer: torch.optim.Optimizer, trace: Trace | None = None) -> Member:
         """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
@@ -90,7 +92,7 @@ class Bundle:
     def give_up(self) -> None:
         """Drop all members with their state, of which a step may have been trained in part."""
         self.members.clear()
-        self._trace = self._common = self._program = None
+        self._trace = self._common = None
         self._groups, self._kept = {}, []
 
     def sync(self, member: Member) -> None:
@@ -104,13 +106,17 @@ class Bundle:
         kept = zip(self._trace.kept, (_parts(value)[slot] for value in self._kept), strict=True)
         member.write_kept({name: tensor for name, tensor in kept if tensor is not member.frozen.get(name)})
 
-    def step(self, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Tensor | None:
+    def step(
+        self, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]], most: int | None = None
+    ) -> Tensor | None:
         """Train each member on its batch, with the values that its optimizer's param groups have now, and its values of
         the hyperparameters that ``update()`` reads. Random numbers are drawn from :attr:`Member.stream`.
 
         Args:
             batches: one for each member, with equal :func:`shape_key`.
             hp: all hyperparameters of each member at this step.
+            most: how many are trained as one at most, or fewer where programs of more would not pay for being built.
+                ``None``: all of them.
 
         Returns:
             The losses, of shape (members,), or None if ``update()`` returns none.
@@ -133,20 +139,17 @@ class Bundle:
         example = [column[0] for column in columns]
         ahead = self._ahead(divided.prefix, columns)
         columns += [list(column) for column in zip(*(its.values for its in ahead), strict=True)]
-        program = self._program_for(divided, columns, example, hp)
+        programs = self._programs_for(divided, columns, example, hp, most)
         values = [self._column([of[name] for of in hp]) for name in trace.values]
-        kept = [_in_form(value, form) for value, form in zip(self._kept, program.kept_stacked, strict=True)]
-        weights = [weight for group in self._groups.values() for weight in group.stacked()]
-        streams = Streams(self._builder.device, [member.stream for member in self.members])
+        self.widths = [program.width for program in programs for _ in range(program.width)]
+        done: list[_Done] = []
         with torch.inference_mode():
-            inputs: list[Any] = [*weights, *kept, *values, *columns]
-            for index in program.shared - {STREAM}:
-                inputs[index] = inputs[index][0]
-            losses, gradients, self._kept, logged = program.run(inputs, streams)
-            first = 0
-            for index, group in self._groups.items():
-                group.step(gradients[first : first + len(group.places)], self._numbers_of(index))
-                first += len(group.places)
+            for program in programs:
+                first = sum(of.program.width for of in done)
+                done.append(self._run(divided, program, slice(first, first + program.width), values, columns))
+            for of in done:  # once none of them can fail
+                self._take_step(of)
+        losses, self._kept, logged = _joined(done)
         work = [FrozenWork(1, int(its.found), its.seconds if its.found else 0.0) for its in ahead]
         self.frozen_work = work or [NO_FROZEN_WORK] * len(self.members)
         values_logged = iter(logged)
@@ -154,10 +157,35 @@ class Bundle:
             (name, next(values_logged).tolist() if number is None else [number] * len(self.members))
             for name, number in trace.logged
         ]
-        for member, state in zip(self.members, streams.states, strict=True):
+        return None if losses is None else losses.clone()
+
+    def _run(
+        self, step: Divided, program: Program, slots: slice, values: Sequence[Tensor], columns: Sequence[list[Tensor]]
+    ) -> _Done:
+        """Run a program for the members in these slots."""
+        whole = program.width == len(self.members)
+        kept = self._kept if whole else [value[slots] for value in self._kept]
+        inputs: list[Any] = [weight for group in self._groups.values() for weight in group.stacked(slots)]
+        inputs += [_in_form(value, form, whole) for value, form in zip(kept, program.kept_stacked, strict=True)]
+        inputs += values if whole else [value[slots].clone() for value in values]  # as aligned as for all
+        inputs += columns if whole else [column[slots] for column in columns]
+        for index in program.shared - {STREAM}:
+            inputs[index] = inputs[index][0]
+        members = self.members[slots]
+        streams = Streams(self._builder.device, [member.stream for member in members])
+        began = self._builder.clock()
+        losses, gradients, after, logged = program.run(inputs, streams)
+        self._builder.worth(step).took((program.width, program.shared), self._builder.clock() - began)
+        return _Done(program, slots, losses, gradients, after, logged, streams)
+
+    def _take_step(self, done: _Done) -> None:
+        first, slots = 0, done.slots
+        for index, group in self._groups.items():
+            group.step(done.gradients[first : first + len(group.places)], self._numbers_of(index)[slots], slots)
+            first += len(group.places)
+        for member, state in zip(self.members[slots], done.streams.states, strict=True):
             member.stream = state
             member.count_step()
-        return None if losses is None else losses.clone()
 
     def _ahead(self, prefix: Prefix | None, columns: Sequence[Sequence[Tensor]]) -> list[Ahead]:
         """Return what the prefix of the step gives on each member's batch."""
@@ -202,7 +230,7 @@ class Bundle:
             raise NotStackable("with batches of another shape, other parameters are trained")
         self._trace = trace
         self._freeze(trace)
-        self._common, self._program = Common(self._builder.divided(trace).rest, self._kept, len(self.members)), None
+        self._common = Common(self._builder.divided(trace).rest, self._kept, len(self.members))
         return trace
 
     def _freeze(self, trace: Trace) -> None:
@@ -218,14 +246,15 @@ class Bundle:
                     member.frozen[name] = self._builder.frozen.copy_of(name, part)
             self._kept[index] = [member.frozen[name] for member in self.members]
 
-    def _program_for(
+    def _programs_for(
         self,
         step: Divided,
         columns: Sequence[Sequence[Tensor]],
         batch: Sequence[Tensor],
         hp: Sequence[Mapping[str, Scalar]],
-    ) -> Program:
-        """Return the program for what members have in common in this step.
+        most: int | None,
+    ) -> list[Program]:
+        """Return the programs for what members have in common in this step.
 
         Args:
             columns: of each tensor of a batch, and then of each result of the prefix, the members'.
@@ -234,16 +263,16 @@ class Bundle:
         common = self._common
         assert common is not None
         shared = common.of(columns, [member.stream for member in self.members])
-        if self._program is not None and self._program.shared == shared:
-            return self._program
-        example = [
-            *(weight[0] for group in self._groups.values() for weight in group.stacked()),
-            *(_parts(value)[0] for value in self._kept),
-            *(self._column([hp[0][name]])[0] for name in step.rest.values),
-            *batch,
-        ]
-        self._program = self._builder.program(step, len(self.members), example, shared)
-        return self._program
+
+        def example() -> list[Tensor]:
+            return [
+                *(weight[0] for group in self._groups.values() for weight in group.stacked()),
+                *(_parts(value)[0] for value in self._kept),
+                *(self._column([hp[0][name]])[0] for name in step.rest.values),
+                *batch,
+            ]
+
+        return self._builder.programs(step, (len(self.members), shared), example, most)
 
     def _allocate(self, trace: Trace) -> None:
         first = self.members[0]
@@ -277,8 +306,8 @@ class Bundle:
         self._kept = [[*_parts(value), new] for value, new in zip(self._kept, kept, strict=True)]
 
     def _take(self, rows: Sequence[tuple[FlatGroup, Rows]]) -> None:
-        for group, (weight, state) in rows:
-            group.weight, group.state = weight, state
+        for group, its in rows:
+            group.take(its)
 
     def _numbers_of(self, index: int) -> Tensor:
         """Return the numbers of a param group's step, of shape (members, numbers)."""
@@ -297,7 +326,36 @@ def _parts(value: Value) -> Sequence[Tensor]:
     return value.unbind() if isinstance(value, Tensor) else value
 
 
-def _in_form(value: Value, stacked: bool) -> Value:
-    if isinstance(value, Tensor) == stacked:
-        return value
-    return torch.stack(value) if isinstance(value, list) else [part.clone() for part in value.unbind()]
+@dataclass(frozen=True)
+class _Done:
+    """What a program has given for the members in some slots."""
+
+    program: Program
+    slots: slice
+    losses: Tensor | None
+    gradients: list[Tensor]
+    kept: list[Value]
+    logged: list[Tensor]
+    streams: Streams
+
+
+def _joined(parts: Sequence[_Done]) -> tuple[Tensor | None, list[Value], list[Tensor]]:
+    """Return the losses of all members, what they keep, and what they log."""
+    if len(parts) == 1:
+        return parts[0].losses, parts[0].kept, parts[0].logged
+    losses = [part.losses for part in parts if part.losses is not None]
+    kept = zip(*(part.kept for part in parts), strict=True)
+    logged = zip(*(part.logged for part in parts), strict=True)
+    return (
+        torch.cat(losses) if losses else None,
+        [[member for value in values for member in _parts(value)] for values in kept],
+        [torch.cat(values) for values in logged],
+    )
+
+
+def _in_form(value: Value, stacked: bool, whole: bool) -> Value:
+    if isinstance(value, list):
+        return torch.stack(value) if stacked else value
+    if stacked:
+        return value if whole else value.clone()  # as aligned as for all
+    return [part.clone() for part in value.unbind()]

@@ -30,6 +30,8 @@ class Place:
 Rows = tuple[Tensor, list[Tensor]]
 """Weights and state of all members."""
 
+_ALL = slice(None)
+
 
 class FlatGroup:
     """A param group of all members: tensors of shape (members, elements).
@@ -51,6 +53,7 @@ class FlatGroup:
             raise NeedsPython(f"a param group has parameters of {', '.join(sorted(map(str, dtypes)))}")
         self.weight = example.new_zeros((0, size))
         self.state = [example.new_zeros((0, size)) for _ in formula.state]
+        self._views: dict[tuple[int, int], list[Tensor]] = {}
         self._pads = [example.new_zeros(-(-place.numel // VECTOR) * VECTOR - place.numel) for place in self.places]
 
     def with_row(self, weights: Sequence[Tensor], state: Sequence[Sequence[Tensor] | None]) -> Rows:
@@ -68,21 +71,29 @@ class FlatGroup:
         rest = [other for other in range(len(self.weight)) if other != slot]
         return self.weight[rest], [old[rest] for old in self.state]
 
-    def stacked(self) -> list[Tensor]:
-        """Return the parameters, of shape (members, *shape), as views."""
-        return [self._view(self.weight, place) for place in self.places]
+    def take(self, rows: Rows) -> None:
+        """Continue with the tensors of other members."""
+        self.weight, self.state = rows
+        self._views.clear()
+
+    def stacked(self, slots: slice = _ALL) -> list[Tensor]:
+        """Return the parameters of the members in these slots, of shape (members, *shape), as views."""
+        first, end, _ = slots.indices(len(self.weight))
+        if (first, end) not in self._views:
+            self._views[first, end] = [self._view(self.weight[slots], place) for place in self.places]
+        return self._views[first, end]
 
     def of(self, slot: int, tensor: Tensor) -> list[Tensor]:
         """Return a member's part of :attr:`weight`, or of one of :attr:`state`, by parameter, as views."""
         return [self._view(tensor, place)[slot] for place in self.places]
 
-    def step(self, gradients: Sequence[Tensor], numbers: Tensor) -> None:
-        """Step with gradients of shape (members, *shape) and numbers of shape (members, numbers)."""
+    def step(self, gradients: Sequence[Tensor], numbers: Tensor, slots: slice = _ALL) -> None:
+        """Step some members with gradients of shape (members, *shape) and numbers of shape (members, numbers)."""
         columns = numbers.to(self.weight.dtype).unsqueeze(2).unbind(1)
-        self.formula.step(self.weight, self._flat(gradients), self.state, columns)
+        self.formula.step(self.weight[slots], self._flat(gradients), [state[slots] for state in self.state], columns)
 
     def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        width = len(self.weight)
+        width = len(tensors[0])
         parts: list[Tensor] = []
         for tensor, pad in zip(tensors, self._pads, strict=True):
             parts.append(tensor.reshape(width, -1))
@@ -98,4 +109,6 @@ class FlatGroup:
 
     def _view(self, tensor: Tensor, place: Place) -> Tensor:
         inner = torch.empty(place.shape, device="meta").stride()
-        return tensor.as_strided((len(tensor), *place.shape), (tensor.shape[1], *inner), place.start)
+        return tensor.as_strided(
+            (len(tensor), *place.shape), (tensor.shape[1], *inner), tensor.storage_offset() + place.start
+        )

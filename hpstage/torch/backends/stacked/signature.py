@@ -105,13 +105,28 @@ def _form(tensor: Tensor | None) -> str:
 def shape_key(batch: Any) -> object:
     """Return what must be equal for batches to be trained on together: their structure, and all but the values of their
     tensors. Hashable."""
+    if _is_plain(batch):
+        return type(batch), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in batch)
     leaves, spec = pytree.tree_flatten(batch)
     return spec, tuple((leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
     """Return a batch's tensors in the order of a trace's inputs, contiguous and aligned as new ones are."""
-    return [_aligned(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    leaves = batch if _is_plain(batch) else pytree.tree_leaves(batch)
+    return [_aligned(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def copied(batch: Any) -> Any:
+    """Return a batch with copies of its tensors."""
+    if _is_plain(batch):
+        return type(batch)([leaf.clone() for leaf in batch])
+    return pytree.tree_map_only(Tensor, torch.clone, batch)
+
+
+def _is_plain(batch: Any) -> bool:
+    """Return whether a batch is a list or tuple of tensors, as most are: others take ten times as long."""
+    return type(batch) in (list, tuple) and all(type(leaf) is Tensor for leaf in batch)
 
 
 def _aligned(tensor: Tensor) -> Tensor:

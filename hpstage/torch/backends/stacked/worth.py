@@ -1,0 +1,149 @@
+"""Which programs of a step are worth building, and by which of those that there are members are trained. Pure.
+
+A member's bits are the same in every program, so members may be divided into programs in any way. Building takes as
+long as dozens of steps: a program is built once what it would have saved so far, as far as is known, has paid for a
+part of it. So building never takes more than a few times as long as it would have saved, however few steps there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+Form = tuple[int, frozenset[int]]
+"""A program's number of members, and which inputs are one for all of them."""
+
+ALONE: Form = (1, frozenset())
+
+_FIXED = 0.5
+"""Share of a member's seconds that several are taken to have in common before two are known."""
+_BUILDS = 50.0
+"""Steps of a member that last as long as building a program takes for each of its members, before one was built."""
+_PAID = 0.25
+"""Share of what building takes that must have been saved before if it is a power of two of members, which other numbers
+need, too: steps that come save the rest."""
+_AGAIN = 16
+"""Steps after which it is estimated again what programs would save."""
+_RECENT = 0.02
+"""Weight of the last run in a program's mean: conditions change."""
+
+
+@dataclass
+class _Runs:
+    """Those of a program; before any, it is taken to take as long as was expected."""
+
+    seconds: float
+    """Their mean; the last ones count for more."""
+    count: int = 0
+
+
+class Worth:
+    """What is known of the programs of one step.
+
+    Args:
+        in_common: returns the share of a member's work that is done once for all members which have inputs in common.
+    """
+
+    def __init__(self, in_common: Callable[[frozenset[int]], float]) -> None:
+        self._in_common = in_common
+        self._runs: dict[Form, _Runs] = {}  # of what is built
+        self._each = 0.0  # seconds of building the last one, by member
+        self._saved: dict[Form, float] = {}  # what programs that are not built would have saved, in seconds
+        self._divided: dict[tuple[Form, int], list[Form]] = {}
+        self._noted: dict[
+            tuple[Form, int], tuple[list[tuple[Form, float]], int]
+        ] = {}  # savings in a step, and for how many more
+
+    def __contains__(self, form: Form) -> bool:
+        """Whether there is such a program."""
+        return form in self._runs
+
+    def built(self, form: Form, seconds: float) -> None:
+        """Note that a program is there, and what building it took."""
+        self._runs[form] = _Runs(self.expected(form))
+        self._divided.clear()
+        self._noted.clear()
+        if form != ALONE:
+            self._each = seconds / form[0]
+
+    def took(self, form: Form, seconds: float) -> None:
+        """Note what a run of a program took."""
+        runs = self._runs[form]
+        runs.count += 1
+        weight = 1.0 if runs.count <= 2 else max(1 / (runs.count - 1), _RECENT)  # the first one takes longer
+        runs.seconds = seconds if weight == 1.0 else runs.seconds + weight * (seconds - runs.seconds)
+
+    def division(self, form: Form, most: int) -> list[Form]:
+        """Return the programs, of those that there are, by which so many members are trained: the largest first.
+
+        Args:
+            most: the largest number of members of one.
+        """
+        if (form, most) not in self._divided:
+            self._divided[form, most] = _divided(form, [of for of in self._runs if of[0] <= most])
+        return self._divided[form, most]
+
+    def pays(self, form: Form, most: int) -> list[Form]:
+        """Note a step of so many members, of which there is no program; return the programs that are worth building for
+        such steps: one of as many, or those of powers of two that they are divided into, which other numbers need, too.
+
+        Args:
+            most: the largest number of members of such a part.
+        """
+        alone, found = self._runs[ALONE].seconds, []
+        if not math.isfinite(alone):
+            return []
+        for further, saves in self._savings(form, most):
+            self._saved[further] = self._saved.get(further, 0.0) + saves
+            takes = further[0] * (self._each or _BUILDS * alone)
+            if self._saved[further] >= takes * (_PAID if _is_usual(further[0]) else 1.0):
+                found.append(further)
+        return found
+
+    def _savings(self, form: Form, most: int) -> list[tuple[Form, float]]:
+        """Return the seconds that each further program would save in a step of so many members."""
+        seconds, noted = self._noted.get((form, most), ([], 0))
+        if noted == 0:
+            width, shared = form
+            now = self._seconds(self.division(form, width))
+            usual = [(2**power, shared) for power in range(min(width, most).bit_length())]
+            further = [form, *sorted({*_divided(form, [ALONE, *usual])} - {form, ALONE, (1, shared)})]
+            with_it = ((of, self._seconds(_divided(form, [*self._runs, of]))) for of in further if of not in self._runs)
+            seconds, noted = [(of, now - then) for of, then in with_it if then < now], _AGAIN
+        self._noted[form, most] = seconds, noted - 1
+        return seconds
+
+    def _seconds(self, division: list[Form]) -> float:
+        return sum(self._runs[of].seconds if of in self._runs else self.expected(of) for of in division)
+
+    def expected(self, form: Form) -> float:
+        """Return the seconds of a step by a program, as far as is known: on a straight line through those of one member
+        and of the known number that is the nearest."""
+        if form == ALONE or ALONE not in self._runs:
+            return math.inf
+        (width, shared), alone = form, self._runs[ALONE].seconds
+        known = [of for of, runs in self._runs.items() if of[0] > 1 and runs.count]
+        if not known:
+            fixed = max(_FIXED, self._in_common(shared))
+            return alone * (fixed + (1 - fixed) * width)
+        near = min(known, key=lambda of: (of[1] != shared, abs(math.log(of[0] / width))))
+        each = (self._runs[near].seconds - alone) / (near[0] - 1)
+        if near[1] != shared:
+            each -= alone * (self._in_common(shared) - self._in_common(near[1]))
+        return alone + max(0.0, each) * (width - 1)
+
+
+def _divided(form: Form, programs: Iterable[Form]) -> list[Form]:
+    width, shared = form
+    usable = [of for of in programs if of == ALONE or of[1] <= shared]
+    parts: list[Form] = []
+    while width:
+        parts.append(max((of for of in usable if of[0] <= width), key=lambda of: (of[0], len(of[1]))))
+        width -= parts[-1][0]
+    return parts
+
+
+def _is_usual(width: int) -> bool:
+    """Return whether a number is a power of two."""
+    return width & (width - 1) == 0
