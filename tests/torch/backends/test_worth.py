@@ -36,7 +36,7 @@ class Steps:
                 self.training += self.cost(part[0])
 
 
-def test_members_have_their_own_programs_once_those_have_paid() -> None:
+def test_a_program_for_all_members_is_built_where_it_pays() -> None:
     steps = Steps(lambda width: 0.001 * (1 + 0.2 * width))
     steps.train(8, 20)
     assert not steps.programs
