@@ -176,8 +176,12 @@ def _bits(tensor: Tensor) -> tuple[Any, ...]:
     return (str(tensor.dtype), tuple(tensor.shape), tensor.detach().contiguous().numpy().tobytes())
 
 
-def train(bundle: Bundle, trials: list[Trial]) -> None:
-    """Train one step of exactly these trials: others leave, new ones join."""
+def train(bundle: Bundle, trials: list[Trial], most: int | None = None) -> None:
+    """Train one step of exactly these trials: others leave, new ones join.
+
+    Args:
+        most: how many of them by one program, at most.
+    """
     for member in [member for member in bundle.members if member not in [trial.member for trial in trials]]:
         bundle.leave(member)
     for trial in trials:
@@ -189,7 +193,7 @@ def train(bundle: Bundle, trials: list[Trial]) -> None:
         turns.append(trial.turn())
         assert trial.member is not None
         trial.member.stream = torch.get_rng_state()
-    losses = bundle.step([batch for batch, _ in turns], [hp for _, hp in turns])
+    losses = bundle.step([batch for batch, _ in turns], [hp for _, hp in turns], most)
     assert losses is not None
     for trial, loss in zip(slots, losses.tolist(), strict=True):
         trial.losses.append(loss)

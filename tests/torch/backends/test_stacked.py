@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpstage.torch.backends.stacked import Builder, Bundle
+from hpstage.torch.backends.stacked import Builder, Bundle, worth
 from tests.torch.backends.siblings import (
     Cnn,
     CoupledAdam,
@@ -46,14 +48,14 @@ def alone(name: str, id: int) -> list[dict[str, Any]]:
     return states
 
 
-def check_companies(name: str, companies: list[list[int]]) -> None:
-    """Train in these companies, one for each step."""
+def check_companies(name: str, companies: list[list[int]], most: Iterable[int | None] = repeat(None)) -> None:
+    """Train in these companies, one for each step, by programs of at most so many."""
     trials: dict[int, Trial] = {}
     bundle = Bundle(shared(name))
-    for company in companies:
+    for company, by in zip(companies, most, strict=False):
         for id in company:
             trials.setdefault(id, Trial(KINDS[name](), id))
-        train(bundle, [trials[id] for id in company])
+        train(bundle, [trials[id] for id in company], by)
     for member in list(bundle.members):
         bundle.leave(member)
     for id, trial in trials.items():
@@ -68,6 +70,58 @@ companies = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 def test_bits_do_not_depend_on_companions_slots_joining_and_leaving(name: str, companies: list[list[int]]) -> None:
     check_companies(name, companies)
+
+
+@pytest.mark.parametrize("name", ["Cnn", "TinyGpt"])
+@given(companies=companies, most=st.lists(st.integers(1, 4), min_size=STEPS, max_size=STEPS))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+def test_bits_do_not_depend_on_the_programs_that_members_are_divided_into(
+    name: str, companies: list[list[int]], most: list[int]
+) -> None:
+    check_companies(name, [[0, 1], [0, 1, 2]])  # programs of one, two and three
+    made = shared(name)
+    check_companies(name, companies, most)
+    check_companies(name, [[0, 1, 2, 3, 4]], [3])
+    assert max(width for _, width, _ in made._programs) >= 3
+
+
+def test_a_program_that_would_have_other_bits_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worth, "_PAID", 0.0)
+    asked: list[int] = []
+
+    def disagrees(self: Builder, step: object, made: Any, example: object) -> bool:
+        asked.append(made.width)
+        return False
+
+    monkeypatch.setattr(Builder, "_agrees", disagrees)
+    made = builder(Mlp())
+    trials, bundle = [Trial(Mlp(), id) for id in range(2)], Bundle(made)
+    for _ in range(STEPS):
+        train(bundle, trials, 2)
+    assert asked == [2, 2] and bundle.widths == [1, 1], "as planned, and one by one"
+    bundle.sync(bundle.members[1])
+    assert trials[1].state() == alone("Mlp", 1)[STEPS]
+
+
+def test_where_a_later_program_fails_nothing_has_been_trained() -> None:
+    trials, bundle = [Trial(Mlp(), id) for id in range(3)], Bundle(shared("Mlp"))
+    check_companies("Mlp", [[0, 1]])
+    train(bundle, trials[:2], 2)
+    train(bundle, trials, 2)
+    before = [member.stream for member in bundle.members]
+    turns = [trial.turn() for trial in trials]
+    x, y = turns[2][0]
+    batches = [turns[0][0], turns[1][0], (x, torch.full_like(y, 7))]  # of 5 classes
+    with pytest.raises(IndexError, match="7 is out of bounds"):
+        bundle.step(batches, [hp for _, hp in turns], 2)
+    for member, stream in zip(bundle.members, before, strict=True):
+        assert torch.equal(member.stream, stream)
+    for trial in trials:
+        trial.step -= 1
+    train(bundle, trials, 2)
+    for trial in trials:
+        bundle.sync(trial.member)  # type: ignore[arg-type]
+    assert trials[0].state() == alone("Mlp", 0)[3] and trials[2].state() == alone("Mlp", 2)[2]
 
 
 @pytest.mark.slow

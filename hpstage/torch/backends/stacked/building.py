@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +23,8 @@ from hpstage.torch.backends.stacked.tracer import Tracer
 from hpstage.torch.backends.stacked.tracing import Effects, Trace
 from hpstage.torch.backends.stacked.worth import ALONE, Form, Worth
 from hpstage.torch.trainable import TorchTrainable
+
+logger = logging.getLogger("hpstage")
 
 _SEEDS = (1, 2)  # of the members on which a program is planned, and on which it is checked
 
@@ -103,9 +106,13 @@ class Builder:
         if ALONE not in worth:
             self.program(step, 1, example())
         for further, _ in [] if form in worth else worth.pays(form, most):
-            self.worthwhile = max(self.worthwhile, further)
-            if further <= most:
-                self.program(step, further, example(), shared)
+            try:
+                if further <= most:
+                    self.program(step, further, example(), shared)
+                self.worthwhile = max(self.worthwhile, further)
+            except NotStackable as error:
+                logger.debug("%s: they are divided into other programs", error)
+                worth.refused((further, shared))
         return [self._programs[step, *part] for part in worth.division(form, most)]
 
     def _build(self, step: Divided, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:

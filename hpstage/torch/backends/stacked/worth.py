@@ -67,6 +67,10 @@ class Worth:
         if form != ALONE:
             self._each = seconds / form[0]
 
+    def refused(self, form: Form) -> None:
+        """Note that there is no such program: it would give other bits."""
+        self._saved[form] = -math.inf
+
     def took(self, form: Form, seconds: float) -> None:
         """Note what a run of a program took."""
         runs = self._runs[form]
