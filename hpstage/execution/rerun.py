@@ -157,7 +157,8 @@ class Reruns:
         begin = flight.chain.stages[0].start
         within = flight.step - begin <= self._most()
         if within and not self._first:
-            self._taken = None  # by a step that took long
+            self._taken = None  # it was taken because of a step that took long
+            self._discard()
         start = begin if self._taken is None else self._taken
         if not start < flight.step or (self._taken is None and not within) or not _has_room():
             return

@@ -244,7 +244,7 @@ def test_a_restarted_scheduler_shows_the_search_from_its_beginning(tmp_path: Pat
         with Client(address, set_as_default=False, timeout=30) as client:
             running = Running(Steady(files, 0.1), client, tmp_path)
             until(lambda: len(running.reached()) > 2, "states are reached")
-            assert client.run_on_scheduler(look)
+            until(lambda: client.run_on_scheduler(look), "the page has the search")
             started[0].process.kill()
             started[0].process.wait()
         started.append(Command(logs, *words))

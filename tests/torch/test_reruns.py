@@ -290,6 +290,22 @@ def test_a_state_is_taken_once_in_a_chain_also_where_a_stage_begins(
     assert len(chosen) == len(set(chosen)) > 0
 
 
+def test_a_state_that_was_taken_in_vain_is_not_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps seem to take long until the chain has ended; its source is in memory only."""
+    monkeypatch.setattr(Reruns, "_most", lambda self: 2 if self._flight is not None else 60)
+    started: list[int] = []
+    source_of = Reruns._source
+
+    def source(self: Reruns, flight: Flight, start: int) -> Any:
+        started.append(start)
+        monkeypatch.setattr(self, "_checkpoints", None)
+        return source_of(self, flight, start)
+
+    monkeypatch.setattr(Reruns, "_source", source)
+    search(Counting(), tmp_path)
+    assert started[:2] == [10, 3]
+
+
 def test_no_process_is_left(tmp_path: Path) -> None:
     before = children()
     search(Counting(), tmp_path)

@@ -143,10 +143,14 @@ def _timed(trainable: Measured, name: str, initial: Mapping[str, Scalar], steps:
     except Exception as error:
         if name == "eager":
             raise
-        logger.warning("numerics = %r is not considered: %s: %s", name, type(error).__name__, error)
+        _not_considered(name, error)
         return {}
     each = seconds / taken
     return {name: each, f"{name} begins": max(0.0, beginning - _FIRST * each)}  # other processes may compile
+
+
+def _not_considered(name: str, error: Exception) -> None:
+    logger.warning("numerics = %r is not considered: %s: %s", name, type(error).__name__, error)
 
 
 def measure_pair(
@@ -182,7 +186,13 @@ def measure_pair(
         times[width] = found[name]
         begins += found[f"{name} begins"]
     if eager < _BLOCK / 2:
-        ratios = _in_turn(alone, {width: _Together(bundle, sides[:width]) for width in times}, initial, eager, steps)
+        try:
+            ratios = _in_turn(
+                alone, {width: _Together(bundle, sides[:width]) for width in times}, initial, eager, steps
+            )
+        except Exception as error:  # there are three models now
+            _not_considered(name, error)
+            return {}
         times = {width: eager * ratio for width, ratio in ratios.items()}
     return {**named(StepTimes(tuple(times.items())), name), f"{name} begins": begins}
 

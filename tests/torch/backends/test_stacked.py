@@ -11,11 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from hpstage.torch.backends.stacked import Builder, Bundle, worth
 from tests.torch.backends.siblings import (
     Cnn,
     CoupledAdam,
+    Hp,
     Mlp,
     Nesterov,
     Sibling,
@@ -83,6 +85,53 @@ def test_bits_do_not_depend_on_the_programs_that_members_are_divided_into(
     check_companies(name, companies, most)
     check_companies(name, [[0, 1, 2, 3, 4]], [3])
     assert max(width for _, width, _ in made._programs) >= 3
+
+
+class Buffered(Mlp):
+    """A buffer of 33 numbers, which products read: in a stack of two, the second is at an address of its own kind."""
+
+    def model(self, hp: Hp) -> nn.Module:
+        model = super().model(hp)
+        model.register_buffer("v", torch.randn(33))
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * (0.5 + torch.dot(model.v, model.v))
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        with torch.no_grad():
+            for _ in range(3):
+                model.v.mul_(1.01).add_(0.013)
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("way", [[([0, 1, 2], 2), ([0, 1, 2], 1)] * 2, [([0, 1], 2), ([1], None), ([1], None)]])
+def test_what_is_kept_is_aligned_as_alone(way: list[tuple[list[int], int | None]]) -> None:
+    made = builder(Buffered())
+    train(Bundle(made), [Trial(Buffered(), id) for id in range(2)])
+    trials, bundle = [Trial(Buffered(), id) for id in range(3)], Bundle(made)
+    for ids, most in way:
+        train(bundle, [trials[id] for id in ids], most)
+        assert all(part.data_ptr() % 64 == 0 for value in bundle._kept if isinstance(value, list) for part in value)
+    bundle.sync(trials[1].member)  # type: ignore[arg-type]
+    other, alone = Trial(Buffered(), 1), Bundle(made)
+    for _ in way:
+        train(alone, [other])
+    alone.sync(other.member)  # type: ignore[arg-type]
+    assert trials[1].state() == other.state()
+
+
+def test_a_smaller_program_is_built_though_there_is_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worth, "_PAID", 0.0)
+    trials, bundle = [Trial(Mlp(), id) for id in range(4)], Bundle(builder(Mlp()))
+    train(bundle, trials)
+    for _ in range(STEPS):
+        train(bundle, trials, 2)
+    assert bundle.widths == [2, 2, 2, 2]
 
 
 def test_a_program_that_would_have_other_bits_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,20 @@ def test_values_do_not_depend_on_the_number_that_is_learnt_in_training(
     assert timed and [len(fact.seconds) for fact in timed] == [*range(2, 2 + len(timed))]
 
 
+def test_siblings_that_fail_next_to_an_eager_model_are_not_considered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: object) -> Any:
+        raise torch.OutOfMemoryError("three models are too many")
+
+    monkeypatch.setattr("hpstage.torch.backends.measuring._in_turn", full)
+    subject = Siblings()
+    subject.numerics, subject.max_stacked = "auto", 2
+    found = StackedLoop(subject).measure_backends(HP, math.inf)
+    assert found["eager"] > 0 and not among(found)
+    assert "'stacked' is not considered: OutOfMemoryError: three models are too many" in caplog.text
+
+
 @pytest.mark.parametrize("numerics", ["stacked", "auto"])
 def test_measuring_leaves_no_trace_in_training(numerics: str) -> None:
     def trained(measure: bool) -> str:

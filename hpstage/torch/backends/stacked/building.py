@@ -105,7 +105,7 @@ class Builder:
             return [self._programs[step, width, shared]]
         if ALONE not in worth:
             self.program(step, 1, example())
-        for further, _ in [] if form in worth else worth.pays(form, most):
+        for further, _ in [] if form in worth and width <= most else worth.pays(form, most):
             try:
                 if further <= most:
                     self.program(step, further, example(), shared)

@@ -80,7 +80,7 @@ class Bundle:
         self._take([(group, group.without(slot)) for group in self._groups.values()])
         self.members.remove(member)
         self._common = None
-        self._kept = [[part for index, part in enumerate(_parts(value)) if index != slot] for value in self._kept]
+        self._kept = [[part for index, part in enumerate(_apart(value)) if index != slot] for value in self._kept]
         if not self.members:
             self._trace = None
 
@@ -147,8 +147,9 @@ class Bundle:
             for program in programs:
                 first = sum(of.program.width for of in done)
                 done.append(self._run(divided, program, slice(first, first + program.width), values, columns))
+            numbers = {index: self._numbers_of(index) for index in self._groups}
             for of in done:  # once none of them can fail
-                self._take_step(of)
+                self._take_step(of, numbers)
         losses, self._kept, logged = _joined(done)
         work = [FrozenWork(1, int(its.found), its.seconds if its.found else 0.0) for its in ahead]
         self.frozen_work = work or [NO_FROZEN_WORK] * len(self.members)
@@ -178,10 +179,10 @@ class Bundle:
         self._builder.worth(step).took((program.width, program.shared), self._builder.clock() - began)
         return _Done(program, slots, losses, gradients, after, logged, streams)
 
-    def _take_step(self, done: _Done) -> None:
+    def _take_step(self, done: _Done, numbers: Mapping[int, Tensor]) -> None:
         first, slots = 0, done.slots
         for index, group in self._groups.items():
-            group.step(done.gradients[first : first + len(group.places)], self._numbers_of(index)[slots], slots)
+            group.step(done.gradients[first : first + len(group.places)], numbers[index][slots], slots)
             first += len(group.places)
         for member, state in zip(self.members[slots], done.streams.states, strict=True):
             member.stream = state
@@ -303,7 +304,7 @@ class Bundle:
             else:
                 kept.append(own[name].detach().clone(memory_format=torch.contiguous_format))
         self._take(rows)
-        self._kept = [[*_parts(value), new] for value, new in zip(self._kept, kept, strict=True)]
+        self._kept = [[*_apart(value), new] for value, new in zip(self._kept, kept, strict=True)]
 
     def _take(self, rows: Sequence[tuple[FlatGroup, Rows]]) -> None:
         for group, its in rows:
@@ -324,6 +325,11 @@ class Bundle:
 
 def _parts(value: Value) -> Sequence[Tensor]:
     return value.unbind() if isinstance(value, Tensor) else value
+
+
+def _apart(value: Value) -> list[Tensor]:
+    """Return each member's tensor, as aligned as a new one: a part of a stack may not be."""
+    return [part.clone() for part in value.unbind()] if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -348,7 +354,7 @@ def _joined(parts: Sequence[_Done]) -> tuple[Tensor | None, list[Value], list[Te
     logged = zip(*(part.logged for part in parts), strict=True)
     return (
         torch.cat(losses) if losses else None,
-        [[member for value in values for member in _parts(value)] for values in kept],
+        [[member for value in values for member in _apart(value)] for values in kept],
         [torch.cat(values) for values in logged],
     )
 
@@ -358,4 +364,4 @@ def _in_form(value: Value, stacked: bool, whole: bool) -> Value:
         return torch.stack(value) if stacked else value
     if stacked:
         return value if whole else value.clone()  # as aligned as for all
-    return [part.clone() for part in value.unbind()]
+    return _apart(value)

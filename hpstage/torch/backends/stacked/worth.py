@@ -110,11 +110,12 @@ class Worth:
         seconds, noted = self._noted.get((form, most), ([], 0))
         if noted == 0:
             width, shared = form
-            now = self._seconds(self.division(form, width))
+            there = [of for of in self._runs if of[0] <= most]
+            now = self._seconds(_divided(form, there))
             usual = [(2**power, shared) for power in range(min(width, most).bit_length())]
             further = [form, *sorted({*_divided(form, [ALONE, *usual])} - {form, ALONE, (1, shared)})]
-            with_it = ((of, self._seconds(_divided(form, [*self._runs, of]))) for of in further if of not in self._runs)
-            seconds, noted = [(of, now - then) for of, then in with_it if then < now], _AGAIN
+            with_it = ((of, self._seconds(_divided(form, [*there, of]))) for of in further if of not in self._runs)
+            seconds, noted = [(of, now - then) for of, then in with_it if then < now < math.inf], _AGAIN
         self._noted[form, most] = seconds, noted - 1
         return seconds
 
