@@ -290,7 +290,9 @@ def test_a_state_is_taken_once_in_a_chain_also_where_a_stage_begins(
     assert len(chosen) == len(set(chosen)) > 0
 
 
-def test_a_state_that_was_taken_in_vain_is_not_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_from_the_beginning_does_not_load_the_state_of_a_later_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps seem to take long until the chain has ended; its source is in memory only."""
     monkeypatch.setattr(Reruns, "_most", lambda self: 2 if self._flight is not None else 60)
     started: list[int] = []

@@ -110,7 +110,7 @@ class Buffered(Mlp):
 
 
 @pytest.mark.parametrize("way", [[([0, 1, 2], 2), ([0, 1, 2], 1)] * 2, [([0, 1], 2), ([1], None), ([1], None)]])
-def test_what_is_kept_is_aligned_as_alone(way: list[tuple[list[int], int | None]]) -> None:
+def test_buffers_are_aligned_as_for_one_member(way: list[tuple[list[int], int | None]]) -> None:
     made = builder(Buffered())
     train(Bundle(made), [Trial(Buffered(), id) for id in range(2)])
     trials, bundle = [Trial(Buffered(), id) for id in range(3)], Bundle(made)
@@ -136,10 +136,10 @@ def test_a_smaller_program_is_built_though_there_is_a_larger_one(monkeypatch: py
 
 def test_a_program_that_would_have_other_bits_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worth, "_PAID", 0.0)
-    asked: list[int] = []
+    checked: list[int] = []
 
     def disagrees(self: Builder, step: object, made: Any, example: object) -> bool:
-        asked.append(made.width)
+        checked.append(made.width)
         return False
 
     monkeypatch.setattr(Builder, "_agrees", disagrees)
@@ -147,7 +147,7 @@ def test_a_program_that_would_have_other_bits_is_not_built_again(monkeypatch: py
     trials, bundle = [Trial(Mlp(), id) for id in range(2)], Bundle(made)
     for _ in range(STEPS):
         train(bundle, trials, 2)
-    assert asked == [2, 2] and bundle.widths == [1, 1], "as planned, and one by one"
+    assert checked == [2, 2] and bundle.widths == [1, 1], "as planned, and one by one"
     bundle.sync(bundle.members[1])
     assert trials[1].state() == alone("Mlp", 1)[STEPS]
 
