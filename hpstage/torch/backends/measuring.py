@@ -37,10 +37,10 @@ SHORT_OVER_FROZEN = 0.05
 many small operations, but compute the products with frozen weights each for itself."""
 _SECONDS, _LEAST = 5.0, 3
 """Fewer steps are measured once they have taken so many seconds, but at least so many."""
-_ROUNDS, _BLOCK = 5, 0.1
+_ROUNDS, _BLOCK, _LONG = 5, 0.05, 0.05
 """Siblings are compared with eager steps in so many rounds of blocks of about so many seconds each, since the speed of
-a machine varies: a third from one second to the next was seen. Steps that last as long as half a block are not compared
-again."""
+a machine varies: a third from one second to the next was seen. There are fewer rounds where they would be more than
+:data:`_SHARE` of a search, and none of steps that are long."""
 
 
 class Measured(Protocol):
@@ -180,12 +180,12 @@ def measure_pair(
         return {f"{name} untried": steps * eager}
     times, begins = {}, 0.0
     for width in (1, 2):
-        found = _timed(_Together(bundle, sides[:width]), name, initial, steps)
+        found = _timed(_Together(bundle, sides[:width]), name, initial, steps if eager >= _LONG else 0)
         if name not in found:
             return {}
         times[width] = found[name]
         begins += found[f"{name} begins"]
-    if eager < _BLOCK / 2:
+    if eager < _LONG:
         try:
             ratios = _in_turn(
                 alone, {width: _Together(bundle, sides[:width]) for width in times}, initial, eager, steps
@@ -207,7 +207,8 @@ def _in_turn(
     _block(alone, initial, _FIRST)
     count = max(_LEAST, round(min(_BLOCK / eager, _PART * steps)))
     ratios: dict[int, list[float]] = {width: [] for width in together}
-    for _ in range(_ROUNDS):
+    each = count * (len(together) + sum(together))  # eager steps that last as long as a round
+    for _ in range(max(2, round(min(_ROUNDS, _SHARE * steps / each)))):
         for width, side in together.items():
             ratios[width].append(_block(side, initial, count) / _block(alone, initial, count))
     return {width: statistics.median(found) for width, found in ratios.items()}
