@@ -82,6 +82,7 @@ class Reruns:
         self._seen: int | None = None  # its last step that was seen
         self._clocks = 0.0, 0.0  # of that step: the time, and what the thread has computed
         self._least = math.inf  # seconds of its shortest step
+        self._reported: list[int] = []  # steps after which a report was wanted
         self._taken: int | None = None  # where a state of it was taken
         self._running: _Rerun | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the states of one rerun
@@ -108,6 +109,7 @@ class Reruns:
             self._followed += due
             self._flight, self._first = flight, self._chains == 1
             self._seen, self._taken, self._least = None, None, math.inf
+            self._reported.clear()
             self._chain_began = time.perf_counter()
 
     def see(self, flight: Flight) -> None:
@@ -115,6 +117,8 @@ class Reruns:
         if self._flight is not flight or flight.step == self._seen:  # again, where a stage begins
             return
         self._seen = flight.step
+        if flight.announced:
+            self._reported.append(flight.step)
         last, self._clocks = self._clocks, (time.perf_counter(), time.thread_time())
         if flight.step - flight.chain.stages[0].start < 2 or self._taken is not None:
             return  # the first step takes longer than others
@@ -174,6 +178,7 @@ class Reruns:
                 source=source,
                 compared=(reached,),
                 metrics={} if metrics is None else {flight.step: metrics},
+                reported=tuple(step for step in self._reported if step > start),
                 numerics=flight.chain.numerics,
             )
             self._running = _Rerun(flight.chain.id, flight.stage.node, store, segment)

@@ -50,6 +50,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         source: the saved state to begin with, at the start of the first stage; ``None``: train from nothing.
         compared: saved states on the way, by which training again is compared with training before.
         metrics: known metrics by step, compared in the same way.
+        reported: further steps after which a report was wanted: evaluating may change what no step reads.
         numerics: the step backend, where the trainable leaves the choice to the search.
         captured: ``False`` trains without capture, as a loop of one's own would. Then of a state only the tensors of
             models are compared, and metrics after the last step alone.
@@ -61,6 +62,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     source: StateKey | None = None
     compared: tuple[Compared, ...] = ()
     metrics: dict[int, Metrics] = {}
+    reported: tuple[int, ...] = ()
     numerics: str = ""
     captured: bool = True
 
@@ -207,7 +209,7 @@ def _train(trainable: Any, checkpoints: CheckpointStore, segment: Segment, loop:
     state = None if segment.source is None else checkpoints.load(segment.source)
     loop.enter(segment.initial, segment.start, state)
     del state
-    for step in loop.steps(segment.stop, segment.values, comparison.steps):
+    for step in loop.steps(segment.stop, segment.values, comparison.steps.union(segment.reported)):
         if step in comparison.steps:
             comparison.see(step)
             if comparison.apart is not None:
