@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -78,7 +77,6 @@ class Reruns:
         self._chains = self._from_nothing = self._followed = 0
         self._began = self._chain_began = time.perf_counter()
         self._flight: Flight | None = None  # the chain that is followed
-        self._first = False  # whether it is the first
         self._seen: int | None = None  # its last step that was seen
         self._clocks = 0.0, 0.0  # of that step: the time, and what the thread has computed
         self._least = math.inf  # seconds of its shortest step
@@ -107,8 +105,7 @@ class Reruns:
                 self.close()  # it takes memory, too
                 return
             self._followed += due
-            self._flight, self._first = flight, self._chains == 1
-            self._seen, self._taken, self._least = None, None, math.inf
+            self._flight, self._seen, self._taken, self._least = flight, None, None, math.inf
             self._reported.clear()
             self._chain_began = time.perf_counter()
 
@@ -133,14 +130,14 @@ class Reruns:
         """Return the step at which a state is to be taken, as far as is known now; the last one: nowhere."""
         begin = flight.chain.stages[0].start
         end = flight.course.end or max(flight.course.boundaries, default=flight.step)
-        if self._first:
+        if self._chains == 1:
             return end - min(self._most(), (end - begin + 1) // 2)
         return end if end - begin <= self._most() else end - self._most()
 
     def _most(self) -> int:
         """Return how many steps may be trained again, as far as is known now."""
         allowed = _SECONDS + _SHARE * (time.perf_counter() - self._began)
-        return max(2, int(min(allowed / max(self._least, 1e-9), sys.maxsize)))
+        return max(2, int(allowed / max(self._least, 1e-9)))
 
     def _take(self, step: int) -> None:
         try:
@@ -160,7 +157,7 @@ class Reruns:
         self._flight = None
         begin = flight.chain.stages[0].start
         within = flight.step - begin <= self._most()
-        if within and not self._first:
+        if within and self._chains > 1:
             self._taken = None  # it was taken because of a step that took long
             self._discard()
         start = begin if self._taken is None else self._taken

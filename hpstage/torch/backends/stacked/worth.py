@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 Form = tuple[int, frozenset[int]]
 """A program's number of members, and which inputs are one for all of them."""
@@ -23,8 +24,6 @@ _BUILDS = 50.0
 _PAID = 0.25
 """Share of what building takes that must have been saved before if it is a power of two of members, which other numbers
 need, too: steps that come save the rest."""
-_AGAIN = 16
-"""Steps after which it is estimated again what programs would save."""
 _RECENT = 0.02
 """Weight of the last run in a program's mean: conditions change."""
 
@@ -46,14 +45,10 @@ class Worth:
     """
 
     def __init__(self, in_common: Callable[[frozenset[int]], float]) -> None:
-        self._in_common = in_common
+        self._in_common = cache(in_common)  # which looks at the whole graph
         self._runs: dict[Form, _Runs] = {}  # of what is built
         self._each = 0.0  # seconds of building the last one, by member
         self._saved: dict[Form, float] = {}  # what programs that are not built would have saved, in seconds
-        self._divided: dict[tuple[Form, int], list[Form]] = {}
-        self._noted: dict[
-            tuple[Form, int], tuple[list[tuple[Form, float]], int]
-        ] = {}  # savings in a step, and for how many more
 
     def __contains__(self, form: Form) -> bool:
         """Whether there is such a program."""
@@ -62,8 +57,6 @@ class Worth:
     def built(self, form: Form, seconds: float) -> None:
         """Note that a program is there, and what building it took."""
         self._runs[form] = _Runs(self.expected(form))
-        self._divided.clear()
-        self._noted.clear()
         if form != ALONE:
             self._each = seconds / form[0]
 
@@ -84,9 +77,9 @@ class Worth:
         Args:
             most: the largest number of members of one.
         """
-        if (form, most) not in self._divided:
-            self._divided[form, most] = _divided(form, [of for of in self._runs if of[0] <= most])
-        return self._divided[form, most]
+        if form in self._runs and form[0] <= most:
+            return [form]
+        return _divided(form, [of for of in self._runs if of[0] <= most])
 
     def pays(self, form: Form, most: int) -> list[Form]:
         """Note a step of so many members, of which there is no program; return the programs that are worth building for
@@ -107,17 +100,13 @@ class Worth:
 
     def _savings(self, form: Form, most: int) -> list[tuple[Form, float]]:
         """Return the seconds that each further program would save in a step of so many members."""
-        seconds, noted = self._noted.get((form, most), ([], 0))
-        if noted == 0:
-            width, shared = form
-            there = [of for of in self._runs if of[0] <= most]
-            now = self._seconds(_divided(form, there))
-            usual = [(2**power, shared) for power in range(min(width, most).bit_length())]
-            further = [form, *sorted({*_divided(form, [ALONE, *usual])} - {form, ALONE, (1, shared)})]
-            with_it = ((of, self._seconds(_divided(form, [*there, of]))) for of in further if of not in self._runs)
-            seconds, noted = [(of, now - then) for of, then in with_it if then < now < math.inf], _AGAIN
-        self._noted[form, most] = seconds, noted - 1
-        return seconds
+        width, shared = form
+        there = [of for of in self._runs if of[0] <= most]
+        now = self._seconds(_divided(form, there))
+        usual = [(2**power, shared) for power in range(min(width, most).bit_length())]
+        further = [form, *sorted({*_divided(form, [ALONE, *usual])} - {form, ALONE, (1, shared)})]
+        with_it = ((of, self._seconds(_divided(form, [*there, of]))) for of in further if of not in self._runs)
+        return [(of, now - then) for of, then in with_it if then < now < math.inf]
 
     def _seconds(self, division: list[Form]) -> float:
         return sum(self._runs[of].seconds if of in self._runs else self.expected(of) for of in division)
