@@ -1,5 +1,4 @@
-"""48 trials of a small CNN on scikit-learn's digits, as a stage tree: the search that ``bench_engine.py`` and
-``bench_fused_search.py`` measure."""
+"""48 trials of a small model, as a stage tree: what ``bench_engine.py`` and ``bench_fused_search.py`` measure."""
 
 from __future__ import annotations
 
@@ -9,13 +8,33 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
+from engine_models import SUBJECTS
 from small_cnn import GRID, SmallCnn
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.algorithm import Algorithm
+from hpstage.algos import ASHA, FullTraining, Hyperband, SuccessiveHalving
 from hpstage.cluster import DaskExecutor
 from hpstage.plan.log import NUMERICS, read_header
 from hpstage.store import MemoryJournal
+
+MODELS = ("cnn", "mlp", "gpt")
+ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
+    "full": lambda steps: FullTraining(),
+    "halving": lambda steps: SuccessiveHalving(min_steps=max(1, steps // 27), reduction_factor=3),
+    "asha": lambda steps: ASHA(min_steps=max(1, steps // 27), reduction_factor=3),
+    "hyperband": lambda steps: Hyperband(min_steps=max(1, steps // 27), reduction_factor=3),
+}
+"""Made of the steps of a trial."""
+
+
+def trainable(model: str, numerics: str, stacked: int) -> Any:
+    if model == "cnn":
+        return SmallCnn(numerics, stacked)
+    made = SUBJECTS[model]()
+    made.numerics, made.max_stacked = numerics, stacked
+    return made
 
 
 class Timed:
@@ -49,24 +68,30 @@ class Here(hpstage.InlineExecutor, Timed):
         return self.timed(lambda: hpstage.InlineExecutor.measure(self, initial, steps))
 
 
-def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) -> dict[str, Any]:
+def search(
+    numerics: str, stacked: int, steps: int, batch: int, workers: int, model: str = "cnn", algorithm: str = "full"
+) -> dict[str, Any]:
     """Train the grid; ``workers`` 0 trains in this process."""
+    small = model == "cnn"
 
     def space(trial: optuna.Trial) -> dict[str, Any]:
         lr, drop = trial.suggest_categorical("lr", GRID["lr"]), trial.suggest_categorical("drop", GRID["drop"])
         gamma, late = trial.suggest_categorical("gamma", GRID["gamma"]), trial.suggest_categorical("late", GRID["late"])
         milestones = [round(drop * steps), *([round(0.9 * steps)] if late else [])]
-        return {"lr": s.multistep(lr, milestones, gamma), "momentum": 0.9, "batch_size": batch}
+        return {"lr": s.multistep(lr, milestones, gamma), "batch_size": batch, **({"momentum": 0.9} if small else {})}
 
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(GRID, seed=0))
+    study = optuna.create_study(
+        direction="maximize" if small else "minimize", sampler=optuna.samplers.GridSampler(GRID, seed=0)
+    )
     executor = Workers(workers) if workers else Here()
     begin = time.perf_counter()
     result = hpstage.optimize(
         study,
-        SmallCnn(numerics, stacked),
+        trainable(model, numerics, stacked),
         space,
-        metric="accuracy",
+        metric="accuracy" if small else "loss",
         steps=steps,
+        algorithm=ALGORITHMS[algorithm](steps),
         n_trials=48,
         executor=executor,
         store=(journal := MemoryJournal()),

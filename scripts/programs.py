@@ -26,6 +26,8 @@ class Memory(threading.Thread):
     def __init__(self, mark: str) -> None:
         super().__init__(daemon=True)
         self.most = 0
+        self.largest = 0
+        """The most of one process: of what it shares with others, its share."""
         self._mark = mark
         self._over = threading.Event()
         self._ours: dict[int, bool] = {}
@@ -42,14 +44,18 @@ class Memory(threading.Thread):
         try:
             if process.pid not in self._ours:
                 self._ours[process.pid] = process.environ().get(MARK) == self._mark
-            return int(process.memory_full_info().pss) if self._ours[process.pid] else 0
+            if not self._ours[process.pid]:
+                return 0
+            own = int(process.memory_full_info().pss)
+            self.largest = max(self.largest, own)
+            return own
         except psutil.Error:
             return 0  # it has ended
 
-    def end(self) -> int:
+    def end(self) -> dict[str, int]:
         self._over.set()
         self.join()
-        return self.most
+        return {"memory": self.most, "largest": self.largest}
 
 
 def ran(file: str, *options: str) -> dict[str, Any]:
@@ -74,4 +80,4 @@ def ran(file: str, *options: str) -> dict[str, Any]:
     if done.returncode != 0:
         sys.exit(f"{file} has failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**found, "wall": wall, "memory": memory.end()}
+    return {**found, "wall": wall, **memory.end()}

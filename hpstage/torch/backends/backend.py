@@ -26,6 +26,9 @@ class NotDeparting(BaseException):
 class StepBackend(ABC):
     """Trains one TorchTrainable on one batch at a time. One per trainable and process.
 
+    A subclass is registered in the entry-point group ``hpstage.step_backends``, under its name for ``numerics``, and
+    tested by :class:`hpstage.testing.StepBackendContract`.
+
     Contract. After ``train`` the model, the optimizer and everything else that training reaches are what a function of
     their previous values, the batch and the hyperparameters makes them: neither earlier trials of this process, nor
     what it has compiled, nor caches on disk may show in the bits. Backends of one ``numerics`` give equal bits.

@@ -51,6 +51,7 @@ def trained(subject: Adapters, trials: list[dict[str, Any]]) -> tuple[list[Any],
     return slots, [widths[index] for index in range(len(trials))]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "name", "values", "width"),
     [
@@ -74,6 +75,7 @@ def test_those_that_take_the_same_step_are_trained_as_one(
         assert digest(slot.state_dict()) == digest(alone.state_dict())
 
 
+@pytest.mark.ci
 def test_one_that_joins_is_trained_with_those_that_take_the_same_step() -> None:
     trials = [{"lr": 0.01, "rank": 4, "alpha": alpha} for alpha in (8, 16, 16)]
     slots, widths = trained(Adapters(), trials)

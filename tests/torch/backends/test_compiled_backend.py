@@ -212,6 +212,7 @@ class Updating(Logging):
         return loss
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", [Logging, pytest.param(Updating, marks=pytest.mark.slow)])
 def test_compiled_code_logs_what_the_code_does(make: type[Logging]) -> None:
     def logged(trainable: Any) -> dict[str, dict[int, float]]:
@@ -248,6 +249,7 @@ PASSING = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("make", [Tiny, Own])
 @pytest.mark.ci_one_in(3)

@@ -56,6 +56,7 @@ def search(store: Path, kind: type[Frozen] = Frozen, *, seeds: bool = False, slo
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("slots", [2, 1])
 def test_a_frozen_layer_is_computed_once_for_each_batch(slots: int, tmp_path: Path) -> None:
     saved = search(tmp_path, Mixed, slots=slots).savings
@@ -64,12 +65,14 @@ def test_a_frozen_layer_is_computed_once_for_each_batch(slots: int, tmp_path: Pa
     assert saved.frozen_seconds > 0
 
 
+@pytest.mark.ci
 def test_what_no_trial_has_in_common_with_another_is_computed_by_each(tmp_path: Path) -> None:
     saved = search(tmp_path, Mixed, seeds=True).savings
     assert saved.frozen_batches == saved.steps_trained
     assert saved.frozen_skipped <= COMPARED
 
 
+@pytest.mark.ci
 def test_a_frozen_layer_is_computed_once_for_each_sample_where_it_keeps_them_apart(tmp_path: Path) -> None:
     saved = search(tmp_path, seeds=True).savings
     assert saved.frozen_skipped >= 2 * STEPS - 2 * 4  # in its first epoch a trial may meet samples for the first time

@@ -180,6 +180,7 @@ def test_a_further_slot_takes_the_memory_of_what_it_trains(name: str, count: int
         assert own < count * 0.1 * frozen(slots[0])
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("count", [3, 1, 2, 8, 16])
@@ -213,6 +214,7 @@ def in_place(weight: Tensor) -> None:
         weight.mul_(2)
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("write", [by_numpy, by_data, in_place])
 @pytest.mark.parametrize("name", ["Frozen", "Tied", "Buffers"])

@@ -97,6 +97,7 @@ class InPhases(Trial):
         return batch, hp | {"changes": changes}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("phases", [(True, False, False, True, False), (False, True, True, False, False)])
 def test_what_steps_have_changed_is_frozen_once_they_no_longer_do(phases: tuple[bool, ...]) -> None:
     subject = Phases(phases)

@@ -233,6 +233,7 @@ def test_bits_are_those_of_a_single_member(name: str, members: int) -> None:
         assert found[id] == states(*together(subject, [id]))[0]
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ["OneBatch", "Adapted", "Dropped", "AdaptedFirst", "ImagesInEval"])
 @pytest.mark.parametrize("members", range(1, 17))
@@ -293,6 +294,7 @@ def test_members_at_other_steps_have_what_others_have_computed() -> None:
     assert states(both, trials)[1] == states(*together(OneBatch(), [1]))[0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "times"), [("Dropped", 2), ("DroppedApart", 0), ("DrawnByValue", 2)])
 def test_equal_random_numbers_are_drawn_once_until_a_draw_depends_on_a_member(name: str, times: int) -> None:
     bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
@@ -320,6 +322,7 @@ def test_members_join_that_have_another_backbone_and_leave() -> None:
     assert odd.state() == states(lone, [alone])[0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("unfreeze", [True, False])
 def test_a_layer_that_is_unfrozen_is_trained_from_then_on(unfreeze: bool) -> None:
     """As between two chains of a search: members leave, and join again."""
@@ -364,6 +367,7 @@ def test_a_frozen_prefix_is_computed_once_for_trials_that_follow_each_other() ->
     assert (made.outputs.computed, made.outputs.found) == (STEPS, 2 * STEPS)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["Dropped", "DroppedApart"])
 def test_outputs_are_kept_up_to_the_first_random_number(name: str) -> None:
     subject = KINDS[name]()

@@ -73,6 +73,7 @@ def outcome(kind: type[Slip], numerics: str, around: Callable[[], AbstractContex
 
 
 # torch's own remarks on backward hooks and saved tensors
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("numerics", CLASSES)
@@ -86,6 +87,7 @@ def test_code_has_the_effects_that_it_has_eagerly(kind: type[Slip], numerics: st
         assert found == pytest.approx(outcome(kind, "eager", nullcontext), rel=1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("numerics", CLASSES)
@@ -95,6 +97,7 @@ def test_what_holds_for_the_process_holds_for_recorded_steps(name: str, numerics
     assert isinstance(found, str) or found == pytest.approx(outcome(Slip, "eager", PROCESS[name]), rel=1e-3)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("numerics", ["graphed", "stacked"])
 @pytest.mark.parametrize("name", ["a hook before all steps", "a hook after all steps"])
 def test_hooks_of_all_optimizers_act(name: str, numerics: str) -> None:
@@ -119,6 +122,7 @@ def test_a_slip_is_refused_by_name_with_the_remedy() -> None:
         trained(KnowsOfCompilers(), "graphed")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", [KnowsOfCompilers, LookedUp])
 def test_what_is_seen_in_the_first_step_is_refused_there(kind: type[Slip]) -> None:
     with pytest.raises(StateError):
@@ -185,6 +189,7 @@ class Counting(Busy):
         return loss
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("kind", "numerics"), [(Busy, "graphed"), (Busy, "stacked"), (Counting, "graphed")])
 def test_a_comparison_leaves_no_trace(kind: type[Slip], numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = trained(kind(), numerics)

@@ -61,6 +61,7 @@ def test_a_store_of_another_class_is_refused_by_name_before_training(tmp_path: P
         search("compiled", tmp_path)
 
 
+@pytest.mark.ci
 def test_no_remedy_names_a_numerics_class_that_this_version_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     with monkeypatch.context() as before:

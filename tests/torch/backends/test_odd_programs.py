@@ -14,6 +14,7 @@ from tests.torch.trainables import advance, fresh
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ODD)
 def test_an_odd_program_continues_exactly_as_it_is(kind: type[Tiny]) -> None:
     forks_exactly(by("eager", kind))
@@ -27,6 +28,7 @@ def test_an_odd_program_continues_exactly_compiled(kind: type[Tiny]) -> None:
     forks_exactly(by("compiled", kind))
 
 
+@pytest.mark.ci
 @needs_compiler
 def test_a_program_that_is_not_compiled_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):

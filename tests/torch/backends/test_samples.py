@@ -96,6 +96,7 @@ def values_of(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return torch.randn(SAMPLES, *shape, generator=generator)
 
 
+@pytest.mark.ci
 @given(
     st.sampled_from([(2,), (4,), (3, 2), (2, 4, 4), (4, 3, 2)]),
     st.lists(st.integers(0, len(STEPS) - 1), min_size=1, max_size=6),
@@ -233,6 +234,7 @@ MIXED: dict[str, Step] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", APART)
 def test_a_frozen_prefix_is_computed_once_for_each_sample(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, found = trained(APART[name](), [0, 1, 2])
@@ -298,6 +300,7 @@ class Short(Epochs):
         return self.inputs[order], self.labels[order]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("trained_too", [False, True])
 def test_a_short_last_batch_has_a_step_of_its_own(trained_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graph may have the same text."""

@@ -127,6 +127,7 @@ def test_every_fork_is_verified(kind: type[Siblings]) -> None:
     assert result.plan.verified and not result.plan.differences
 
 
+@pytest.mark.ci
 def test_a_member_whose_loss_is_not_finite_ends_without_the_others() -> None:
     def diverging(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": [0.05, 1e30, 0.02][trial.number], "batch_size": 5}
@@ -150,6 +151,7 @@ def test_a_model_is_given_back(tmp_path: Path) -> None:
     assert set(vars(trainable)) == {"max_stacked"}
 
 
+@pytest.mark.ci
 def test_chains_of_all_slots_were_trained() -> None:
     journal = MemoryJournal()
     search(Siblings(), 3, store=journal)
@@ -348,6 +350,7 @@ class Printing(Logging):
         return loss
 
 
+@pytest.mark.ci
 def test_what_cannot_be_stacked_logs_as_well(tmp_path: Path) -> None:
     result = search(Printing(), 3, n_trials=2, checkpoints=tmp_path)
     for number in range(2):

@@ -153,6 +153,7 @@ class CountsLoads(SetsData):
         return super().dataset()
 
 
+@pytest.mark.ci
 def test_data_are_loaded_once_for_all_slots() -> None:
     stacked_and_eager(CountsLoads, 4, "stacked")
     assert CountsLoads.made == 1

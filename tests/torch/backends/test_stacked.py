@@ -67,6 +67,7 @@ def check_companies(name: str, companies: list[list[int]], most: Iterable[int | 
 companies = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=STEPS)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["Mlp", "Cnn"])
 @given(companies=companies)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -74,6 +75,7 @@ def test_bits_do_not_depend_on_companions_slots_joining_and_leaving(name: str, c
     check_companies(name, companies)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["Cnn", "TinyGpt"])
 @given(companies=companies, most=st.lists(st.integers(1, 4), min_size=STEPS, max_size=STEPS))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -187,6 +189,7 @@ def test_one_member_trains_as_one_of_five_and_as_one_of_two(name: str) -> None:
     check_companies(name, [[4, 0, 2, 1, 3], [2, 0]])
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ["Mlp", "Cnn", "TinyGpt"])
 @pytest.mark.parametrize("members", range(1, 25))

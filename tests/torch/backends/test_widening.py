@@ -60,6 +60,7 @@ def trials_of(kind: type[Siblings], stacked: int, journal: MemoryJournal, n_tria
     return sorted((trial.params["lr"], trial.values) for trial in study.trials)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", [Siblings, pytest.param(Images, marks=pytest.mark.ci)])
 def test_values_do_not_depend_on_the_number_that_is_learnt_in_training(
     kind: type[Siblings], monkeypatch: pytest.MonkeyPatch
@@ -71,6 +72,7 @@ def test_values_do_not_depend_on_the_number_that_is_learnt_in_training(
     assert timed and [len(fact.seconds) for fact in timed] == [*range(2, 2 + len(timed))]
 
 
+@pytest.mark.ci
 def test_siblings_that_fail_next_to_an_eager_model_are_not_considered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

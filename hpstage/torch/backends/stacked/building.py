@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.outputs import Outputs
-from hpstage.torch.backends.stacked.planning import STREAM, Plan, is_heavy, once_of, plan, same
+from hpstage.torch.backends.stacked.planning import STREAM, Plan, Tried, is_heavy, once_of, plan, same
 from hpstage.torch.backends.stacked.prefix import Divided, divide
 from hpstage.torch.backends.stacked.probes import is_varied, probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
@@ -45,6 +45,7 @@ class Builder:
         self.outputs = Outputs()
         self._divided: dict[Trace, Divided] = {}
         self._programs: dict[tuple[Divided, int, frozenset[int]], Program] = {}
+        self._tried = Tried()
         self._worth: dict[Divided, Worth] = {}
         alone = device.type == "cpu" and torch.get_num_threads() == 1
         self.clock = time.thread_time if alone else time.perf_counter
@@ -117,7 +118,7 @@ class Builder:
 
     def _build(self, step: Divided, width: int, example: Sequence[Tensor], shared: frozenset[int]) -> Program:
         members = _probes(step, example, width, _SEEDS[0], shared)
-        planned = plan(step.rest, members, self._streams(width, shared), shared)
+        planned = plan(step.rest, members, self._streams(width, shared), shared, self._tried)
         del members
         made = program(step.rest, planned)
         if width == 1:

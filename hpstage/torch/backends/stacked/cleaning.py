@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import extract_val, make_fx
+from torch.fx.graph import CodeGen
 
 _aten = torch.ops.aten
 _SAME = {_aten.detach.default, _aten.alias.default, _aten.clone.default, _aten.lift_fresh_copy.default}
@@ -19,32 +25,38 @@ _FILLED: dict[Any, Any] = {
 """What has another's shape, but none of its values, belongs to no member."""
 
 
-def lift_constants(recorded: GraphModule) -> tuple[Any, list[Tensor]]:
-    """Return a function that runs a recorded graph with its constants as further arguments, and these constants."""
-    names = list(dict.fromkeys(node.target for node in recorded.graph.nodes if node.op == "get_attr"))
-    constants: list[Tensor] = [getattr(recorded, str(name)) for name in names]
+def lift_constants(recorded: GraphModule) -> tuple[Graph, list[Any]]:
+    """Return a recorded graph with its constants as further inputs, and these constants, most often tensors."""
+    graph = recorded.graph
+    graph.set_codegen(CodeGen())  # its inputs are flat
+    inputs: dict[Any, Node] = {}
+    last = graph.find_nodes(op="placeholder")[-1]
+    for node in graph.find_nodes(op="get_attr"):
+        if node.target not in inputs:
+            with graph.inserting_after(last):
+                last = inputs[node.target] = graph.placeholder(f"constant_{len(inputs)}")
+            constant = getattr(recorded, str(node.target))
+            last.meta["val"] = extract_val(constant) if isinstance(constant, Tensor) else None
+        node.replace_all_uses_with(inputs[node.target])
+        graph.erase_node(node)
+    return graph, [getattr(recorded, str(name)) for name in inputs]
 
-    def run(*flat: Tensor) -> Any:
-        first = len(flat) - len(names)
-        return _Lifted(recorded, dict(zip(names, flat[first:], strict=True))).run(
-            *flat[:first], enable_io_processing=False
-        )
 
-    return run, constants
-
-
-class _Lifted(Interpreter):
-    def __init__(self, recorded: GraphModule, constants: dict[Any, Tensor]) -> None:
-        super().__init__(recorded)
-        self._constants = constants
-
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return self._constants[target]
+def without_mutations(graph: Graph, inputs: Sequence[Tensor]) -> Graph:
+    """Return the graph itself, if none of its operations writes to a tensor; else one that is recorded again without
+    such operations, and computes the same."""
+    if not any(node.target._schema.is_mutable for node in graph.nodes if isinstance(node.target, OpOverload)):
+        return graph
+    run = partial(Interpreter(GraphModule({}, graph)).run, enable_io_processing=False)
+    return make_fx(functionalize(run, remove="mutations"))(*inputs).graph
 
 
 def clean(graph: Graph) -> None:
     """Take out copies and aliases, which differ from the original by nothing, and all that no output depends on."""
     for node in list(graph.nodes):
+        if isinstance(node.target, OpOverload) and None in node.kwargs.values():  # of stated defaults: the same call
+            optional = {argument.name for argument in node.target._schema.arguments if argument.has_default_value()}
+            node.kwargs = {k: v for k, v in node.kwargs.items() if v is not None or k not in optional}
         if node.op == "call_function" and node.target in _SAME and _form(node) == _form(node.args[0]):
             node.replace_all_uses_with(node.args[0])
         elif node.op == "call_function" and node.target in _FILLED and node.meta["val"].is_contiguous():

@@ -64,6 +64,17 @@ VECTOR = LOOP // 4
 """Elements of four bytes that these are."""
 
 
+@dataclass(frozen=True)
+class Tried:
+    """What was tried out for the programs of one trainable, by the form of calls: a network repeats its layers, and a
+    program most of what another one does."""
+
+    held: dict[object, bool] = field(default_factory=dict)
+    """Whether the two ways agreed on other values."""
+    taken: dict[object, float] = field(default_factory=dict)
+    """Seconds, by number of members and form."""
+
+
 @dataclass
 class Plan:
     """What is known of each node of a graph for a number of members."""
@@ -82,10 +93,6 @@ class Plan:
     sizes: dict[Node, int] = field(default_factory=dict)
     """Bytes of a member's result."""
     contiguous: dict[Node, bool] = field(default_factory=dict)
-    held: dict[object, bool] = field(default_factory=dict)
-    """Whether the two ways agreed on other values, by the form of the call: a network repeats its layers."""
-    taken: dict[object, float] = field(default_factory=dict)
-    """Seconds by the form of the call, for the same reason."""
     shared: frozenset[int] = frozenset()
     """Indices of inputs that are one tensor for all members; see also :data:`STREAM`."""
     once: frozenset[Node] = frozenset()
@@ -128,13 +135,20 @@ def is_heavy(node: Node) -> bool:
     return node.target in _HEAVY
 
 
-def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: frozenset[int] = frozenset()) -> Plan:
+def plan(
+    trace: Trace,
+    members: list[list[Tensor]],
+    streams: Streams,
+    shared: frozenset[int] = frozenset(),
+    tried: Tried | None = None,
+) -> Plan:
     """Look at every operation of a step of all ``members``, given by the inputs of the trace but for its constants.
 
     Args:
         shared: indices of inputs that are one tensor for all members, or :data:`STREAM`.
+        tried: of programs before, on the same device and under the same settings.
     """
-    width = len(members)
+    width, tried = len(members), Tried() if tried is None else tried
     constants = constants_of(trace)
     result = Plan(width, constants, shared=shared, once=once_of(trace, shared))
     alone: dict[Node, list[Any]] = {}
@@ -157,11 +171,11 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: fr
                 first = _of(alone, constants, 0)
                 form = _form(_call_of(node), lambda arg, first=first: _form_of(first(arg)))  # type: ignore[misc]
                 result.alone[node], alone[node] = _timed(
-                    result,
-                    form,
+                    tried,
+                    (width, form),
                     lambda node=node: [_run(node, _of(alone, constants, slot)) for slot in range(width)],  # type: ignore[misc]
                 )
-                _propose(result, node, alone, together)
+                _propose(result, tried, node, alone, together)
             _note(result, node, alone[node][0])
         for done in last.get(node, ()):
             alone.pop(done, None)
@@ -169,7 +183,7 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams, shared: fr
     return result
 
 
-def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any]) -> None:
+def _propose(plan: Plan, tried: Tried, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any]) -> None:
     reference = alone[node]
     inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants and arg not in plan.once]
     if node.target in _PRODUCTS and not all(_fits(part) for part in (reference[0], *(alone[arg][0] for arg in inputs))):
@@ -198,14 +212,19 @@ def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dic
     for call in calls:
         form = _form(call, lambda arg: (_form_of(values[arg]), arg in alone and _form_of(alone[arg][0])))
         try:
-            seconds, outcome = _timed(plan, form, lambda call=call: evaluate(call, values.__getitem__))  # type: ignore[misc]
+            seconds, outcome = _timed(
+                tried,
+                (plan.width, form),
+                lambda call=call: evaluate(call, values.__getitem__),  # type: ignore[misc]
+            )
         except RuntimeError:  # no such kernel, or a view that cannot be
             continue
         if not _equal(outcome, reference):
             continue
-        if form not in plan.held:
-            plan.held[form] = _holds(plan, node, call, alone, together, outcome)
-        if not plan.held[form]:
+        operation = node.target, form
+        if operation not in tried.held:
+            tried.held[operation] = _holds(plan, node, call, alone, together, outcome)
+        if not tried.held[operation]:
             continue
         together[node] = outcome
         plan.stacked[node] = call
@@ -343,11 +362,11 @@ def _of(alone: Mapping[Node, list[Any]], constants: Mapping[Node, Any], slot: in
     return lambda node: constants[node] if node in constants else alone[node][slot]
 
 
-def _timed(plan: Plan, form: object, work: Callable[[], Any]) -> tuple[float, Any]:
+def _timed(tried: Tried, form: object, work: Callable[[], Any]) -> tuple[float, Any]:
     """Return what work takes, in seconds, and its result: the fastest call of several, since the first ones fetch
     memory and may write code; one call, if a call of this form was timed before."""
-    if form in plan.taken:
-        return plan.taken[form], work()
+    if form in tried.taken:
+        return tried.taken[form], work()
     best, spent = float("inf"), 0.0
     for call in range(_CALLS):
         begin = time.perf_counter()
@@ -356,7 +375,7 @@ def _timed(plan: Plan, form: object, work: Callable[[], Any]) -> tuple[float, An
         best, spent = min(best, seconds), spent + seconds
         if call and spent > _LONG:
             break
-    plan.taken[form] = best
+    tried.taken[form] = best
     return best, result
 
 

@@ -34,7 +34,7 @@ def is_large(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Call:
-    """An expression: a function of values, of nodes of the graph and of other calls."""
+    """A function that is applied to values, to nodes of the graph and to other calls."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]

@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hpstage.checkpoints import lazy_copies
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import PASSING
-from hpstage.torch.backends.stacked.cleaning import clean, is_strided, lift_constants
+from hpstage.torch.backends.stacked.cleaning import clean, is_strided, lift_constants, without_mutations
 from hpstage.torch.backends.stacked.images import substitute
 from hpstage.torch.backends.stacked.one_step import OneStep
 from hpstage.torch.backends.stacked.probes import probe
@@ -190,11 +189,11 @@ def _compared(made: Trace, one: OneStep) -> bool:
 
 def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     who, state, values, left, stepped = one.who, one.state, one.values, one.left, one.stepped
-    run, constants = lift_constants(recorded)
+    graph, constants = lift_constants(recorded)
     if not all(isinstance(constant, Tensor) for constant in constants):
         raise NeedsPython(f"{who} draws from a generator of its own, or uses another object of torch's")
     flat = [*state.values(), *values.values(), *one.tensors, *left.values(), *constants]
-    graph = make_fx(functionalize(run, remove="mutations"))(*flat).graph
+    graph = without_mutations(graph, flat)
     clean(graph)
     if not all(map(is_strided, graph.output_node().all_input_nodes)):
         raise NeedsPython(f"{who} computes sparse gradients, as an embedding with sparse=True has them")
