@@ -124,17 +124,21 @@ class Ordered(Mapping):
         return Kind.again(self, obj, skip, old)
 
 
+_FACTORY = "default_factory"
+
+
 class Defaulting(Mapping):
     """``defaultdict``; its ``default_factory`` counts among its attributes."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         items, own = super().read(obj, skip)
-        return items, {**own, "default_factory": obj.default_factory}
+        return items, own if _FACTORY in skip else {**own, _FACTORY: obj.default_factory}
 
     def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
         items, own = content
-        super().write(obj, (items, {name: value for name, value in own.items() if name != "default_factory"}))
-        obj.default_factory = own["default_factory"]
+        super().write(obj, (items, {name: value for name, value in own.items() if name != _FACTORY}))
+        if _FACTORY in own:
+            obj.default_factory = own[_FACTORY]
 
 
 class ReadOnly(Mapping):
@@ -205,7 +209,7 @@ _WEAK_OWN = frozenset(("data", "_remove", "_pending_removals", "_iterating", "_d
 
 
 class Members(frozenset[Any]):
-    """The members of a set and their order. For numbers, the order is a function of what has been in the set; for
+    """The members of a set and their order. For numbers, the order depends on what was added and removed before; for
     others it differs between processes."""
 
     order: tuple[Any, ...]

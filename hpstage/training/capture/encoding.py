@@ -16,10 +16,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hpstage.checkpoints import leaves
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
 from hpstage.training.capture.aliases import Places, holding
-from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of
+from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, slot_of
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
@@ -108,7 +109,7 @@ class Encoder:
         if kind == "attributes":
             return kind, self._pairs(path, content, record.content), []
         if kind == "foreign" and (
-            content[1] == record.content[1]
+            (content[1] == record.content[1] and all(is_atom(part) or part in self._base for part in content[2]))
             or (isinstance(content[1], bytes) and len(content[1]) == len(record.content[1] or ""))
             or isinstance(content[1], tuple)  # which its class takes back
         ):
@@ -189,6 +190,8 @@ class Encoder:
             return "tuple", self._list(path, value)
         if kind is types.MethodType:
             return self._method(path, value)
+        if kind is types.MethodWrapperType:
+            return self._slot(path, value)
         if kind is weakref.ref:
             return "weak", self._referred(path, value())
         if is_atom(value):
@@ -215,10 +218,16 @@ class Encoder:
         return self.value(path, value)
 
     def _method(self, path: str, value: Any) -> Plain:
-        name = value.__func__.__name__
-        if method_of(value.__self__, name) is not value.__func__:
+        called = value.__func__
+        name = called.__name__ if isinstance(called, types.FunctionType) else ""  # any object that can be called
+        if method_of(value.__self__, name) is not called:
             raise self._refusal(path, value)
         return "method", self.value(path, value.__self__), name
+
+    def _slot(self, path: str, value: Any) -> Plain:
+        if slot_of(value.__self__, value.__name__) != value:
+            raise self._refusal(path, value)
+        return "slot", self.value(f"{path}.__self__", value.__self__), value.__name__
 
     def _atom(self, path: str, value: Any) -> Plain:
         if isinstance(value, enum.Enum):
@@ -243,7 +252,7 @@ class Encoder:
             return "numpy text", str.__str__(value) if isinstance(value, str) else bytes(value)
         if arrays is not None and isinstance(value, arrays.datetime64 | arrays.timedelta64):
             return "numpy time", value.dtype.str, int(value.astype("i8"))
-        if arrays is not None and isinstance(value, arrays.generic):
+        if leaves.numpy_scalar(value) is not None:
             return value
         if isinstance(value, type):
             return self._named(path, value)
@@ -459,9 +468,9 @@ class Encoder:
 
     def _refusal(self, path: str, value: object) -> StateError:
         return StateError(
-            f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model() or "
-            f"__init__(), so that it is there when a fork begins, or keep plain values (numbers, tensors, lists); "
-            f"{excluding(path)}"
+            f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model(), in "
+            f"__init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "
+            f"(numbers, tensors, lists); {excluding(path)}"
         )
 
 

@@ -16,20 +16,22 @@ import xxhash
 from hpstage.checkpoints import jax_arrays
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
+from hpstage.training.capture import pointees
 from hpstage.training.capture.kind import (
     LEADS_NOWHERE,
-    SMALLEST_ADDRESS,
     Child,
     Kind,
     attribute_children,
+    same_items,
     same_mapping,
     same_value,
 )
 from hpstage.training.capture.values import is_tensor
 from hpstage.training.code.attributes import dict_of, own_of, slots_of, write_own
 from hpstage.training.code.imports import loaded
+from hpstage.training.code.made import functions_into
 from hpstage.training.code.names import attributes_stored_in
-from hpstage.training.code.owner import by_type, functions_in, is_users_code, of_user
+from hpstage.training.code.owner import by_type, functions_in, is_users_code, of_user, parts_called
 
 Attributes = dict[str, Any]
 
@@ -65,12 +67,19 @@ class Instance(Kind):
         return attribute_children(content)
 
 
-class Skipped(Instance):
-    """Objects of libraries that show or record what was trained (progress bars, loggers). ``skip`` holds all attributes
-    but those that the user's code reads: what it does not read, it cannot depend on."""
+class AllBut(frozenset[str]):
+    """The names of all attributes but those given, also of attributes that an object will be given."""
 
-    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
-        super().write(obj, content, skip | (own_of(obj).keys() - content.keys()))
+    def __contains__(self, name: object) -> bool:
+        return not super().__contains__(name)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Skipped(Instance):
+    """Objects of libraries that show, record or describe what is trained (progress bars, loggers, signatures). ``skip``
+    is :class:`AllBut` what the user's code reads: what it does not read, it cannot depend on."""
 
 
 class PerThread(Instance):
@@ -186,15 +195,15 @@ class Foreign(Instance):
     name = "foreign"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        return super().read(obj, skip), _inside(obj)
+        return super().read(obj, skip), _inside(obj), pointees.of(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         inside = old[1] if old[1] in (None, _LONG) or jax_arrays.is_array(obj) else _inside(obj)
-        new = super().read(obj, skip), inside
+        new = super().read(obj, skip), inside, pointees.of(obj)
         return old if self.same(old, new) else new
 
     def same(self, old: Any, new: Any) -> bool:
-        return same_mapping(old[0], new[0]) and bool(old[1] == new[1])
+        return same_mapping(old[0], new[0]) and bool(old[1] == new[1]) and same_items(old[2], new[2])
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         super().write(obj, content[0], skip)
@@ -210,7 +219,9 @@ class Foreign(Instance):
         (ctypes.c_ubyte * len(inside)).from_buffer(obj)[:] = list(content[1])
 
     def children(self, content: Any) -> Iterator[Child]:
-        return attribute_children(content[0])
+        yield from attribute_children(content[0])
+        for index, pointee in enumerate(content[2]):
+            yield f".pointee({index})", pointee
 
 
 def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
@@ -223,23 +234,11 @@ def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
         with memoryview(obj) as memory:
             if not memory.readonly and memory.nbytes <= _LONGEST:
                 content = memory.tobytes()
-                return Address(content.hex()) if _is_pointer(obj, content) else content
+                return pointees.Address(content.hex()) if pointees.points(obj, content) else content
     except (TypeError, BufferError, ValueError):
         pass  # it exposes none
     state = _own_state(obj)
     return pickled(obj) if state is None else (_STATE, state)
-
-
-class Address(str):
-    """Where a pointer of ctypes points: another place in each process, so that no state can hold it."""
-
-    __slots__ = ()
-
-
-def _is_pointer(obj: Any, content: bytes) -> bool:
-    library: Any = ctypes  # typeshed lacks _CFuncPtr
-    pointers = ctypes._Pointer, library._CFuncPtr, ctypes.c_void_p
-    return isinstance(obj, pointers) and int.from_bytes(content, sys.byteorder) not in range(1, SMALLEST_ADDRESS)
 
 
 def _own_state(obj: Any) -> bytes | None:
@@ -291,12 +290,20 @@ def pickled(obj: Any) -> str | None:
     """Return a checksum of an object's pickle, or ``None`` if the object cannot be pickled."""
     summed = _Sum()
     try:
-        pickle.Pickler(summed, protocol=5, buffer_callback=summed.take).dump(obj)
+        pickle.Pickler(summed, protocol=5, buffer_callback=summed.take).dump(_image_of(obj))
     except _TooLongError:
         return _LONG
     except Exception:
         return None  # whatever its class raises
     return summed.hasher.hexdigest()
+
+
+def _image_of(obj: Any) -> Any:
+    """Return what can be pickled in place of the pixels of an image of Pillow, which cannot: an image that shows them.
+    Anything else is returned itself."""
+    library: Any = sys.modules.get("PIL.Image")
+    is_pixels = library is not None and type(obj).__name__ == "ImagingCore" and not is_users_code(type(obj))
+    return library.Image()._new(obj) if is_pixels else obj
 
 
 class Slot(Kind):
@@ -336,6 +343,16 @@ class ClassNamespace(Kind):
         for name, value in content.items():
             if type(value) not in _CODE:  # objects held by functions are reached from the class
                 yield f".{name}", value
+            yield from _called(f".{name}", value)
+
+
+def _called(path: str, member: object) -> Iterator[Child]:
+    """Yield what a class member (``staticmethod``, ``property``) calls that is no function: a partial, an object."""
+    for name, part in parts_called(member):
+        inner = f"{path}.{name}"
+        if type(part) is not types.FunctionType:
+            yield inner, part
+        yield from _called(inner, part)
 
 
 class ModulesByText(Kind):
@@ -443,6 +460,25 @@ class Partial(Kind):
         for name, value in keywords.items():
             yield f".keywords[{name!r}]", value
         yield from attribute_children(own)
+
+
+class Vectorized(Kind):
+    """``numpy.ufunc``: immutable except for what the functions hold that one of ``numpy.frompyfunc`` calls."""
+
+    name = "ufunc"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> tuple[types.FunctionType, ...]:
+        return tuple(functions_into(obj))
+
+    def same(self, old: tuple[types.FunctionType, ...], new: tuple[types.FunctionType, ...]) -> bool:
+        return old == new
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        pass
+
+    def children(self, content: tuple[types.FunctionType, ...]) -> Iterator[Child]:
+        for function in content:
+            yield f".{function.__name__}", function
 
 
 def _same_entry(old: Any, new: Any) -> bool:

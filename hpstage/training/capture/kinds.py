@@ -49,6 +49,7 @@ from hpstage.training.capture.instances import (
     Skipped,
     Slot,
     TupleWithAttributes,
+    Vectorized,
 )
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.settings import OfProcess, Settings
@@ -70,8 +71,16 @@ from hpstage.training.code.namespaces import ClassAttributes, LibraryNames
 from hpstage.training.code.namespaces import Slot as GlobalName
 from hpstage.training.code.owner import by_type, is_users_code, module_of
 
+# Their instances describe code, or set modes of it.
+_DESCRIPTIONS = (
+    "inspect",
+    "typing",
+    "torch.amp.autocast_mode",  # they record the previous setting each time they are entered
+    "torch.cuda.amp.autocast_mode",
+)
 # Their instances are machinery (compilers, threads), not what training computes with.
 _MACHINERY = (
+    *_DESCRIPTIONS,
     "torch._dynamo",
     "torch._inductor",
     "torch._functorch",
@@ -80,19 +89,17 @@ _MACHINERY = (
     "torch._C",
     "torch._ops",
     "torch.autograd",
-    "torch.amp.autocast_mode",  # they record the previous setting each time they are entered
-    "torch.cuda.amp.autocast_mode",
     "_thread",
+    "_ctypes",
     "asyncio.unix_events",
     "multiprocessing.heap",
-    "inspect",
-    "typing",
     "importlib",
     "hpstage",
     "keras.src.utils.tracking",  # which layer has which variables, by ids
 )
 # Their instances show, record or run what is trained. Of those, the attributes count that the user's code reads.
 _SKIPPED = (
+    *_DESCRIPTIONS,
     "logging",
     "tqdm",
     "tensorboard",
@@ -119,7 +126,9 @@ SETS, WEAK = (SET, _WEAK_SET, _FROZEN), (_WEAK_SET, _WEAK_KEYS, _WEAK_VALUES)
 _SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
 SKIPPED = Skipped()
 _INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
+_VECTORIZED = Vectorized()
 TUPLE = TupleWithAttributes()
+_WRAPPERS = (property, staticmethod, classmethod)  # what they hold never changes, but attributes of subclasses may
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _BYTES, _RANDOM, _FILE, _ACCUMULATOR, STORAGE = Bytes(), RandomSource(), File(), Accumulator(), Storage()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
@@ -196,10 +205,12 @@ def kind_of_type(kind: Any) -> Kind | None:
         return STORAGE
     if arrays is not None and issubclass(kind, arrays.ndarray):
         return VALUES
+    if arrays is not None and kind is arrays.ufunc:
+        return _VECTORIZED
     if kind is bytearray or issubclass(kind, bytearray):
         return _BYTES
     if issubclass(kind, random.SystemRandom):
-        return _OPAQUE  # the system's random numbers: it has no state
+        return _INSTANCE if is_users_code(kind) else _OPAQUE  # the system's random numbers have no state
     if issubclass(kind, _generators()):
         return _RANDOM
     if issubclass(kind, enum.Enum) and is_users_code(kind):
@@ -218,12 +229,15 @@ def kind_of_type(kind: Any) -> Kind | None:
         if issubclass(kind, RUNNERS):
             return _RUNNER if is_users_code(kind) else _OPAQUE
         if not is_users_code(kind) and not _is_trainable(kind):
-            if _is_among(module, _MACHINERY):
-                return _OPAQUE
             if _is_among(module, _SKIPPED) and (has_dict(kind) or slots_of(kind)):
                 return SKIPPED
+            if _is_among(module, _MACHINERY):
+                return _OPAQUE
         if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
-            return _OPAQUE if hasattr(kind, "__get__") else FOREIGN
+            if hasattr(kind, "__get__") and not is_users_code(kind):
+                return _OPAQUE
+            if not issubclass(kind, _WRAPPERS):
+                return FOREIGN
     return _INSTANCE if has_dict(kind) or slots_of(kind) else _OPAQUE
 
 

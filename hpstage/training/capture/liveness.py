@@ -37,6 +37,8 @@ _READ_EVERYTHING = frozenset(("locals", "vars", "dir", "eval", "exec"))
 
 Access = tuple[bool, str]
 """Whether a variable is read rather than written, and its name."""
+Cut = frozenset[tuple[int, bool]]
+"""Offsets of jumps that have one way only, and whether that is to jump."""
 
 
 def place(code: CodeType, lasti: int) -> int:
@@ -58,6 +60,7 @@ def live(
     untaken: frozenset[int] = frozenset(),
     entered: frozenset[int] = frozenset(),
     runs: frozenset[str] | None = None,
+    but: frozenset[int] = frozenset(),
 ) -> frozenset[str]:
     """Return the variables of ``code``, paused at ``offset``, on which its further execution may depend.
 
@@ -72,11 +75,13 @@ def live(
         entered: what :func:`never_empty` returns.
         runs: variables that hold what runs no nested function where its attributes and items are read. If given, every
             other instruction that may run code of anybody reads what functions nested in ``code`` read.
+        but: indices of instructions whose own accesses do not count.
     """
     instructions = instructions_of(code)
     starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
     paused = starts[offset]
-    after = [list(_successors(instructions, index, starts, untaken)) for index in range(len(instructions))]
+    cut = frozenset((jump, False) for jump in untaken)
+    after = [list(_successors(instructions, index, starts, cut)) for index in range(len(instructions))]
     on_error = [_handlers(code, instruction.offset, starts) for instruction in instructions]
     for begins in entered:
         after[starts[begins]] = [starts[begins] + 2]  # behind FOR_ITER
@@ -87,7 +92,7 @@ def live(
             after[paused] = [paused + 1]
     ways = [[*normal, *raised] for normal, raised in zip(after, on_error, strict=True)]
     counts = _leading_to(paused, ways) if loop and outermost else range(len(instructions))
-    accesses = [list(_accesses(code, instructions, index)) for index in range(len(instructions))]
+    accesses = [[] if index in but else list(accesses_of(code, index)) for index in range(len(instructions))]
     if runs is not None:
         inside = [(True, name) for name in _read_inside(code)]
         for index, own in enumerate(accesses):
@@ -130,7 +135,7 @@ def operands(code: CodeType, offset: int) -> frozenset[str]:
         return frozenset()
     while index and not _ENDS.match(items[index].opname):
         index -= 1
-        names |= {name for read, name in _accesses(code, items, index) if read}  # also of STORE_FAST_LOAD_FAST
+        names |= {name for read, name in accesses_of(code, index) if read}  # also of STORE_FAST_LOAD_FAST
     return frozenset(names)
 
 
@@ -139,13 +144,78 @@ def instructions_of(code: CodeType) -> Sequence[Instruction]:
     return list(dis.get_instructions(code))
 
 
-def _successors(
-    instructions: Sequence[Instruction], index: int, starts: dict[int, int], untaken: frozenset[int]
-) -> Iterator[int]:
+def reachable(code: CodeType, offset: int, *, cut: Cut = frozenset(), handled: bool = True) -> frozenset[int]:
+    """Return the indices of the instructions that may be executed after that at ``offset``.
+
+    Args:
+        cut: jumps that have one way only.
+        handled: whether exceptions are raised and handled.
+    """
+    instructions = instructions_of(code)
+    starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
+    found: set[int] = set()
+    todo = [starts[offset]]
+    while todo:
+        index = todo.pop()
+        for following in (
+            *_successors(instructions, index, starts, cut),
+            *(_handlers(code, instructions[index].offset, starts) if handled else ()),
+        ):
+            if following not in found:
+                found.add(following)
+                todo.append(following)
+    return frozenset(found)
+
+
+@functools.lru_cache(_REMEMBERED)
+def always_after(code: CodeType, offset: int) -> AlwaysAfter:
+    return AlwaysAfter(code, offset)
+
+
+class AlwaysAfter:
+    """Which instructions are always executed after another one, before ``code`` is paused at ``offset`` again (Allen:
+    Control flow analysis, 1970: postdominators). Exceptions are ignored, and so is what does not lead there."""
+
+    def __init__(self, code: CodeType, offset: int) -> None:
+        instructions = instructions_of(code)
+        self._starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
+        self._paused = self._starts[offset]
+        every = [list(_successors(instructions, at, self._starts, frozenset())) for at in range(len(instructions))]
+        leading = _leading_to(self._paused, every)
+        known = frozenset(leading)
+        self._ways = {at: [way for way in every[at] if way in known] for at in leading}
+        self._after = dict.fromkeys(leading, -1)  # as bits
+        self._after[self._paused] = 1 << self._paused
+        changed = True
+        while changed:
+            changed = False
+            for at in reversed(leading):
+                if at != self._paused:
+                    found = 1 << at | functools.reduce(int.__and__, (self._after[way] for way in self._ways[at]), -1)
+                    changed |= found != self._after[at]
+                    self._after[at] = found
+
+    def between(self, cut: Cut) -> frozenset[int]:
+        """Return the indices of instructions that are executed after these jumps if they go the other way than ``cut``
+        has them go, and need not be executed if they do not."""
+        found: set[int] = set()
+        for offset, jumps in cut:
+            at = self._starts[offset]
+            todo = [way for way in self._ways.get(at, ()) if (way == at + 1) is jumps]
+            while todo:
+                index = todo.pop()
+                if index not in found and index != self._paused and not self._after[at] >> index & 1:
+                    found.add(index)
+                    todo += self._ways[index]
+        return frozenset(found)
+
+
+def _successors(instructions: Sequence[Instruction], index: int, starts: dict[int, int], cut: Cut) -> Iterator[int]:
     instruction = instructions[index]
-    if instruction.opname not in _NEVER_GO_ON and index + 1 < len(instructions):
+    at = instruction.offset
+    if instruction.opname not in _NEVER_GO_ON and index + 1 < len(instructions) and (at, True) not in cut:
         yield index + 1
-    if instruction.opcode in _JUMPS and instruction.offset not in untaken:
+    if instruction.opcode in _JUMPS and (at, False) not in cut:
         yield starts[instruction.argval]
 
 
@@ -175,8 +245,9 @@ def _leading_to(paused: int, ways: Sequence[Sequence[int]]) -> Sequence[int]:
     return sorted(found)
 
 
-def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -> Iterator[Access]:
-    """Yield what an instruction reads and writes, in this order."""
+def accesses_of(code: CodeType, index: int) -> Iterator[Access]:
+    """Yield what the instruction of this index reads and writes, in this order."""
+    instructions = instructions_of(code)
     instruction = instructions[index]
     name, names = instruction.opname, instruction.argval
     if name in ("LOAD_GLOBAL", "LOAD_NAME") and names in _READ_EVERYTHING:

@@ -13,11 +13,11 @@ import xxhash
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
-from hpstage.training.capture.instances import Address
 from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import FOREIGN, VALUES, kind_of
+from hpstage.training.capture.pointees import Address
 from hpstage.training.capture.stateless import LOCAL
-from hpstage.training.capture.survey import Record, Survey
+from hpstage.training.capture.survey import Record, Survey, plainly
 from hpstage.training.capture.values import cannot_change, is_tensor
 from hpstage.training.code.namespaces import MISSING, ClassAttributes
 from hpstage.training.code.owner import is_users_code, module_of
@@ -55,7 +55,9 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
     elif record.kind is FOREIGN and isinstance(record.content[1], Address):
-        yield record.path, "an address" if int(record.content[1], 16) else "an address that is 0"
+        yield record.path, "an address"
+    elif record.kind is FOREIGN:
+        yield record.path, _short(_entry(record.content[:2], survey))
     elif record.content is not MISSING:  # omit unbound names
         yield record.path, _short(_entry(record.content, survey))
 
@@ -88,16 +90,21 @@ def _short(text: str) -> str:
 
 def values_text(obj: Any) -> str:
     """Describe a tensor or array by its form and a digest of its values, or by the value if there is only one."""
+    with plainly():
+        return _values_text(obj)
+
+
+def _values_text(obj: Any) -> str:
     library = torch()
     try:
         content = "in a file" if not is_tensor(obj) and cannot_change(obj) else digest(obj)[:16]
     except StateError:
         content = "?"
     if library is not None and isinstance(obj, library.Tensor):
-        if obj.numel() == 1 and obj.layout is library.strided and not obj.is_meta:
+        if not obj.is_nested and obj.numel() == 1 and obj.layout is library.strided and not obj.is_meta:
             content = repr(obj.detach().cpu().reshape(-1)[0].item())
-        form = [str(obj.dtype).removeprefix("torch."), str(list(obj.shape))]
-        if obj.layout is library.strided and not obj.is_contiguous():
+        form = [str(obj.dtype).removeprefix("torch."), "nested" if obj.is_nested else str(list(obj.shape))]
+        if obj.layout is library.strided and not obj.is_nested and not obj.is_contiguous():
             form.append(f"strides {list(obj.stride())}")
         if obj.requires_grad:
             form.append("requires_grad")
@@ -151,7 +158,11 @@ def _entry(value: Any, survey: Survey) -> str:
     if isinstance(value, set | frozenset):
         return "{" + ", ".join(sorted(_entry(item, survey) for item in value)) + "}"
     if isinstance(value, types.MethodType):
-        return f"{_entry(value.__self__, survey)}.{value.__func__.__name__}"
+        called = value.__func__
+        name = called.__name__ if isinstance(called, types.FunctionType) else f"({_entry(called, survey)})"
+        return f"{_entry(value.__self__, survey)}.{name}"
+    if isinstance(value, types.MethodWrapperType):
+        return f"{_entry(value.__self__, survey)}.{value.__name__}"
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}"
     arrays = numpy()

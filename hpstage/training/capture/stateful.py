@@ -108,7 +108,10 @@ class Moving(Kind):
                 reduced = obj.__reduce__()
             except TypeError:  # in 3.14
                 return (0, {})
-        return (repr([part for part in reduced[1:] if is_atom(part)]), {str(i): p for i, p in enumerate(reduced[1:])})
+            except RuntimeError:  # what it iterates over has another size by now, so that it only raises errors
+                return (_BROKEN, {})
+        parts = _remaining(obj, reduced[1:])
+        return (repr([part for part in parts if is_atom(part)]), {str(i): part for i, part in enumerate(parts)})
 
     def same(self, old: Any, new: Any) -> bool:
         return old[0] == new[0] and same_mapping(old[1], new[1])
@@ -116,6 +119,18 @@ class Moving(Kind):
     def children(self, content: Any) -> Iterator[Child]:
         for name, value in content[1].items():
             yield f".{name}", value
+
+
+_BROKEN = "broken"
+
+
+def _remaining(iterator: Any, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what an iterator can be made of, with a tuple for each list that is made on the fly: iterators
+    of sets and dicts list what is left, and have not moved while that is the same items."""
+    if not parts or type(parts[0]) is not tuple:
+        return parts
+    held = set(map(id, gc.get_referents(iterator)))
+    return tuple(tuple(p) if type(p) is list and id(p) not in held else p for p in parts[0]), *parts[1:]
 
 
 class File(Kind):
@@ -249,6 +264,14 @@ def _kept(obj: Any) -> list[Any]:
             found += [value for value in part.values() if type(value) is not _LINK]
             break
     return found
+
+
+def results_kept(obj: Any) -> dict[Any, Any] | None:
+    """Return the dict itself in which a cached function keeps its results by arguments; ``None`` if it is bounded: then
+    its results are also in a list, in the order of use."""
+    if obj.cache_parameters()["maxsize"] is not None:
+        return None
+    return next(part for part in gc.get_referents(obj) if type(part) is dict)
 
 
 def arguments_kept(obj: Any) -> Iterator[Any]:

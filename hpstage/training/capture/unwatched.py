@@ -72,7 +72,7 @@ class Unwatched(World):
         self,
         state: Mapping[str, Any],
         local: Mapping[str, Any] | None = None,
-        write: Callable[[dict[str, object]], None] | None = None,
+        write: Callable[[dict[str, object], Mapping[str, str]], None] | None = None,
     ) -> None:
         for path, root in self._stateful():
             if _is_module(root):
@@ -85,6 +85,10 @@ class Unwatched(World):
 
     @contextmanager
     def kept(self, what: str, *, warn: bool = True) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def undone(self, what: str, remedy: str, more: Roots = ()) -> Iterator[None]:
         yield
 
     def survey(self, known: Survey | None = None) -> Survey:

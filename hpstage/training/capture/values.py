@@ -340,6 +340,8 @@ def tensor_form(tensor: Any) -> tuple[Any, ...]:
     """Return shape, strides, dtype, device and storage offset."""
     if is_lazy(tensor):
         return None, None, tensor.dtype, tensor.device, 0
+    if tensor.is_nested:
+        return (), f"nested {tensor.layout}", tensor.dtype, tensor.device, 0
     if tensor.layout is not torch().strided:
         return tensor.shape, str(tensor.layout), tensor.dtype, tensor.device, 0
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset()
@@ -352,7 +354,8 @@ def plain_tensor(tensor: Any) -> Any:
         if is_lazy(tensor) or hasattr(type(tensor), "__tensor_flatten__"):
             return None
         tensor = tensor.as_subclass(library.Tensor)
-    held = tensor.layout is library.strided and not tensor.is_meta and tensor.dtype in leaves.torch_dtypes()
+    strided = tensor.layout is library.strided and not tensor.is_nested
+    held = strided and not tensor.is_meta and tensor.dtype in leaves.torch_dtypes()
     return tensor.detach() if held else None
 
 
@@ -375,7 +378,7 @@ def _may_be_written(array: Any) -> bool:
 
 @contextmanager
 def opened(array: Any) -> Iterator[None]:
-    """Let an array be written to inside the block. A view can be only after what it is a view of."""
+    """Make an array writeable inside the block. The base of a view is made writeable first."""
     closed = array if isinstance(array, numpy().ndarray) and not array.flags.writeable else None
     if closed is None:
         yield

@@ -16,7 +16,8 @@ from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import Difference, shown, text_of, texts_of
 from hpstage.training.capture.stateless import LOCAL, MOST, joined, root_of, to_exclude
-from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
+from hpstage.training.capture.survey import Record, Survey, plainly
+from hpstage.training.capture.surveyor import Surveyor
 from hpstage.training.capture.values import Marked, storable
 from hpstage.training.code.bytecode import inner
 from hpstage.training.code.namespaces import MISSING, ClassAttributes, Globals
@@ -46,12 +47,13 @@ class Variables:
     Args:
         variables: variables that may matter.
         surveyor: the surveyor of the world.
-        world: the world as it is now. What it contains is in every state.
+        world: the world that forks begin with. What it contains is in every state.
     """
 
     def __init__(self, variables: Iterable[Variable], surveyor: Surveyor, world: Survey) -> None:
         self._variables = list(variables)
         self._surveyor = surveyor
+        self._unset: Mapping[str, str] = {}
         self._only_here = surveyor.survey(_roots(self._variables), beyond=world)
         with plainly():
             for record in self._only_here:
@@ -99,6 +101,8 @@ class Variables:
             except StateError as error:
                 refused.append(str(error))
         named: dict[str, Plain] = {}
+        unset = {variable.name: self._unset[variable.name] for variable in variables
+                 if variable.value is MISSING and variable.name in self._unset}  # fmt: skip
         for before, after in zip(self._variables, variables, strict=True):
             name, value = after.name, after.value
             same = same_value(before.value, value)
@@ -115,7 +119,8 @@ class Variables:
                 except StateError as error:
                     if before.value is not MISSING:
                         refused.append(str(error))
-                    continue  # in a fork it has no value either: reading it there is an error
+                    unset[name] = str(error)  # reading it in a fork is an error, which says why
+                    continue
             if not same and not _in_a_known_cell(after, world):
                 found.append((LOCAL + name, text_of(before.value, world), text_of(value, world)))
         if found:
@@ -123,16 +128,25 @@ class Variables:
             refused.append(_changed(found, functions))
         if refused:
             raise StateError(joined(refused))
-        return {"values": values, "changed": changed, "variables": named} if values or changed or named else {}
+        if not (values or changed or named or unset):
+            return {}
+        return {"values": values, "changed": changed, "variables": named} | ({"unset": unset} if unset else {})
 
-    def load(self, state: Mapping[str, Any], decoder: Decoder, write: Callable[[dict[str, object]], None]) -> None:
-        """Restore a captured state; ``write`` sets variables."""
+    def load(
+        self,
+        state: Mapping[str, Any],
+        decoder: Decoder,
+        write: Callable[[dict[str, object], Mapping[str, str]], None],
+    ) -> None:
+        """Restore a captured state. ``write`` sets variables; it is also given those that stay unset, and why."""
         decoder.admit(self._only_here)
         with plainly():
             decoder.fill(state["values"], state["changed"])
             for path, content in state["changed"].items():
                 decoder.write(path, content)
-            write({name: decoder.value(value) for name, value in state["variables"].items()})
+            values = {name: decoder.value(value) for name, value in state["variables"].items()}
+            self._unset = state.get("unset", {})
+            write(values, self._unset)
 
     def _changed_contents(self, world: Survey, now: Survey, encoder: Encoder) -> Iterator[tuple[Record, Any]]:
         """Yield what has changed with its present content, and what leads to objects that are new to a fork."""
@@ -224,6 +238,8 @@ def _changed(found: list[Difference], functions: Collection[str]) -> str:
             f"began, which it may read in a later step, and which are in no state, so that a fork would continue "
             f"differently:{''.join(lines)}\n"
         )
+    if names == ["enumerate"]:
+        return f"{what}run.step is the number of the step, in a fork as well: use it, and loop without enumerate()"
     return (
         f"{what}A fork sets variables only of the function that has the loop `for step in run.steps():`, and only if "
         f"no other loop is around that: write it so. Or attach {attach} (anything with state_dict and load_state_dict "

@@ -23,19 +23,22 @@ from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_only, hooks_of_all
-from hpstage.training.capture.stateful import arguments_kept
+from hpstage.training.capture.stateful import arguments_kept, results_kept
 from hpstage.training.capture.stateless import excluding, joined
-from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
+from hpstage.training.capture.survey import UNKNOWN, Record, Survey, plainly
+from hpstage.training.capture.surveyor import Surveyor
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
 from hpstage.training.code.graph import OF_CODE
 from hpstage.training.code.namespaces import LibraryNames, libraries
-from hpstage.training.code.owner import functions_in
+from hpstage.training.code.owner import functions_in, is_users_code
 from hpstage.training.code.patches import operators, standing
 from hpstage.training.identity.settings import NEXT_HOOK, refuse_modes
 
 Roots = Iterable[tuple[str, object]]
 logger = logging.getLogger("hpstage")
+_CANNOT = (TypeError, AttributeError, ValueError, RuntimeError, OSError)
+"""What is raised where an object cannot be restored."""
 
 
 class World:
@@ -47,6 +50,7 @@ class World:
     """
 
     def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
+        self._stateless = stateless
         self._surveyor = Surveyor(stateless)
         self._roots = roots
         self._patched: list[tuple[str, object]] | None = None
@@ -94,9 +98,7 @@ class World:
         if self.pristine is not None:
             for record in (*self.pristine, *late):
                 if not but(record.path) and record.changed():
-                    with suppress(
-                        TypeError, AttributeError, ValueError, RuntimeError, OSError
-                    ):  # there is no more training here
+                    with suppress(*_CANNOT):  # there is no more training here
                         record.restore()
             self.pristine = None
 
@@ -166,7 +168,10 @@ class World:
         """
         assert self.base is not None, "begin() comes first"
         now = self._surveyor.survey(self._all_roots(), known=self.base)
-        self._entered = Variables(variables, self._surveyor, now)
+        functions = [(it.path, it.obj) for it in now if type(it.obj) is types.FunctionType and it.obj not in self.base]
+        if functions:  # made since begin(), by code that makes them in every fork, too
+            self.base = self.base.joined(self._surveyor.survey(functions, beyond=self.base))
+        self._entered = Variables(variables, self._surveyor, self.base)
 
     def leave(self) -> None:
         self._entered = None
@@ -196,8 +201,9 @@ class World:
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         refused: list[str] = []
+        reached = now.joined(local)
         with plainly():
-            encoder = Encoder(base, now.joined(local), but)
+            encoder = Encoder(base, reached, but)
             for path, record in now.paths.items():
                 if record.kind is STORAGE and record.obj not in base and path.rpartition(".")[0] in base.paths:
                     raise StateError(
@@ -205,7 +211,7 @@ class World:
                         f"was made, and show parts of it by views; {excluding(path)}"
                     )
             for record in base:
-                present = now.records.get(id(record.obj))
+                present = reached.records.get(id(record.obj))  # now perhaps by a local variable alone
                 if present is None:
                     continue
                 before, content = record.content, present.content
@@ -241,7 +247,7 @@ class World:
         self,
         state: Mapping[str, Any],
         local: Mapping[str, Any] | None = None,
-        write: Callable[[dict[str, object]], None] | None = None,
+        write: Callable[[dict[str, object], Mapping[str, str]], None] | None = None,
     ) -> None:
         """Restore a captured state, starting from :meth:`begin` or from any training since.
 
@@ -250,7 +256,7 @@ class World:
         Args:
             state: what :meth:`capture` returned.
             local: its ``locals``. They are restored if ``write`` is given.
-            write: sets local variables, as they were when :meth:`enter` was called.
+            write: sets local variables, as they were when :meth:`enter` was called; see :meth:`Variables.load`.
 
         Raises:
             StateError: the state belongs to other code.
@@ -342,6 +348,42 @@ class World:
                         f"restore there what was before, or work on a copy; {excluding(record.path)}"
                     )
 
+    @contextmanager
+    def undone(self, what: str, remedy: str, more: Roots = ()) -> Iterator[None]:
+        """Restore on exit what the code described by ``what`` has changed, so that training begins as if it had not
+        run. Unlike in :meth:`kept`, that includes what cached functions keep: training would get results from there
+        that it computes otherwise.
+
+        Args:
+            what: is part of the message.
+            remedy: what to do where something cannot be restored.
+            more: further roots.
+
+        Raises:
+            StateError: something cannot be restored. The message names it.
+        """
+        # A surveyor looks into code once: what this code imports, the one of training has yet to meet.
+        before = Surveyor(self._stateless).survey([*self._all_roots(), *more], known=self.base)
+        records = [*before, *before.cached.values()]
+        guard = Guard([record for record in records if record.kind is VALUES], self.pristine or Survey())
+        caches = [record for record in records if record.kind is CACHE and is_users_code(record.obj.__wrapped__)]
+        results = [_Results(record) for record in caches]
+        try:
+            yield
+        finally:
+            for kept in results:
+                kept.put_back()
+            why = f"has been changed by {what}, and cannot be put back"
+            for record in records:
+                try:
+                    _restore(record, values=record.kind is not VALUES)
+                except _CANNOT as error:
+                    raise StateError(f"{record.path} {why} ({error}): {remedy}") from None
+            for record in guard.changed():
+                if not guard.put_back(record):
+                    reason = "it is too large to be copied" if record.content.plain else "no state can hold it"
+                    raise StateError(f"{record.path} {why} ({reason}): {remedy}")
+
     def _warn_once(self, record: Record, what: str) -> None:
         """Warn once that a change is not kept: it may be a cache, recreated each time, or something training needs."""
         present = record.read()
@@ -401,29 +443,52 @@ class World:
 
 
 def _functions_of(patched: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """Yield the user's functions that libraries call in place of their own, which may have a state, too."""
+    """Yield the user's functions and classes that libraries use in place of their own, which may have a state, too."""
     for place, value in patched:
-        parts = [value.func] if isinstance(value, functools.partial) else functions_in(value)
-        for part in (value, *parts):
-            if isinstance(part, types.FunctionType):
-                yield place, part
+        for each in value if isinstance(value, list) else [value]:
+            parts = [each.func] if isinstance(each, functools.partial) else functions_in(each)
+            for part in (each, *parts):
+                if isinstance(part, types.FunctionType | type) and is_users_code(part):
+                    yield place, part
     for module in operators():
         yield f"{module.__name__}:", module
+
+
+class _Results:
+    """What a cached function of the user's keeps. In a bounded cache, results cannot be put back one by one: it is
+    emptied, and those kept before are computed again."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        kept = results_kept(record.obj)
+        self._before = {} if kept is None else kept.copy()
+
+    def put_back(self) -> None:
+        if not self._record.changed():
+            return
+        self._record.obj.cache_clear()
+        if (kept := results_kept(self._record.obj)) is not None:
+            kept.update(self._before)
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
     return name in one and same_value(one[name], other[name])
 
 
-def _put_back(record: Record, why: str, *, values: bool = True) -> None:
+def _restore(record: Record, *, values: bool = True) -> None:
     """Restore an object as recorded. Without ``values``, restore all of a tensor or array but its values."""
+    if not values:
+        with plainly():
+            record.content.put_place(record.obj)
+    elif record.changed():
+        record.restore()
+
+
+def _put_back(record: Record, why: str, *, values: bool = True) -> None:
+    """Restore as :func:`_restore` does, or raise :class:`StateError`, which says ``why`` that is necessary."""
     try:
-        if not values:
-            with plainly():
-                record.content.put_place(record.obj)
-        elif record.changed():
-            record.restore()
-    except (TypeError, AttributeError, ValueError, RuntimeError, OSError) as error:
+        _restore(record, values=values)
+    except _CANNOT as error:
         raise StateError(
             f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
             f"setup(), which start over for each trial; {excluding(record.path)}"

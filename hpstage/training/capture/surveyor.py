@@ -1,0 +1,354 @@
+"""Finds all mutable objects reachable from some roots."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.instances import AllBut
+from hpstage.training.capture.kind import LEADS_NOWHERE, is_atom, torch
+from hpstage.training.capture.kinds import (
+    CACHE,
+    FOREIGN,
+    SETS,
+    SKIPPED,
+    TUPLE,
+    VALUES,
+    WEAK,
+    WITHOUT_ATTRIBUTES,
+    kind_of,
+    kind_of_type,
+)
+from hpstage.training.capture.stateful import CACHED, Cache
+from hpstage.training.capture.stateless import LOCAL, excluding, unmarked
+from hpstage.training.capture.survey import UNKNOWN, Record, Step, Survey, plainly
+from hpstage.training.capture.values import Marked, owner_of
+from hpstage.training.code.attributes import COMPILED, dict_of, own_of
+from hpstage.training.code.graph import OF_CODE, Graph
+from hpstage.training.code.known import has_no_state
+from hpstage.training.code.names import names_in, texts_in
+from hpstage.training.code.namespaces import ClassAttributes, Slot
+from hpstage.training.code.owner import is_users_code, name_of, of_user
+
+# Modules keep their members in dicts under these names; paths read better without.
+_UNNAMED = ("._parameters", "._buffers", "._modules")
+_BEYOND = frozenset(
+    (
+        *("_base", "base", "untyped_storage", "storage", "_typed_storage", "as_strided", "as_strided_", "resize_"),
+        *("resize_as_", "set_", "data_ptr", "from_address", "__array_interface__", "ctypes"),
+    )
+)
+"""Names by which code reaches memory around a view."""
+
+
+class Surveyor:
+    """Makes surveys.
+
+    Args:
+        stateless: what is ignored: attributes of ``self`` (``cache`` is ``self.cache``), global and local variables, or
+            whole paths.
+    """
+
+    def __init__(self, stateless: Collection[str] = ()) -> None:
+        self._stateless = frozenset((*stateless, *(LOCAL + name for name in stateless)))
+        self._skips: dict[str, frozenset[str]] = {}
+        for name in stateless:
+            owner, _, last = (name if "." in name else f"self.{name}").rpartition(".")
+            for path in (owner, LOCAL + owner) if "." in name else (owner,):
+                self._skips[path] = self._skips.get(path, frozenset()) | {last}
+        self._code: dict[int, tuple[object, list[Step]]] = {}  # what a class or function reaches
+        self.read: set[str] = set()  # names that the user's code mentions
+
+    def survey(
+        self,
+        roots: Iterable[Step],
+        *,
+        known: Survey | None = None,
+        beyond: Survey | None = None,
+        copied: bool = False,
+    ) -> Survey:
+        """Survey everything reachable from ``roots``.
+
+        Args:
+            roots: paths and objects.
+            known: an earlier survey. Its objects keep their paths, and their records if nothing has changed.
+            beyond: a survey whose objects, and what they lead to, are ignored.
+            copied: whether to keep what is needed to restore values.
+        """
+        with plainly():
+            return _Walk(self, roots, known, beyond or Survey(), copied).survey()
+
+    def met(self, found: Survey, path: str, obj: Any, copied: bool) -> Record:
+        """Return the record of an object that was not known.
+
+        Raises:
+            StateError: nothing can look into it.
+        """
+        kind = kind_of(obj)
+        assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
+        skip = self._skips.get(unmarked(path), frozenset())
+        if COMPILED in (dict_of(obj) or ()):
+            skip |= {COMPILED}
+        if type(obj) is ClassAttributes:
+            skip |= self._stateless
+        if kind is SKIPPED:
+            skip = AllBut(self.read)
+        if kind is VALUES:
+            return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
+        content = kind.read(obj, skip)
+        passed_by = CACHED in path or id(obj) in found.within_libraries or has_no_state(type(obj))
+        if kind is FOREIGN and content[1] is None and not passed_by:
+            raise StateError(
+                f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
+                f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
+                f"{excluding(path)}"
+            )
+        return Record(path, obj, kind, content, skip)
+
+    def lead(self, found: Survey, record: Record) -> None:
+        """Note what a record leads to."""
+        path, members = record.path, record.path.endswith(_UNNAMED)
+        base = path.rpartition(".")[0] if members else path
+        pairs = list(record.kind.children(record.content))
+        if members:
+            pairs = [(f".{label[2:-2]}" if label.startswith("['") else label, child) for label, child in pairs]
+        if record.kind in WITHOUT_ATTRIBUTES:
+            own = dict_of(record.obj)
+            # Of the streams of the process, `write` is another one while what is printed is recorded.
+            if own is not None and record.obj is not sys.stdout and record.obj is not sys.stderr:
+                pairs.append((".__dict__", own))
+        if record.kind is TUPLE:
+            pairs += [(f"[{index}]", item) for index, item in enumerate(tuple.__iter__(record.obj))]
+        if OF_CODE.match(path) and (id(record.obj) in found.within_libraries or _is_of_a_library(record)):
+            found.within_libraries.update(id(child) for _, child in pairs)
+        record.inner = self.led(found, base, pairs)
+        record.inner.reverse()
+
+    def led(self, found: Survey, path: str, pairs: Iterable[tuple[str, object]]) -> list[Step]:
+        """Return the mutable objects these lead to. Tuples and methods never change, but what they hold may."""
+        led: list[Step] = []
+        todo: list[tuple[str, Any]] = [(path + label, obj) for label, obj in pairs]
+        todo.reverse()
+        while todo:
+            inner, obj = todo.pop()
+            kind = type(obj)
+            if kind in LEADS_NOWHERE or inner in self._stateless:
+                continue
+            if kind is types.MethodType:
+                todo += [(f"{inner}.__func__", obj.__func__), (f"{inner}.__self__", obj.__self__)]
+            elif kind is types.MethodWrapperType:
+                todo.append((f"{inner}.__self__", obj.__self__))
+            elif kind is types.ModuleType:
+                if of_user(obj.__name__):
+                    led.append((inner, obj))
+            elif kind is types.BuiltinFunctionType:
+                self.name(found, obj)
+                if not issubclass(type(obj.__self__), types.ModuleType | type(None)):
+                    todo.append((f"{inner}.__self__", obj.__self__))
+            elif issubclass(kind, type):
+                self.name(found, obj)
+                if is_users_code(obj):
+                    led.append((inner, obj))
+            elif kind is frozenset:
+                if not all(map(is_atom, obj)):
+                    led.append((inner, obj))
+            elif kind_of(obj) is None:
+                if issubclass(kind, tuple) and not is_atom(obj):
+                    items = [(f"{inner}[{index}]", item) for index, item in enumerate(tuple.__iter__(obj))]
+                    todo += reversed(items)
+            elif kind is types.CellType and inner.rpartition(".")[2] in self._stateless:
+                continue
+            else:
+                if kind is types.FunctionType:
+                    self.name(found, obj)
+                led.append((inner, obj))
+        return led
+
+    def name(self, found: Survey, code: Any) -> None:
+        """Note that a function or class was met as a value."""
+        found.named[code.__module__, name_of(code)] = code
+
+    def reached(self, code: object) -> list[Step]:
+        """Return what the code of a function or class reaches, in reverse order."""
+        known = self._code.get(id(code))
+        if known is None:
+            user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
+            graph = Graph(code) if user else None
+            reached = [pair for pair in graph.reached() if not self._passed_by(*pair)] if graph is not None else []
+            known = self._code[id(code)] = code, reached
+            for function in graph.functions if graph is not None else ():
+                self.read.update(names_in(function.__code__), texts_in(function.__code__))
+        return known[1]
+
+    def _passed_by(self, path: str, obj: object) -> bool:
+        if path in self._stateless or path.replace(":", ".") in self._stateless:
+            return True
+        return isinstance(obj, Slot) and obj.name in self._stateless
+
+
+class _Walk:
+    """A survey in the making. Some of what is met has to wait until all else is."""
+
+    def __init__(
+        self, surveyor: Surveyor, roots: Iterable[Step], known: Survey | None, beyond: Survey, copied: bool
+    ) -> None:
+        self._surveyor = surveyor
+        self._known = Survey() if known is None else known
+        self._beyond = beyond
+        self._copied = copied
+        self._found = found = Survey()
+        if known is not None:
+            found.named = known.named.copy()
+            found.within_libraries = known.within_libraries
+        self._into, self._before = found.records, self._known.records
+        self._stack = [step for path, obj in roots for step in surveyor.led(found, path, [("", obj)])]
+        self._stack.reverse()
+        self._skipped: list[Step] = []
+        self._sets: list[Record] = []
+        self._weak: list[Record] = []
+        self._caches: list[Record] = []
+        self._late = self._weakly = False
+        self._seen: set[int] = set()
+
+    def survey(self) -> Survey:
+        self._visit_all()
+        while self._wait_no_longer():
+            self._visit_all()
+        return self._found
+
+    def _wait_no_longer(self) -> bool:
+        """Continue with some of what has waited. Return whether there was any."""
+        found, surveyor = self._found, self._surveyor
+        if self._skipped:
+            self._stack, self._skipped, self._late = self._skipped, [], True  # now it is known what code reads
+        elif not found.beyond and (read := surveyor.read & _BEYOND):
+            found.beyond = read
+            self._stack = _owners(found)
+        elif self._sets:
+            # Members may be met elsewhere, in an order that is the same everywhere.
+            self._stack = [step for record in self._sets for step in _members(found.records, record)]
+            self._stack.reverse()
+            self._sets = []
+        elif self._weak:
+            self._stack = [step for record in reversed(self._weak) for step in reversed(self._led_weakly(record))]
+            self._weak, self._weakly = [], True
+        elif self._caches:
+            self._weakly = False
+            self._into, self._before = found.cached, self._known.cached
+            self._stack = surveyor.led(found, "", [pair for record in self._caches for pair in _kept_by(record)])
+            self._caches = []
+        else:
+            return False
+        return True
+
+    def _led_weakly(self, record: Record) -> list[Step]:
+        if record.kind in SETS:
+            return _members(self._found.records, record)
+        return self._surveyor.led(self._found, record.path, record.kind.weakly(record.content))
+
+    def _visit_all(self) -> None:
+        surveyor, found, stack, into, seen = self._surveyor, self._found, self._stack, self._into, self._seen
+        records, beyond, beyond_cached = found.records, self._beyond.records, self._beyond.cached
+        while stack:
+            path, obj = stack.pop()
+            key = id(obj)
+            if key in records or key in into or key in beyond or key in beyond_cached:
+                continue
+            kind = type(obj)
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                surveyor.name(found, kind)
+                stack += surveyor.reached(kind)
+            if kind is types.FunctionType:
+                stack += surveyor.reached(obj)
+            known = self._before.get(key)
+            if (kind_of_type(kind) if known is None else known.kind) is SKIPPED:
+                if not self._late:
+                    self._skipped.append((path, obj))
+                    continue
+                if known is not None and any(name in known.skip and name in surveyor.read for name in own_of(obj)):
+                    known = None
+            if known is None and issubclass(kind, type | types.ModuleType):
+                if key not in seen:
+                    seen.add(key)
+                    stack += surveyor.reached(obj)
+                continue
+            record = self._new(path, obj) if known is None else self._again(known, obj)
+            into[key] = record
+            self._note(record)
+            stack += record.inner
+
+    def _new(self, path: str, obj: object) -> Record:
+        record = self._surveyor.met(self._found, path, obj, self._copied)
+        while record.path in self._found.paths:
+            record.path += "'"
+        self._surveyor.lead(self._found, record)
+        return record
+
+    def _again(self, known: Record, obj: object) -> Record:
+        """Return the record of what an earlier survey has met: that one, if nothing changed."""
+        if type(obj) is not known.of:
+            raise StateError(
+                f"{known.path} was a {known.of.__qualname__} and has become a {type(obj).__qualname__} in "
+                f"training, which no state can hold: make it what it is to be in model() or __init__()"
+            )
+        content = known.kind.again(obj, known.skip, known.content)
+        if content is known.content:
+            return known
+        record = Record(known.path, obj, known.kind, content, known.skip)
+        self._surveyor.lead(self._found, record)
+        return record
+
+    def _note(self, record: Record) -> None:
+        if self._weakly:
+            self._found.weak.add(id(record.obj))
+        if self._into is self._found.records:
+            self._found.paths[record.path] = record
+        if record.kind in WEAK:
+            self._weak.append(record)
+        elif record.kind in SETS:
+            self._sets.append(record)
+        elif record.kind is CACHE:
+            self._caches.append(record)
+
+
+def _owners(found: Survey) -> list[Step]:
+    """Return what holds memory that no tensor or array shows as a whole."""
+    values = [record for record in found if record.kind is VALUES]
+    shown = {id(record.content.storage) for record in values if owner_of(record.obj, record.content) is None}
+    pairs = ((record.path, owner_of(record.obj, record.content)) for record in values)
+    return [(path + owner[0], owner[1]) for path, owner in pairs if owner and id(owner[1]) not in shown]
+
+
+def _is_of_a_library(record: Record) -> bool:
+    """Return whether a record is of an instance of a library's class other than torch's modules."""
+    library = torch()
+    modules = () if library is None else library.nn.Module
+    return record.kind.name == "attributes" and not is_users_code(record.of) and not issubclass(record.of, modules)
+
+
+def _kept_by(cache: Record) -> Iterator[Step]:
+    assert isinstance(cache.kind, Cache)
+    return ((cache.path + label, value) for label, value in cache.kind.cached(cache.content))
+
+
+def _members(records: dict[int, Record], record: Record) -> list[Step]:
+    """List what is met only in a set, under paths that are equal in every process where such objects exist."""
+    met = [item for item in _parts(record.content.order) if id(item) not in records]
+    names = [type(item).__qualname__ for item in met]
+    return [
+        (f"{record.path}{{{name}{UNKNOWN if names.count(name) > 1 else '}'}", item)
+        for name, item in zip(names, met, strict=True)
+    ]
+
+
+def _parts(items: Iterable[object]) -> Iterator[object]:
+    """Yield the mutable items, including those inside tuples."""
+    for item in items:
+        if type(item) is tuple:
+            yield from _parts(item)
+        elif not is_atom(item) and kind_of(item) is not None:
+            yield item
