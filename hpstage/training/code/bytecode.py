@@ -277,7 +277,14 @@ def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callab
     counts = named
     for following in instructions:
         owner, member = named.content, following.argval
-        if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(owner, ModuleType | type):
+        if following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            break
+        if not isinstance(owner, ModuleType | type):
+            own = getattr(owner, "__dict__", None)
+            if named is not counts and type(own) is dict and type(own.get(member)) in _PUT:  # an object of a library's
+                wrote = (module_of(cls) for cls in type(owner).__mro__)
+                if not any(member in written_in(sys.modules[name]) for name in wrote if name in sys.modules):
+                    counts = Named(f"{named.path}.{member}", own[member])
             break
         if isinstance(owner, ModuleType) and is_open(owner.__name__):
             if member not in vars(owner):  # the whole module

@@ -19,7 +19,8 @@ from weakref import WeakValueDictionary
 
 from hpstage.training.code import imports
 from hpstage.training.code.bytecode import Imported, cells_of, inner, references
-from hpstage.training.code.names import attributes_stored_in, names_in, stored_in, texts_in
+from hpstage.training.code.made import functions_into
+from hpstage.training.code.names import attributes_stored_in, holders_stored_to, names_in, stored_in, texts_in
 from hpstage.training.code.namespaces import (
     MISSING,
     OF_MODULES,
@@ -90,8 +91,11 @@ class Graph:
             self._todo += (obj.__func__, type(obj.__self__))
         elif isinstance(obj, functools.partial):
             self._todo.append(obj.func)
+        elif type(obj).__name__ == "ufunc":
+            self._todo += functions_into(obj)
         elif is_users_code(type(obj)):
             self._todo.append(type(obj))
+        self._todo += functions_in(obj)  # where one wrapper holds another
 
     def _class(self, cls: type) -> None:
         if not is_users_code(cls):
@@ -170,7 +174,7 @@ class Graph:
         for name in names:
             paths = (name, *(f"{owner}.{name}" for owner in names))
             pending += [sys.modules[path] for path in paths if path in sys.modules]
-        stored = {*attributes_stored_in(function.__code__)}
+        stored, holders = {*attributes_stored_in(function.__code__)}, holders_stored_to(function.__code__)
         read = names | {*texts_in(function.__code__)} if names & _BY_ATTRIBUTE else names
         for name in names - function.__globals__.keys():
             if _is_put_there(vars(builtins).get(name)):
@@ -184,6 +188,9 @@ class Graph:
             if isinstance(obj, types.ModuleType):
                 if not of_user(obj.__name__):
                     self._todo.append(obj)
+                    for name in holders:
+                        if _is_instance(vars(obj).get(name)):  # whose attributes are then state
+                            self._global(name, vars(obj))
                     inner = [value for name in names if _may_be_given(value := vars(obj).get(name))]
                     pending += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
             elif is_users_code(obj):
@@ -233,6 +240,13 @@ def _is_put_there(value: object) -> bool:
     kind = type(value)
     values = [getattr(sys.modules.get(library), name, None) for library, name in _VALUES]
     return kind in _DATA or is_users_code(value) or is_users_code(kind) or kind in values
+
+
+def _is_instance(value: object) -> bool:
+    """Return whether a library's name stands for an object whose attributes can be set."""
+    return type(getattr(value, "__dict__", None)) is dict and not isinstance(
+        value, types.ModuleType | types.FunctionType | type
+    )
 
 
 def _imported(imported: Imported) -> object:

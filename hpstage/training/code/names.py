@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hpstage.training.code.bytecode import inner, instructions_of
 
@@ -45,6 +46,17 @@ def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
     if not {"setattr", "delattr", "vars", "__dict__"}.isdisjoint(names_in(code)):
         texts = tuple(text for text in texts_in(code) if text.isidentifier())
     return _arguments(code, "STORE_ATTR") + texts
+
+
+@functools.lru_cache(_REMEMBERED)
+def holders_stored_to(code: types.CodeType) -> frozenset[str]:
+    """Return the last names of what a code object, or one nested in it, sets attributes of: ``c`` for ``a.c.d = 1``."""
+    return frozenset(
+        holder.argval
+        for part in inner(code)
+        for holder, item in pairwise(one for one in instructions_of(part) if one.opname != "CACHE")
+        if item.opname == "STORE_ATTR" and holder.opname in ("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME")
+    )
 
 
 def _arguments(code: types.CodeType, operation: str) -> tuple[str, ...]:

@@ -92,11 +92,14 @@ def is_users(module: str) -> bool:
     if spec is None:
         return False
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    if not places or not places[0] or _INSTALLED.search(places[0]):
+    return bool(places and places[0]) and is_users_file(str(places[0]))
+
+
+def is_users_file(path: str) -> bool:
+    """Return whether a module or package in this place is the user's."""
+    if _INSTALLED.search(path) or _is_installed(Path(path)):
         return False
-    if _is_installed(Path(places[0])):
-        return False
-    file = Path(places[0]).resolve()
+    file = Path(path).resolve()
     return not _INSTALLED.search(str(file)) and not any(file.is_relative_to(library) for library in _LIBRARIES)
 
 
@@ -191,9 +194,19 @@ def found_in(owner: object, path: str) -> object:
 
 def functions_in(member: object) -> Iterator[Any]:
     """Yield the functions behind a class member that is not a function itself."""
+    return (part for _, part in parts_called(member))
+
+
+def parts_called(member: object) -> Iterator[tuple[str, Any]]:
+    """Yield what a class member that wraps code calls, each with the attribute that holds it."""
+    names: tuple[str, ...] = ()
     if isinstance(member, staticmethod | classmethod):
-        yield member.__func__
+        names = ("__func__",)
     elif isinstance(member, property):
-        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
+        names = "fget", "fset", "fdel"
     elif isinstance(member, functools.cached_property):
-        yield member.func
+        names = ("func",)
+    for name in names:
+        part = getattr(member, name, None)
+        if part is not None:
+            yield name, part

@@ -8,13 +8,14 @@ import operator
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import code_in, written_in
 from hpstage.training.code.owner import found_in, functions_in, is_users
+from hpstage.training.code.tables import Contents, registered, tables_among
 
 _WITHOUT_TRAINING = frozenset(("sys", "time", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
 """Packages where a process attaches what observes it, the clock, and packages that run trainings."""
@@ -22,10 +23,18 @@ _HOOKS = "_global_"
 """Beginning of the names of dicts in which torch keeps the hooks of all modules, and of all optimizers."""
 
 
+_OF_POINTERS = "PyCPointerType"
+"""Of the types of ctypes' pointers: one for all modules, named after that which was the first to ask for it."""
+
 _Item = TypeVar("_Item")
-_clean: dict[str, tuple[Mapping[str, Any], list[type], list[Any]]] = {}
-"""By library's module in which nothing of the user's was: its names, its classes, and the values of all their names."""
+_Modules = tuple[frozenset[str], dict[str, types.ModuleType]]
+_clean: dict[str, tuple[Mapping[str, Any], list[ValuesView[Any]], Contents, list[Any]]] = {}
+"""By library's module in which nothing of the user's was: its names, views of what they and those of its classes stand
+for, what their tables consist of, and the values of all these names."""
+_known: list[tuple[list[str], list[Any], _Modules]] = []
+"""The names and modules of ``sys.modules`` when they were last looked through, and what was found."""
 atexit.register(_clean.clear)  # what modules hold ends with them, in their order
+atexit.register(_known.clear)
 _makers: set[object] = set()
 """Names of the modules that have made what was found there, as far as these are no libraries that were looked through:
 once one of them is a module of the user's, what is clean has to be looked for again."""
@@ -33,7 +42,8 @@ once one of them is a module of the user's, what is clean has to be looked for a
 
 def standing() -> Iterator[tuple[str, Any]]:
     """Yield the place, such as ``torch.nn.functional:relu``, and the value of each function or class of the user's in a
-    module or class of a library. It trains whether or not other code of the user's names it, unlike data.
+    module or class of a library, and as a list, what is in an entry of a table there. It trains whether or not other
+    code of the user's names it, unlike data.
 
     A module whose names stand for the same objects as before is not looked through again.
     """
@@ -50,29 +60,35 @@ def standing() -> Iterator[tuple[str, Any]]:
 def _is_as_it_was(name: str, names: Mapping[str, Any]) -> bool:
     if name not in _clean or _clean[name][0] is not names:
         return False
-    _, classes, before = _clean[name]
-    values = _at_once(names.values)
-    for each in classes:
-        values += _at_once(vars(each).values)
-    return len(values) == len(before) and all(map(operator.is_, values, before))
+    _, views, tables, before = _clean[name]
+    if sum(map(len, views)) != len(before):
+        return False
+    try:
+        return all(map(operator.is_, chain.from_iterable(views), before)) and tables.are_as_before()
+    except RuntimeError:  # another thread imports, and its size has changed
+        return False
 
 
 def _within(sought: _Sought, name: str, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what of the user's is in a module and its classes, by its places."""
+    """Return what of the user's is in a module, its classes and tables, by its places."""
     items = _at_once(names.items)
     values = [value for _, value in items]
     classes = [value for value in values if issubclass(type(value), type) and value.__module__ == name]
     sought.tables = False
     found = [(f"{name}:{attribute}", value) for attribute, value in sought.among(items)]
+    tables = tables_among(name, dict(items), sought.own)
     for each in classes:
         members = _at_once(vars(each).items)
         values += [value for _, value in members]
-        found += [(f"{name}:{each.__qualname__}.{member}", value) for member, value in sought.among(members)]
+        path = each.__qualname__
+        found += [(f"{name}:{path}.{member}", value) for member, value in sought.among(members)]
+        tables += [(f"{path}.{member}", table) for member, table in tables_among(name, dict(members), sought.own)]
+    found += registered(name, tables, sought.among)
     if found or sought.tables:
         _clean.pop(name, None)
     else:
-        _clean[name] = names, classes, values
-    _makers.update(sought.makers)
+        views = [names.values(), *(vars(each).values() for each in classes)]
+        _clean[name] = names, views, Contents(table for _, table in tables), values
     return found
 
 
@@ -109,16 +125,35 @@ def patches() -> dict[str, str]:
 def lacking(there: Mapping[str, str]) -> list[str]:
     """Return the places of those patches of another process that are not, or are others, here. Libraries that are not
     imported here are passed by."""
-    places = {place: place.partition(":") for place in there}
-    return [
-        place
-        for place, (module, _, path) in places.items()
-        if module in sys.modules and _text(found_in(sys.modules[module], path)) != there[place]
-    ]
+    here = patches() if any(map(_is_entry, there)) else {}
+    return [place for place in there if _is_imported(place) and _text_at(place, here) != there[place]]
 
 
-def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
+def _is_entry(place: str) -> bool:
+    return place.endswith("]")
+
+
+def _is_imported(place: str) -> bool:
+    return place.partition(":")[0] in sys.modules
+
+
+def _text_at(place: str, here: Mapping[str, str]) -> str | None:
+    module, _, path = place.partition(":")
+    return here.get(place) if _is_entry(place) else _text(found_in(sys.modules[module], path))
+
+
+def _modules() -> _Modules:
     """Return the names of the user's modules, and the libraries' modules by name."""
+    names, modules = _at_once(sys.modules.keys), _at_once(sys.modules.values)
+    for before, there, found in _known:
+        if before == names and len(there) == len(modules) and all(map(operator.is_, there, modules)):
+            return found
+    found = _classified()
+    _known[:] = [(names, modules, found)]
+    return found
+
+
+def _classified() -> _Modules:
     packages: dict[str, bool] = {}
     users, libraries = set(), {}
     for name, module in [*sys.modules.items()]:
@@ -143,13 +178,12 @@ class _Sought:
 
     def __init__(self, users: frozenset[str], own: frozenset[int]) -> None:
         self._users = users
-        self._own = own
+        self.own = own
         self._passed_by: set[type] = set()  # types of which no object is the user's
-        self.makers: set[object] = set()  # names of the modules that have made what is not the user's
         self.tables = False  # whether there were objects whose content, or class, can come to be the user's code
 
-    def among(self, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
-        users, own, passed_by, makers = self._users, self._own, self._passed_by, self.makers
+    def among(self, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        users, own, passed_by, makers = self._users, self.own, self._passed_by, _makers
         for name, value in items:
             kind = type(value)
             if kind in passed_by:
@@ -162,6 +196,8 @@ class _Sought:
                     else:
                         makers.add(maker)
             elif issubclass(kind, type):  # isinstance() would ask the object, which may be any
+                if kind.__name__ == _OF_POINTERS:
+                    continue
                 if value.__module__ in users:
                     yield name, value
                 else:
@@ -217,6 +253,6 @@ def _text(value: Any) -> str:
         return value.__qualname__
     if type(value) in _WRAPPERS:
         return " ".join([type(value).__name__, *map(_text, _parts(value))])
-    if isinstance(value, dict):
-        return ", ".join(map(_text, value.values()))
+    if isinstance(value, dict | list):
+        return ", ".join(map(_text, value.values() if isinstance(value, dict) else value))
     return f"an object of {type(value).__qualname__}"

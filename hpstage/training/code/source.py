@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import pkgutil
 import re
 import sys
@@ -85,6 +86,38 @@ def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
         if spec is not None:
             yield spec
             yield from submodules_of(spec.name, spec.submodule_search_locations or ())
+
+
+def source_at(path: str) -> str:
+    """Return the source file of which a file in a cache of bytecode was compiled; other paths as they are."""
+    try:
+        source = importlib.util.source_from_cache(path)
+    except ValueError:
+        return path
+    return source if os.path.exists(source) else path
+
+
+def spec_of(name: str) -> ModuleSpec | None:
+    """Return where a module is found on the path, without importing the packages that it is in."""
+    spec, places = None, None
+    for end in [*(found.start() for found in re.finditer(r"\.", name)), len(name)]:
+        spec = PathFinder.find_spec(name[:end], places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def name_at(path: str, folders: Iterable[str]) -> str:
+    """Return the name by which a loaded module was imported from one of these folders, by its source file; empty if it
+    was loaded by its path."""
+    for folder in map(os.path.abspath, folders):
+        if path.startswith(f"{folder}{os.sep}"):
+            name = path[len(folder) + 1 :].removesuffix(".py").removesuffix(f"{os.sep}__init__").replace(os.sep, ".")
+            spec = spec_of(name) if name in sys.modules else None
+            if spec is not None and spec.origin is not None and os.path.abspath(spec.origin) == path:
+                return name
+    return ""
 
 
 def modules_in(folder: str) -> Iterator[ModuleSpec]:

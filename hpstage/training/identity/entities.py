@@ -41,6 +41,10 @@ class Entities:
         self._all.append(Entity(name, place))
         return self._all[-1]
 
+    def visited(self) -> list[tuple[object, Entity]]:
+        """Return what was visited, and what describes it."""
+        return list(zip(self._held, self._all, strict=True))
+
     def reference(self, target: object) -> str:
         """Return the reference that represents ``target`` in the lines of other entities."""
         return f"\0{self._numbers[id(target)]}\0"

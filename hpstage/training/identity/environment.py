@@ -66,6 +66,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
         contents = see_data()
     # What was read to make data that are digested is in their digest.
     inputs.take(watch, reads=contents is not None and not contents.whole)
+    inputs.keyed |= before.sources | after.sources
     remarks: list[str] = []
     warnings: list[str] = []
     if "data version" not in after.described:

@@ -17,13 +17,17 @@ from weakref import WeakKeyDictionary
 
 from hpstage.errors.text import writable
 from hpstage.training.code.hashing import hashed
+from hpstage.training.code.owner import is_users, is_users_file
+from hpstage.training.code.source import name_at, spec_of
 from hpstage.training.identity.files import content_of
 from hpstage.training.identity.placing import CODE, folder_of, from_code
-from hpstage.training.identity.watching import Watch, held_open, modified, not_inputs, of_children
+from hpstage.training.identity.watching import Watch, held_open, imported, modified, not_inputs, of_children
 
 ABSENT = ""
 """The digest of what does not exist."""
 FILE, FOLDER, VARIABLE, ARGUMENTS = "file ", "folder ", "variable ", "arguments "
+MODULE = "module "
+"""Begins the name of a module of the user's that training has loaded and the code does not name."""
 SHARED = "shared "
 """Begins the name of a file that steps have written and later ones read."""
 MORE = "more"
@@ -40,7 +44,8 @@ _MOST = 1000
 
 
 class Inputs:
-    """The inputs of one trainable: what its code reads while this is entered, unless a ``data_version`` is stated.
+    """The inputs of one trainable: what its code reads while this is entered, unless a ``data_version`` is stated; and
+    modules that it loads, unless a ``version`` is.
 
     Attributes:
         keyed: files whose content is part of the workload's key.
@@ -49,7 +54,10 @@ class Inputs:
     def __init__(self, trainable: object) -> None:
         self._subject = getattr(trainable, "subject", trainable)
         self._folder = folder_of(self._subject)
-        self._watch = None if getattr(self._subject, "data_version", None) is not None else Watch()
+        self._are_data = getattr(self._subject, "data_version", None) is None
+        self._is_code = getattr(self._subject, "version", None) is None
+        self._watch = Watch() if self._are_data or self._is_code else None
+        self._path = [*sys.path]  # training may extend it: a name found by that would not be found before
         self._looked_at = 0  # number of the files read that were
         self._looks, self._held = _LOOKS, held_open()
         self._known: set[str] = set()
@@ -73,7 +81,7 @@ class Inputs:
 
     def take(self, watch: Watch, *, reads: bool) -> None:
         """Add what was read elsewhere, or without ``reads`` only what was written."""
-        if self._watch is None:
+        if self._watch is None or not self._are_data:
             return
         self._watch.written |= watch.written
         self._watch.exported |= watch.exported
@@ -91,12 +99,14 @@ class Inputs:
             return {}
         of_children(watch)
         found: dict[str, str] = {}
-        for name in map(writable, self._names(watch)):
+        modules = dict(self._modules()) if self._is_code else {}
+        for name in map(writable, (*modules, *(self._names(watch) if self._are_data else ()))):
             if name in self._known:
                 continue
             if len(self._known) >= _MOST:
                 name = MORE
-            if not self._is_stateless(name) and (digest := self._digest(name)) is not None:
+            digest = modules[name] if name in modules else self._digest(name)
+            if not self._is_stateless(name) and digest is not None:
                 found[name] = digest
             self._known.add(name)
         return found
@@ -105,6 +115,13 @@ class Inputs:
         """Return the present digests of inputs, by name. Those that training does not depend on are left out."""
         digests = {name: self._digest(name) for name in names if not self._is_stateless(name)}
         return {name: digest for name, digest in digests.items() if digest is not None}
+
+    def _modules(self) -> Iterator[tuple[str, str]]:
+        """Yield names of modules that training has loaded, with digests of what was loaded."""
+        for place, digest in [*imported.items()]:
+            name = name_at(place, self._path)
+            if place not in self.keyed and (is_users(name) if name else is_users_file(place)):
+                yield MODULE + name if name else FILE + self._shown(place), digest
 
     def _names(self, watch: Watch) -> Iterator[str]:
         """Yield names of what was read and not written."""
@@ -154,6 +171,9 @@ class Inputs:
             if name.startswith(FOLDER):
                 entries = os.listdir(self._place(name.removeprefix(FOLDER)))
                 return hashed("\n".join(sorted(entry for entry in entries if not entry.startswith((".", "__")))))
+            if name.startswith(MODULE):
+                spec = spec_of(name.removeprefix(MODULE))
+                return ABSENT if spec is None or not spec.origin else content_of(spec.origin)
             return content_of(self._place(name.removeprefix(FILE)))
         except (OSError, ValueError):
             return ABSENT

@@ -20,6 +20,7 @@ from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
 from hpstage.training.code.names import names_in, texts_in
+from hpstage.training.code.notes import READERS, notes
 from hpstage.training.code.owner import (
     came_by_value,
     found_in,
@@ -72,6 +73,7 @@ class Walk:
         packages: versions of the libraries that are named.
         values: converts values to strings.
         paths: possible paths of files that the code reads by names written in it.
+        sources: files of modules that count by all of their code, imported or not.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Walk:
         self._subject = subject
         self._subjects = frozenset() if is_function(subject) else frozenset(type(subject).__mro__)
         self.paths: set[str] = set()
+        self.sources: set[str] = set()
         self._files = files
         self._check = check
         self._entities = Entities()
@@ -95,13 +98,28 @@ class Walk:
         self._written: dict[str, frozenset[str]] = {}
         self._names_script = False
         self._names_operators = False
+        self._reads: set[str] = set()
         self.names_defaults = False
 
     def patched(self, found: Iterable[tuple[str, Any]]) -> str:
         """Visit the user's code in libraries, given by path. Return the string that represents it."""
         defining = [self.refer(module) for module in operators()] if self._names_operators else []
-        held = ((place, list(value.values()) if isinstance(value, dict) else value) for place, value in found)
-        return "\n".join([*sorted(f"at {place}: {self.values.content(value)}" for place, value in held), *defining])
+        return "\n".join([*sorted({self._put(place, value) for place, value in found}), *defining])
+
+    def _put(self, place: str, value: Any) -> str:
+        if isinstance(value, list):  # an entry of a table, which any number of modules may have under any name
+            place = place[place.index("[") :]
+        return f"at {place}: {self.values.content([*value.values()] if isinstance(value, dict) else value)}"
+
+    def add_notes(self) -> None:
+        """Include the docstrings, or the annotations, of all that was visited if code of it reads any."""
+        noted: set[int] = set()
+        while new := [pair for pair in self._entities.visited() if id(pair[0]) not in noted]:
+            for target, entity in new:
+                noted.add(id(target))
+                if isinstance(target, type | FunctionType):
+                    with self.values.counting(lenient=True):
+                        entity.lines.update(f"notes {self.values.content(note)}" for note in notes(target, self._reads))
 
     def digest(self, root: str, *others: str) -> str:
         """Return the digest of ``root``, of the entities that ``others`` refer to, and of everything visited."""
@@ -213,6 +231,7 @@ class Walk:
                 function is self._subject and is_recorded_elsewhere(name, value)
             ):
                 entity.lines.add(f"has {name}: {self.values.content(value)}")
+        self._reads.update(READERS.intersection((*names_in(code), *texts_in(code))))
         self._names_operators |= "ops" in names_in(code)
         self.names_defaults |= "defaults" in names_in(code) or "defaults" in texts_in(code)
         found = references(code, function.__globals__, cells, self._imported, _is_open)
@@ -299,6 +318,7 @@ class Walk:
                 code = code_of(module.__spec__)
                 if code is not None:
                     entity.lines.add(f"does {bytecode.digest(code)}")
+                    self.sources.add(os.path.abspath(vars(module).get("__file__") or ""))
                     self._see_as_written(module, code)
                 for spec in submodules_of(module.__name__, vars(module).get("__path__", ())):
                     self._submodule(entity, spec)
@@ -340,6 +360,7 @@ class Walk:
         code = code_of(spec)
         if code is None:
             return
+        self.sources.add(os.path.abspath(spec.origin or ""))
         (entity.lines if following else entity.outer).add(f"submodule {spec.name} {bytecode.digest(code)}")
         if spec.name in sys.modules:
             self._see_as_written(sys.modules[spec.name], code)
@@ -389,4 +410,4 @@ def _is_librarys(method: MethodType) -> bool:
     """
     module = module_of(method.__func__)
     library = None if is_users(module) else sys.modules.get(module)
-    return library is not None and getattr(library, method.__name__, None) == method
+    return library is not None and getattr(library, getattr(method, "__name__", ""), None) == method

@@ -20,9 +20,12 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 from hpstage.training.code.owner import of_user
+from hpstage.training.code.source import source_at
+from hpstage.training.identity.files import content_of
 
 _DESCRIPTORS = "/proc/self/fd"
 _READ, _UPDATED, _LISTED, _WRITTEN = "read", "updated", "folders", "written"
+_SOURCE = "source"
 _VARIABLE, _EXPORTED, _ARGUMENT = "variables", "exported", "arguments"
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Packages that read source code, and what was compiled of it; and Dask's, whose threads read for themselves.
@@ -32,6 +35,7 @@ _FOR_OTHERS = frozenset(
         *("distributed", "tornado"),
     )
 )
+_LOADER = "importlib._bootstrap_external"
 # Parts of hpstage that read and write for themselves.
 _OURS = tuple(
     f"hpstage.{name}" for name in ("checkpoints", "store", "cluster", "execution", "training.code", "training.identity")
@@ -111,13 +115,17 @@ class Watch:
 
     def see(self, kind: str, path: str) -> None:
         """Record what was done with a file, folder or variable."""
+        if kind == _SOURCE:
+            _see_source(path)
+            return
         if kind in (_READ, _UPDATED) and len(self.read) < _MOST:
             self.read[path] = modified(path)
         if kind != _READ:
             self._of(kind).add(path)
 
     def knows(self, kind: str, path: str) -> bool:
-        return path in (self.read if kind == _READ else self._of(kind))
+        # A source file is looked at whenever it is loaded, since its content is another once it was edited.
+        return kind != _SOURCE and path in (self.read if kind == _READ else self._of(kind))
 
     def _of(self, kind: str) -> set[str]:
         found: set[str] = getattr(self, kind)
@@ -136,6 +144,8 @@ _current: Watch | None = None
 _last: Watch | None = None
 _children = -1
 """A file to which forked processes write what they read. It outlives its name; -1 before the hook is installed."""
+imported: dict[str, str] = {}
+"""Digests of source files that training has loaded as modules, by absolute path: later searches find them loaded."""
 not_inputs: set[str] = set()
 """Files that this process has opened, but not for the user's code."""
 _taken = 0  # bytes of it that were read
@@ -210,6 +220,11 @@ def _opened(path: object, mode: object, flags: object) -> None:
     _note(_WRITTEN if how & _WRITING else _UPDATED if how & os.O_RDWR else _READ, path)
 
 
+def _see_source(place: str) -> None:
+    with suppress(OSError):
+        imported[place] = content_of(place) or ""
+
+
 def _listed(path: object = None, *_: object) -> None:
     _note(_LISTED, "." if path is None else path)
 
@@ -248,6 +263,9 @@ def _text(path: object) -> str | None:
 
 def _note(kind: str, path: object) -> None:
     watch, text = _current, _text(path)
+    if text and kind == _READ and _is_loaded_as_module(frame := sys._getframe(3)):
+        _note_source(watch, source_at(os.path.abspath(text)), frame)
+        return
     if watch is None:
         # What hpstage reads for itself between steps, such as a state that it fetches, may still be open while the next
         # step is trained; as a database is that SQLite has closed while it has locks on it.
@@ -264,6 +282,22 @@ def _note(kind: str, path: object) -> None:
         not_inputs.add(place)
         return
     _record(watch, kind, place if kind == _WRITTEN else text)
+
+
+def _note_source(watch: Watch | None, place: str, frame: FrameType | None) -> None:
+    """Note a module that is loaded, unless the code that is identified names it, or training has written it."""
+    if watch is None:
+        if place in imported:  # loaded again
+            _see_source(place)
+    elif not _is_systems(place) and modified(place) < watch.began and _for_user(frame, to_load=True):
+        _record(watch, _SOURCE, place)
+
+
+def _is_loaded_as_module(frame: FrameType) -> bool:
+    """Whether the import system opens a file to run it, its source or what was compiled of it, not to show it."""
+    if frame.f_globals.get("__name__") != _LOADER or frame.f_code.co_name != "get_data":
+        return False
+    return frame.f_back is not None and frame.f_back.f_code.co_name == "get_code"
 
 
 def _record(watch: Watch, kind: str, text: str) -> None:
@@ -285,14 +319,21 @@ def _is_systems(path: str) -> bool:
     return path.startswith(_libraries()) or f"{os.sep}site-packages{os.sep}" in path
 
 
-def _for_user(frame: FrameType | None) -> bool:
-    """Whether something is read for the user's code: by it, or by a library that it or hpstage calls to train."""
+def _for_user(frame: FrameType | None, *, to_load: bool = False) -> bool:
+    """Whether something is read for the user's code: by it, or by a library that it or hpstage calls to train.
+
+    Args:
+        to_load: a module is. It may be loaded by another one, which is loaded by hpstage to identify code.
+    """
     for name in _callers(frame):
         if name.startswith("hpstage."):
             return not name.startswith(_OURS)
-        if of_user(name):
+        package = name.partition(".")[0]
+        if of_user(name) and not to_load:
             return True
-        if not _FOR_OTHERS.isdisjoint((name.partition(".")[0], ".".join(name.split(".")[:2]))):
+        if not _FOR_OTHERS.isdisjoint((package, ".".join(name.split(".")[:2]))) and not (
+            to_load and package == "importlib"
+        ):
             return False
     return True
 

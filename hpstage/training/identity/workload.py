@@ -40,6 +40,7 @@ class Identity:
         packages: import names of the libraries that the code names.
         nbytes: size of the tensors and arrays in attributes, and in globals and closures of the code.
         paths: possible paths of files that the code reads by names written in it.
+        sources: files of modules that count by all of their code, imported or not.
         reads_own_defaults: whether the code seems to read the trainable's ``defaults``, which are then part of it.
     """
 
@@ -48,6 +49,7 @@ class Identity:
     packages: frozenset[str]
     nbytes: int
     paths: frozenset[str] = frozenset()
+    sources: frozenset[str] = frozenset()
     reads_own_defaults: bool = False
 
 
@@ -91,6 +93,7 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
     reads_own = walk.names_defaults and isinstance(own, Mapping) and bool(own)
     if reads_own and (strict or "defaults" in getattr(obj, "__dict__", {})):
         described["defaults"] = hashed(walk.named(walk.values.content(own)))
+    walk.add_notes()
     if data_version is not None:
         described["data version"] = str(data_version)
     loaded = {f"package {name}": version.partition("+")[0] for name, version in walk.packages.items()}
@@ -99,7 +102,8 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
         loaded |= _bounded(walk.loaded())
     walk.look_through_script()
     described["code"] = f"bytecode {walk.digest(root, *held)}" if strict else f"version {version}"
-    return Identity(described, loaded, frozenset(walk.packages), walk.values.nbytes, frozenset(walk.paths), reads_own)
+    packages, paths, sources = map(frozenset, (walk.packages, walk.paths, walk.sources))
+    return Identity(described, loaded, packages, walk.values.nbytes, paths, sources, reads_own)
 
 
 def code_identity(obj: object) -> dict[str, str]:
