@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
+import errno
 import fcntl
 import gc
 import multiprocessing
@@ -10,6 +12,7 @@ import select
 import signal
 import stat
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -18,9 +21,13 @@ from contextlib import suppress
 from typing import Any
 
 from hpstage.execution.lifetime import die_with
+from hpstage.execution.shared_mappings import make_own, obstacle_in, shared_mappings
 from hpstage.training.identity import accelerators
 
 _NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+_COPIED = b"copied"
+_PATIENCE = 60.0
+"""Seconds after which a fork that copies shared memory hangs."""
 
 
 def obstacle() -> str:
@@ -39,7 +46,14 @@ def obstacle() -> str:
         return "it compiles in other processes, which a fork would share"
     if multiprocessing.active_children():
         return "it has processes of its own, which a fork would share"
+    pools: Any = concurrent.futures.thread._threads_queues
+    if any(thread in pools and not thread.name.startswith(_NOT_OF_USER) for thread in threading.enumerate()):
+        return "a pool of the user's has threads, which no fork has: what gives it work would wait for them"
     return ""
+
+
+_NOT_OF_USER = "hpstage", "Dask-", "asyncio"
+"""How threads are named of pools to which no step gives work."""
 
 
 class Fork:
@@ -49,7 +63,7 @@ class Fork:
         work: returns what is to be known here.
 
     Raises:
-        OSError: the system allows no more processes.
+        OSError: the system allows no more processes, or memory that is shared cannot be copied.
     """
 
     def __init__(self, work: Callable[[], bytes]) -> None:
@@ -60,8 +74,13 @@ class Fork:
             while answer:
                 answer = answer[os.write(theirs, answer) :]
 
-        self._pid = forked(send, theirs)
-        os.close(theirs)
+        try:
+            self._pid = forked(send, theirs)
+        except BaseException:
+            os.close(self._channel)
+            raise
+        finally:
+            os.close(theirs)
         os.set_blocking(self._channel, False)
         self._answer = bytearray()
         self._status: int | None = None
@@ -101,12 +120,31 @@ def forked(work: Callable[[], object], channel: int) -> int:
     """Do ``work`` in a fork, which shares only the file descriptor ``channel``, and ends with the thread that has made
     it; return its process id.
 
+    Of memory that processes share, the fork gets a copy, and this process waits until it has: training here writes to
+    such memory next.
+
     Raises:
-        OSError: the system allows no more processes.
+        OSError: the system allows no more processes, or memory that is shared cannot be copied.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the user's own
             stream.flush()
+    why = obstacle_in(shared := shared_mappings())
+    if why:
+        raise OSError(errno.ENOMEM, why)
+    if not shared:
+        return _forked(work, channel, -1)
+    copied, theirs = os.pipe()
+    try:
+        pid = _forked(work, channel, theirs)
+        _wait_for_copy(pid, copied)
+        return pid
+    finally:
+        os.close(copied)
+        os.close(theirs)
+
+
+def _forked(work: Callable[[], object], channel: int, copied: int) -> int:
     parent = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are threads: of what they do, the fork needs nothing
@@ -115,7 +153,7 @@ def forked(work: Callable[[], object], channel: int) -> int:
         return pid
     status = 1
     try:
-        _become_separate(parent, channel)
+        _become_separate(parent, channel, copied)
         work()
         status = 0
     except BaseException:
@@ -124,10 +162,41 @@ def forked(work: Callable[[], object], channel: int) -> int:
         os._exit(status)
 
 
-def _become_separate(parent: int, channel: int) -> None:
-    """Share neither the end of the other process, nor its signals, output and positions in files."""
+def _wait_for_copy(pid: int, copied: int) -> None:
+    """Wait until a fork has its own copy of shared memory, which is not written to until then.
+
+    Raises:
+        OSError: it cannot have one; it has ended.
+    """
+    poll = select.poll()
+    poll.register(copied, select.POLLIN)
+    try:
+        answer = os.read(copied, select.PIPE_BUF) if poll.poll(_PATIENCE * 1000) else b"it takes too long"
+        if answer != _COPIED:
+            raise OSError(f"a fork cannot copy shared memory: {answer.decode(errors='replace')}")
+    except BaseException:
+        with suppress(ProcessLookupError, ChildProcessError):  # the user's code has waited for it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        raise
+
+
+def _copy_shared_memory(copied: int) -> None:
+    """Have a copy of its own of all memory that this fork shares, and report that to the other process, or why not."""
+    try:
+        make_own(shared_mappings())
+    except BaseException as error:
+        os.write(copied, f"{type(error).__name__}: {error}".encode(errors="replace")[: select.PIPE_BUF])
+        raise
+    os.write(copied, _COPIED)
+
+
+def _become_separate(parent: int, channel: int, copied: int) -> None:
+    """Share neither the end of the other process, nor its shared memory, signals, output and positions in files."""
     die_with(parent)
     gc.disable()  # what the other process has, such as connections, is not to be closed here
+    if copied >= 0:
+        _copy_shared_memory(copied)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -45,12 +45,18 @@ def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
 
 
 def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -> str | None:
-    """Return a hint if a name was looked up that is no hyperparameter; ``None`` for other errors."""
+    """Return a hint if a name was looked up that is no hyperparameter; ``None`` for other errors, such as those that a
+    library raises for a name of its own."""
     match error:
-        case KeyError(args=[str(name)]) if name not in values:
+        case KeyError(args=[str(name)]) if name not in values and _is_raised_by_user(error):
             has = ", ".join(map(repr, sorted(values))) or "none"
             return f"the space returns no hyperparameter {name!r}; it has {has}"
     return None
+
+
+def _is_raised_by_user(error: BaseException) -> bool:
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not modules or is_users(modules[-1])
 
 
 def failure_of(error: BaseException, within: str, values: Mapping[str, object]) -> UserFailure:
@@ -91,9 +97,11 @@ def is_misuse(failure: UserFailure, catch: Collection[str] = ()) -> bool:
 
 
 def training_error(failure: UserFailure) -> TrainingError:
-    """Return the error with which a failure ends a search: also an instance of the builtin exception that the user's
-    was one of, so that ``except ValueError`` holds as around ``study.optimize``, or of :class:`UsageError`. Its cause
-    is the user's exception itself if that was raised in this process."""
+    """Return the error with which a failure ends a search.
+
+    It is also an instance of the builtin type of the user's exception, so that ``except ValueError`` works as around
+    ``study.optimize``, or of :class:`UsageError`. Its cause is the user's exception if that was raised in this process.
+    """
     why = "no trial can be trained" if is_misuse(failure) else "a trial failed and `catch` does not name its exception"
     error = _error_of(f"{why}: {failure.summary}\n{failure.traceback}", failure.kinds)
     error.__cause__ = (causes or {}).get(failure)

@@ -25,6 +25,7 @@ from hpstage.errors import CheckpointError
 from hpstage.execution.flight import Flight
 from hpstage.execution.retraining import Compared, Problem, Retrained, Segment
 from hpstage.execution.untrained import UntrainedFork
+from hpstage.execution.verification import MEASURING
 from hpstage.plan.facts import ChainId, ForkVerified, Metrics, NodeId, StateKey, WorkerId
 from hpstage.plan.messages import Stage
 from hpstage.trainable import Trainable
@@ -80,7 +81,7 @@ class Reruns:
         self._seen: int | None = None  # its last step that was seen
         self._clocks = 0.0, 0.0  # of that step: the time, and what the thread has computed
         self._least = math.inf  # seconds of its shortest step
-        self._reported: list[int] = []  # steps after which a report was wanted
+        self._reported: list[int] = []  # steps after which training was to report
         self._taken: int | None = None  # where a state of it was taken
         self._running: _Rerun | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the states of one rerun
@@ -114,7 +115,7 @@ class Reruns:
         if self._flight is not flight or flight.step == self._seen:  # again, where a stage begins
             return
         self._seen = flight.step
-        if flight.announced:
+        if flight.announced and hasattr(self._trainable, "announce"):
             self._reported.append(flight.step)
         last, self._clocks = self._clocks, (time.perf_counter(), time.thread_time())
         if flight.step - flight.chain.stages[0].start < 2 or self._taken is not None:
@@ -178,7 +179,11 @@ class Reruns:
                 reported=tuple(step for step in self._reported if step > start),
                 numerics=flight.chain.numerics,
             )
-            self._running = _Rerun(flight.chain.id, flight.stage.node, store, segment)
+            unreported = replace(segment, reported=(), measured=False)
+            if within and flight.chain.source is None:
+                unreported = replace(unreported, source=None, stages=_between(flight.course.stages, begin, flight.step))
+            without = unreported if any(step > unreported.start for step in self._reported) else None
+            self._running = _Rerun(flight.chain.id, flight.stage.node, store, segment, without)
             self._untrained.begin(store, segment)
         except (CheckpointError, OSError) as error:
             self._give_up(str(error))
@@ -211,6 +216,10 @@ class Reruns:
             return None
         try:
             found = untrained.wait(timeout)
+            if found is not None and found.equal and running.unreported is not None:
+                running.segment, running.unreported, running.first = running.unreported, None, None
+                untrained.begin(running.store, running.segment)
+                found = untrained.wait(timeout)
             if found is not None and (found.apart or found.problem) is not None and running.first is None:
                 # Once more: metrics such as the memory used or a process id are never the same, and a failure may pass.
                 running.first = found
@@ -268,13 +277,18 @@ class Reruns:
 
 @dataclass
 class _Rerun:
-    """The end of a chain that is trained again. ``first``: what it led to, if that was another state or metric, or a
-    failure."""
+    """The end of a chain that is trained again.
+
+    ``unreported``: what follows, the same, or the chain from its beginning, without the reports on the way, since a
+    trial alone has others. ``first``: what the present segment led to, if that was another state or metric, or a
+    failure.
+    """
 
     chain: ChainId
     node: NodeId
     store: FolderCheckpoints
     segment: Segment
+    unreported: Segment | None
     first: Retrained | None = None
 
     def difference(self, found: Retrained) -> str | None:
@@ -292,6 +306,8 @@ class _Rerun:
         apart = first.apart
         if apart is None or (apart.what.startswith(_METRICS) and (found.apart is None or found.apart != apart)):
             return None
+        if not self.segment.measured:
+            return f"measuring changes training: {apart}, with reports at other steps before. {MEASURING}"
         return (
             f"training depends on something outside its state: {apart}. First it was trained in a process that had "
             f"trained the steps before, or other trials; then again from {begun} in a process that had trained "

@@ -51,6 +51,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         compared: saved states on the way, by which training again is compared with training before.
         metrics: known metrics by step, compared in the same way.
         reported: further steps after which a report was wanted: evaluating may change what no step reads.
+        measured: ``False`` compares only what training may depend on, which must be the same without these reports: no
+            local variables, and no metrics in states.
         numerics: the step backend, where the trainable leaves the choice to the search.
         captured: ``False`` trains without capture, as a loop of one's own would. Then of a state only the tensors of
             models are compared, and metrics after the last step alone.
@@ -65,6 +67,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     reported: tuple[int, ...] = ()
     numerics: str = ""
     captured: bool = True
+    measured: bool = True
 
     @property
     def start(self) -> int:
@@ -209,7 +212,9 @@ def _train(trainable: Any, checkpoints: CheckpointStore, segment: Segment, loop:
     state = None if segment.source is None else checkpoints.load(segment.source)
     loop.enter(segment.initial, segment.start, state)
     del state
-    for step in loop.steps(segment.stop, segment.values, comparison.steps.union(segment.reported)):
+    # Without capture it is as if the trial were trained alone: nobody requests a report before its end.
+    reported = comparison.steps.union(segment.reported) if segment.captured else {segment.stop}
+    for step in loop.steps(segment.stop, segment.values, reported):
         if step in comparison.steps:
             comparison.see(step)
             if comparison.apart is not None:
@@ -228,6 +233,7 @@ class _Comparison:
         self._metrics = {
             step: metrics for step, metrics in segment.metrics.items() if segment.captured or step == segment.stop
         }
+        self._measured = segment.measured
         self._noisy = noisy_of(getattr(trainable, "subject", trainable))
         self._unequal = {f"state['metrics'][{name!r}]" for name in self._noisy}  # in states of training functions
         self.steps = self._compared.keys() | self._metrics.keys()
@@ -263,8 +269,10 @@ class _Comparison:
         found = [
             path
             for path in (dict.fromkeys([*then, *again]) if self._whole else (path for path in then if path in again))
-            if then.get(path) != again.get(path)
+            if then.get(path) != again.get(path) and (self._measured or not _of_measuring(path))
         ]
+        if not self._measured and not found:
+            return
         first = next((path for path in found if path not in self._unequal), None)
         if first is not None:
             self.apart = Apart(compared.step, first, then.get(first, "absent"), again.get(first, "absent"))
@@ -286,6 +294,11 @@ class _Comparison:
             if now != repr(value) and now == repr(checked_metrics(self._trainable.evaluate()).get(name, "absent")):
                 self.apart = Apart(step, f"the metric {name}", repr(value), now)
                 return  # else it is never the same, such as a duration
+
+
+def _of_measuring(path: str) -> bool:
+    """Return whether a leaf of the state of a training function may hold what it measures, and no step reads."""
+    return path.startswith(("state['locals']", "state['metrics']"))
 
 
 def problem_of(error: Exception, step: int, within: str) -> Problem:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpstage.checkpoints.state_tree import digest
+from hpstage.errors.text import writable
 from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import state_texts
 from hpstage.training.function import FunctionTrainable
@@ -41,7 +42,7 @@ def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, o
         found |= state_texts(STATE, {**state, "metrics": None})  # whether it has metrics depends on the reports wanted
     elif trained:
         found |= state_texts(STATE, state)
-    return {_clean(path): _clean(text) for path, text in found.items()}, state
+    return {writable(path): writable(text) for path, text in found.items()}, state
 
 
 def _generators() -> Iterator[tuple[str, str]]:
@@ -75,7 +76,3 @@ def _settings() -> Iterator[tuple[str, str]]:
         yield f"{SETTING}torch.{name}()", str(getattr(torch, name)())
     yield f"{SETTING}torch.backends.mkldnn.enabled", str(torch.backends.mkldnn.enabled)
     yield f"{SETTING}torch.backends.cudnn.benchmark", str(torch.backends.cudnn.benchmark)
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

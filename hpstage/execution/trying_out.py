@@ -21,19 +21,7 @@ def metrics_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> di
         UsageError: training cannot begin, for example because a hyperparameter has no value.
     """
     try:
-        try:
-            if (rehearse := getattr(trainable, "rehearse", None)) is not None:
-                rehearse(initial)
-            trainable.setup(initial)
-            if isinstance(trainable, Adapter):
-                trainable.prepare()
-        except KeyError as error:
-            if missing_hyperparameter(error, initial) is None:
-                raise
-            # With its traceback: it may be a key of something else.
-            failure = failure_of(error, __file__, initial)
-            raise UsageError(f"training cannot begin: {failure.summary}\n{failure.traceback}") from error
-        return checked_metrics(trainable.evaluate())
+        return evaluate_untrained(trainable, initial)
     except UsageError:
         raise  # a misuse that training cannot fix
     except Exception:
@@ -41,6 +29,24 @@ def metrics_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> di
         # raised again, with its traceback, in the first chain.
         logger.debug("the untrained model could not be evaluated", exc_info=True)
         return None
+
+
+def evaluate_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float]:
+    """Return metrics of the untrained model. Raises what the user's code raises, and :class:`UsageError` as
+    :func:`metrics_untrained` does."""
+    try:
+        if (rehearse := getattr(trainable, "rehearse", None)) is not None:
+            rehearse(initial)
+        trainable.setup(initial)
+        if isinstance(trainable, Adapter):
+            trainable.prepare()
+    except KeyError as error:
+        if missing_hyperparameter(error, initial) is None:
+            raise
+        # With its traceback: it may be a key of something else.
+        failure = failure_of(error, __file__, initial)
+        raise UsageError(f"training cannot begin: {failure.summary}\n{failure.traceback}") from error
+    return checked_metrics(trainable.evaluate())
 
 
 def measured(trainable: Trainable, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:

@@ -29,6 +29,11 @@ from hpstage.training.pickles import REMEDY, pickles_in
 
 logger = logging.getLogger("hpstage")
 
+MEASURING = (
+    "What is done only where run.wants_report is true must leave all as it was: call model.eval() before it and "
+    "model.train() after it, and let training depend on what every step computes, not on what is measured; "
+    "what is noted there and training does not depend on is named in `stateless`"
+)
 _STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
@@ -389,9 +394,7 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     if found.by_measuring:
         return (
             f"measuring changes training: {path} is {straight} after {count_of(steps, 'step')}, and {forked} where one "
-            f"requests a report and did not before, or does not and did. What is done only where run.wants_report is "
-            f"true must leave all as it was: call model.eval() before it and model.train() after it; what is noted "
-            f"there and training does not depend on is named in `stateless`"
+            f"requests a report and did not before, or does not and did. {MEASURING}"
         )
     return (
         f"training from a saved state differs from training straight through: after {count_of(steps, 'more step')} "

@@ -17,7 +17,11 @@ from hpstage.training.identity.workload import StandsFor, identify, packages
 
 
 class Adapter(StandsFor):
-    """Base class of Trainables that wrap a user's object, ``subject``, whose identity is used as theirs."""
+    """Base class of Trainables that wrap a user's object, ``subject``, whose identity is used as theirs.
+
+    A function that returns the adapter of an object is registered in the entry-point group ``hpstage.trainables``,
+    under the dotted path of the object's class.
+    """
 
     _world: World
 
@@ -127,7 +131,7 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
     """Return metrics as ``{name: float}``; tensors and arrays with a single element count as numbers.
 
     Raises:
-        MetricsError: ``metrics``, which came from ``source``, is no mapping, or has more than :data:`MOST_METRICS`.
+        MetricsError: ``metrics``, which came from ``source``, is not a mapping, or has more than :data:`MOST_METRICS`.
         TrainingError: it is not one of names to numbers.
     """
     if not isinstance(metrics, Mapping):

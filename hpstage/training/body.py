@@ -8,14 +8,17 @@ import gc
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dis import Instruction
 from functools import partial
-from types import CodeType, FrameType
+from types import CodeType, FrameType, GeneratorType
 from typing import Any, TypeVar
 
+from hpstage.errors import StateError
 from hpstage.training.capture.context_managers import letting_through, swallowing
+from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.liveness import (
     instructions_of,
     keeps_only_variables,
@@ -25,8 +28,9 @@ from hpstage.training.capture.liveness import (
     place,
     written_first,
 )
+from hpstage.training.capture.measured import OnRequest, on_request
 from hpstage.training.capture.stateful import ITERATORS
-from hpstage.training.capture.stateless import LOCAL
+from hpstage.training.capture.stateless import LOCAL, excluding, to_exclude
 from hpstage.training.capture.variables import Variable
 from hpstage.training.code.namespaces import MISSING, Slot
 from hpstage.training.code.owner import of_user
@@ -37,6 +41,7 @@ from hpstage.training.run import Run, Steps
 
 _T = TypeVar("_T")
 
+_AT_OTHER_STEPS = "Reports are requested at other steps where trials share their training than in a trial alone"
 THREAD = "hpstage-function"
 """The name of such a thread."""
 
@@ -57,6 +62,8 @@ class Body:
         self.ended = False
         self._function = function
         self._forked = run._state is not None
+        self._unset: Mapping[str, str] = {}
+        self._seen: dict[tuple[str, str], object] | None = {}
         self._error: BaseException | None = None
         self._around: list[tuple[str, object]] | None = None
         self._settings = read_all()  # some belong to a thread
@@ -75,15 +82,23 @@ class Body:
             pass  # unwound on request
         except BaseException as error:
             if isinstance(error, UnboundLocalError) and self._forked:
-                error.add_note(
-                    "This is a fork: local variables that no state can hold have no value in it, such as tensors of a "
-                    "graph of gradients. Keep what later steps read as loss.detach() or loss.item()."
-                )
+                error.add_note(self._why_unset(str(error)))
             # Drop our own frame, so that the traceback starts in the user's code.
             self._error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         finally:
             self.ended = True
             baton.end()
+
+    def _why_unset(self, message: str) -> str:
+        for name, why in self._unset.items():
+            if f"'{name}'" in message:
+                return (
+                    f"This is a fork, in which {name} has no value, since no state can hold the one that it had: {why}"
+                )
+        return (
+            "This is a fork: local variables that no state can hold have no value in it, such as tensors of a graph of "
+            "gradients. Keep what later steps read as loss.detach() or loss.item()."
+        )
 
     def resume(self) -> None:
         """Let the function run to its next pause. Re-raise its exception."""
@@ -127,14 +142,79 @@ class Body:
                     can_be_set = settable and not index
                     variables.append(Variable(name, code, value, name in bound, fresh, can_be_set))
         if frames and self._around is None:
-            self._around = _around_steps(frames[0])
+            self._around = _around_steps(frames[0], [*self._stack()])
         for name, one in self._around or ():
             if name not in passed_by:
                 variables.append(Variable(name, frames[-1].f_code, one, needed=True))
         return Pause(tuple(places), tuple(variables))
 
-    def write(self, values: dict[str, object]) -> None:
-        """Set local variables of the innermost of the user's functions. Call it in their thread."""
+    def refuse_measured(self, passed_by: Collection[str]) -> None:
+        """Check that neither training nor a later report depends on what is measured on request, in a variable besides
+        ``passed_by``.
+
+        Raises:
+            StateError: the function does something where a report is wanted that has an influence elsewhere.
+        """
+        for frame, found in self._on_request():
+            name = frame.f_code.co_name
+            if found.leaves:
+                raise StateError(
+                    f"{name} leaves its loop where run.wants_report is true. {_AT_OTHER_STEPS}, so the end of training "
+                    f"must not depend on them: decide in every step, by what every step computes (the loss); to stop "
+                    f"trials by their metrics, give hpstage.optimize an algorithm"
+                )
+            if assigned := found.assigned - set(passed_by):
+                variable = min(assigned)
+                raise StateError(
+                    f"{name} assigns {variable} where run.wants_report is true, and reads it where it is not. "
+                    f"{_AT_OTHER_STEPS}, so training must not depend on what is measured for them: compute {variable} "
+                    f"in every step; {excluding(LOCAL + variable)}"
+                )
+            if reported := found.reported - set(passed_by):
+                variable = min(reported)
+                raise StateError(
+                    f"{name} reports {variable}, which also depends on earlier reports. {_AT_OTHER_STEPS}, so a metric "
+                    f"must be that of the present state alone: report what is measured now; the best of a trial is "
+                    f"found in its intermediate values; if another value is no error, name it in `stateless`: "
+                    f"{to_exclude(LOCAL + variable)}"
+                )
+
+    def see_reports(self, passed_by: Collection[str]) -> None:
+        """Check that a step with a report has changed nothing of a local variable that steps without one read.
+
+        Raises:
+            StateError: it has. Call it after each step.
+        """
+        if self._seen is None:
+            return
+        seen, now = self._seen, dict[tuple[str, str], object]()
+        for frame, found in self._on_request():
+            held = _locals(frame) if found.watched else {}
+            for name, part in found.watched:
+                whole = held.get(name, MISSING)
+                if name in passed_by or any(whole is attached for attached in (self.run._parts or {}).values()):
+                    continue
+                now[name, part] = value = _shown(whole, part)
+                before = seen.get((name, part), value)
+                if self.run.wants_report and not same_value(before, value):
+                    raise StateError(
+                        f"{frame.f_code.co_name} has changed {name}{part} in a step where run.wants_report is true, "
+                        f"and reads it where it is not. {_AT_OTHER_STEPS}, so training must not depend on what is "
+                        f"measured for them: change it in every step; {excluding(LOCAL + name)}"
+                    )
+        self._seen = now or None
+
+    def _on_request(self) -> Iterator[tuple[FrameType, OnRequest]]:
+        for frame in self._frames():
+            runs = frozenset(name for name, value in _locals(frame).items() if isinstance(value, Run))
+            yield frame, on_request(frame.f_code, place(frame.f_code, frame.f_lasti), runs)
+
+    def write(self, values: dict[str, object], unset: Mapping[str, str]) -> None:
+        """Set local variables of the innermost of the user's functions. Call it in their thread.
+
+        ``unset``: those without a value, and why.
+        """
+        self._unset = unset
         frame = next(self._frames())
         variables: Any = frame.f_locals
         variables.update(values)
@@ -144,13 +224,17 @@ class Body:
 
     def _frames(self) -> Iterator[FrameType]:
         """Yield the frames of the user's functions, innermost first."""
+        for frame in self._stack():
+            module = frame.f_globals.get("__name__")
+            if of_user(module) or module == getattr(self._function, "__module__", None):
+                yield frame
+
+    def _stack(self) -> Iterator[FrameType]:
         if self.ended:
             return  # another thread may have its number
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
-            module = frame.f_globals.get("__name__")
-            if of_user(module) or module == getattr(self._function, "__module__", None):
-                yield frame
+            yield frame
             frame = frame.f_back
 
     def close(self) -> None:
@@ -163,7 +247,7 @@ class Body:
         self.run._followers.clear()
 
 
-def _around_steps(frame: FrameType) -> list[tuple[str, object]]:
+def _around_steps(frame: FrameType, stack: Sequence[FrameType]) -> list[tuple[str, object]]:
     """Return by name the iterators that a loop puts around its steps: ``zip(run.steps(), ...)``. They are no variables,
     and those zipped with the steps advance with them."""
     instructions = instructions_of(frame.f_code)
@@ -174,17 +258,30 @@ def _around_steps(frame: FrameType) -> list[tuple[str, object]]:
     if len(before) > 2 and before[-3].argval in ("steps", "batches"):
         return []  # as it is for most: what follows takes tens of milliseconds
     found: dict[int, object] = {}
-    todo: tuple[object, ...] = tuple(value for value in gc.get_objects() if type(value) is Steps)
+    todo = _running(stack)
     while todo:
         # Since 3.13, the arguments' tuple is among what refers to them.
         referring = [holder for holder in gc.get_referrers(*todo) if holder is not todo]
-        holders = [holder for holder in referring if type(holder) in (tuple, *ITERATORS)]
+        holders = [holder for holder in referring if type(holder) in (*_LEADING_ON, *ITERATORS)]
         todo = tuple(holder for holder in holders if id(holder) not in found)
         found |= {id(holder): holder for holder in todo}
     uncounted = not _reads_count([item for item in instructions if item.offset > at], instructions)
-    kinds = (tuple, enumerate) if uncounted else (tuple,)
+    kinds = (*_LEADING_ON, enumerate) if uncounted else _LEADING_ON
     iterators = [one for one in found.values() if type(one) not in kinds]
     return [(type(one).__name__, one) for one in iterators]
+
+
+def _running(stack: Sequence[FrameType]) -> tuple[object, ...]:
+    """Return the iterators whose code is on the stack: the steps, and what a library (tqdm) has put around them. The
+    garbage collector sees nothing of what a generator holds while it runs."""
+    calls = [frame for frame in stack if frame.f_code.co_name == "__next__"]
+    objects = (held for frame in calls for held in list(_locals(frame).values())[:1])  # arguments come first: self
+    generators = {frame for frame in stack if frame.f_code.co_flags & inspect.CO_GENERATOR}
+    made = (one for one in gc.get_objects() if type(one) is GeneratorType and one.gi_frame in generators)
+    return *objects, *made
+
+
+_LEADING_ON = tuple, GeneratorType
 
 
 def _reads_count(following: Sequence[Instruction], instructions: Sequence[Instruction]) -> bool:
@@ -195,6 +292,21 @@ def _reads_count(following: Sequence[Instruction], instructions: Sequence[Instru
     name = names[1][0] if isinstance(names[1], tuple) else names[1]
     loads = [item.argval for item in instructions if item.opname.startswith("LOAD_")]
     return any(name == loaded or (isinstance(loaded, tuple) and name in loaded) for loaded in loads)
+
+
+def _shown(whole: object, part: str) -> object:
+    """Return a part of an object, without calling any code: of a container a copy, so that a change is seen."""
+    found: object = whole
+    if part.startswith("."):
+        found = getattr(whole, "__dict__", {}).get(part[1:], MISSING)
+    elif part and type(whole) is dict:
+        found = next((value for key, value in whole.items() if f"[{key!r}]" == part), MISSING)
+    if type(found) in (list, tuple, deque):
+        return tuple(found)  # type: ignore[arg-type]
+    if type(found) is dict:
+        return tuple(found.items())
+    own = getattr(found, "__dict__", None)
+    return found if part or type(own) is not dict else tuple(own.items())
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:

@@ -93,6 +93,7 @@ class FunctionTrainable(Adapter):
         body.resume()
         if body.ended:
             raise StopTraining(f"{self._name} has left its loop in step {step}")
+        body.see_reports(stateless_of(self.subject))
         if self._announced and run._metrics is None:
             raise TrainingError(
                 f"{self._name} gave no metrics at step {step}, where run.wants_report was True: call run.report(...)"
@@ -257,6 +258,8 @@ class FunctionTrainable(Adapter):
         return body
 
     def _entering(self, body: Body, entered: Pause) -> None:
+        body.refuse_measured(stateless_of(self.subject))
+        body.see_reports(stateless_of(self.subject))
         self._world.enter(entered.variables)
         body.run._restore(body.write)
 

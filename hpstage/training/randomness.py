@@ -57,9 +57,10 @@ def _scramble(z: int) -> int:
 
 
 def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
-    """Key the global generators of Python and, if imported, of NumPy and torch. About 6 microseconds.
+    """Seed the global generators of Python and, if imported, of NumPy and torch, as ``manual_seed`` does, from a mix
+    of seed, step and purpose. About 6 microseconds.
 
-    A library that is imported later is not keyed before the next call; see :func:`libraries`.
+    A library that is imported later is not seeded before the next call; see :func:`libraries`.
     """
     # 64 bits of one mix suffice for all: Python uses all of them, NumPy and torch's CPU generator 32 each.
     key = mix(seed, step, purpose)

@@ -106,11 +106,14 @@ class Run:
         self._world.begin()
         kept = parts if self._state is None else self._state["parts"]
         if sorted(kept) != sorted(parts):
-            raise StateError(f"the state has the parts {sorted(kept)}, but attached were {sorted(parts)}")
+            raise StateError(
+                f"the saved state has the parts {sorted(kept)}, but run.attach() was given {sorted(parts)}: give it "
+                f"parts with the same names in each call"
+            )
         if self._measured:
             self._restore()
 
-    def _restore(self, write: Callable[[dict[str, object]], None] | None = None) -> None:
+    def _restore(self, write: Callable[[dict[str, object], Mapping[str, str]], None] | None = None) -> None:
         """Restore the state, if this is a fork; ``write`` sets local variables."""
         state, self._state = self._state, None
         if state is not None:

@@ -238,7 +238,7 @@ def snapshot(name: str, value: Any) -> Any:
     """Return a value that no later change reaches, as a float or as what ``float`` takes later without an error.
 
     Raises:
-        UsageError: it is no number.
+        UsageError: it is not a number.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -249,7 +249,9 @@ def snapshot(name: str, value: Any) -> Any:
                 return value.detach().reshape(()).clone()
         except (RuntimeError, TypeError):
             pass  # it has several elements, is complex, or has no value
-        raise UsageError(f"log({name!r}, ...): a tensor of shape {tuple(value.shape)} and {value.dtype} is no number")
+        raise UsageError(
+            f"log({name!r}, ...): a tensor of shape {tuple(value.shape)} and {value.dtype} is not a number"
+        )
     jax: Any = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array) and value.size == 1 and value.dtype.kind != "c":
         return value.reshape(())  # it never changes
@@ -257,11 +259,11 @@ def snapshot(name: str, value: Any) -> Any:
     if numpy is not None and isinstance(value, numpy.ndarray) and value.size == 1:
         value = value.item()
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise UsageError(f"log({name!r}, ...): {type(value).__name__} is no number")
+        raise UsageError(f"log({name!r}, ...): {type(value).__name__} is not a number")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"log({name!r}, ...): {type(value).__name__} is no number: {error}") from None
+        raise UsageError(f"log({name!r}, ...): {type(value).__name__} is not a number: {error}") from None
 
 
 def _numbers(values: list[Any]) -> list[float]:

@@ -128,6 +128,7 @@ def test_more_chains_are_trained_side_by_side_as_that_is_found_to_pay() -> None:
     assert [trial.value for trial in result.study.trials] == [trial.value for trial in search(Tape()).study.trials]
 
 
+@pytest.mark.ci
 def test_chains_are_trained_one_by_one_once_more_are_found_not_to_pay() -> None:
     tapes, journal = Tapes(Tape(), each=100.0), MemoryJournal()
     result = search(tapes, executor=hpstage.InlineExecutor(), store=journal)

@@ -354,6 +354,7 @@ def test_a_pause_does_not_cancel_background_writes(tmp_path: Path, monkeypatch: 
     assert steps(played.run(chain("c", 9, 3))) == [3, 9]
 
 
+@pytest.mark.ci
 def test_closing_leaves_nothing_half_written_and_gives_no_more_reports(tmp_path: Path) -> None:
     closed = threading.Event()
     store = Shaky(tmp_path, {key(3): waits(closed)})
@@ -430,6 +431,7 @@ FAILURES = st.dictionaries(
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ending", ["", "boom", "stop"])
 @given(marks=st.sets(st.integers(1, 11), max_size=8), bare=st.sets(st.integers(1, 11)), failures=FAILURES)
 def test_background_writes_give_the_reports_and_states_of_synchronous_ones(

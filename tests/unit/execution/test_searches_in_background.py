@@ -63,6 +63,7 @@ def states_of(journal: MemoryJournal) -> dict[str, str | None]:
     return {fact.kept.key: fact.kept.digest for fact in facts if fact.kept is not None}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("bundled", [False, True], ids=["single", "bundled"])
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
 def test_a_search_with_background_writes_finds_the_same_states(algorithm: Algorithm, bundled: bool) -> None:
@@ -82,6 +83,7 @@ def test_a_search_with_background_writes_finds_the_same_states(algorithm: Algori
         assert found[0].savings.steps_unique == found[1].savings.steps_unique
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("at", [9, pytest.param(20, marks=pytest.mark.slow)])
 def test_an_interrupted_search_resumes(at: int, tmp_path: Path) -> None:
     blown = Tapes(Tape())
@@ -138,6 +140,7 @@ KILLED = """
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("where", ["before", "while", "after"])
 def test_a_process_killed_while_it_writes_has_reported_only_states_that_exist(where: str, tmp_path: Path) -> None:
     script = textwrap.dedent(KILLED)

@@ -30,6 +30,7 @@ def search_on(cluster: SimulatedCluster, trials: list[TrialAdded], every: int = 
 # --- disruptions ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @given(
     searches(steps=8),
     st.integers(1, 3),
