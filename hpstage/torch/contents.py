@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ from hpstage.errors import StateError, UsageError
 from hpstage.errors.text import size
 from hpstage.schedule import Scalar
 from hpstage.torch.loading.samples import holds
+from hpstage.training.capture.world import Roots, World
 from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.placing import folder_of
@@ -74,13 +76,31 @@ class NoValues(Mapping[str, Scalar]):
         self._refuse("self.hp")
 
 
+Undone = Callable[[], AbstractContextManager[None]]
+"""Makes a context that restores on exit what is changed within."""
+
+
+def undone_in(world: World, owner: object, more: Callable[[], Roots] = tuple) -> Undone:
+    """Return what restores all that inspecting data changes (a counter, a generator, a cache): training begins as after
+    ``dataset()``, whether or not a ``data_version`` makes inspecting unnecessary.
+
+    Args:
+        owner: the trainable, to name it.
+        more: returns further roots of what may change.
+    """
+    name = type(owner).__name__
+    remedy = f"state data_version on {name}, so that they are not looked at, and change it with the data"
+    return lambda: world.undone(f"looking at the data of {name} for the key", remedy, more())
+
+
 def contents_of(
     dataset: Any,
     made: Mapping[str, object],
     *,
     owner: object,
+    undone: Undone,
     options: Mapping[str, object] = MappingProxyType({}),
-    first: list[Any] | None = None,
+    first: Callable[[], list[Any]] | None = None,
 ) -> Contents:
     """Describe the content of a data set.
 
@@ -91,11 +111,13 @@ def contents_of(
         dataset: map-style, with ``__len__``, or a stream.
         made: the attributes of the trainable that ``dataset()`` has set; usually the data it is evaluated on.
         owner: the trainable, which counts separately.
+        undone: see :func:`undone_in`.
         options: what else decides batches, by name.
-        first: the first samples of a stream, whose length is not known.
+        first: returns the first samples of a stream, whose length is not known.
 
     Raises:
         UsageError: samples must be inspected, but have no digest.
+        StateError: inspecting them changes what cannot be put back.
     """
     name = type(owner).__name__
     files = DataFiles()
@@ -106,9 +128,11 @@ def contents_of(
     texts += [f"{what}: {walk.values.content(value)}" for what, value in options.items()]
     held, kept_in_files = walk.values.nbytes, files.nbytes
     computed = not holds(dataset) or bool(walk.values.undigested)
-    samples = first if first is not None else _samples(dataset, min(SAMPLED, len(dataset))) if computed else []
+    samples: list[Any] = []
     if computed:
-        texts.append(f"samples {_digest(samples)}")
+        with undone():  # samples may be views of what is put back
+            samples = _samples(dataset, min(SAMPLED, len(dataset))) if first is None else first()
+            texts.append(f"samples {_digest(samples)}")
     seen = []
     for attribute, value in sorted(made.items()):
         before = walk.values.nbytes, files.nbytes

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hpstage.errors import UsageError
+from hpstage.errors import StateError, UsageError
 from hpstage.torch.loading.moving import moved
+from hpstage.torch.loading.orders import Weighted
 from hpstage.torch.loading.processes import Processes
 from hpstage.torch.loading.samples import Collate, Samples, rows, tensors_of
 from hpstage.torch.loading.streams import StreamBatches, is_stream
@@ -89,6 +90,7 @@ class Batches:
 
     def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Any, int]]:
         """Yield the batches of a step with the number of samples consumed after each: one, or the rest of an epoch."""
+        self._refuse_outdated()
         end = self.cut.end_of_epoch(position)
         while True:
             start, count = self.cut.batch(position, size)
@@ -100,6 +102,14 @@ class Batches:
             yield self.take(seed, start, count, size), position
             if not by_epoch:
                 return
+
+    def _refuse_outdated(self, *, within: bool = False) -> None:
+        if (name := self.source.outdated(within=within)) is not None:
+            raise StateError(
+                f"training has given {name} another value, which has no effect: hpstage took it over when the data "
+                f"were opened, and a fork would open them with the new one. Change a tensor in place, keep it as it "
+                f"was, or in a training function make a new DataLoader for each epoch"
+            )
 
     def position(self) -> None:
         """Return what a state holds besides the number of samples consumed: nothing."""
@@ -124,7 +134,15 @@ class Batches:
             self.processes.settle()
 
     def check(self) -> None:
-        """Raise :class:`~hpstage.errors.StateError` if training has changed what processes that load do not see."""
+        """Raise :class:`~hpstage.errors.StateError` if training has changed what loading does not see."""
+        self._refuse_outdated(within=True)
+        order = self._order
+        if isinstance(order, Weighted) and order.is_outdated(ahead=self.processes is not None):
+            raise StateError(
+                "training has changed the weights of a WeightedRandomSampler within an epoch, whose order was drawn "
+                "before, and a fork would draw it again: change them after the last batch of an epoch, and where "
+                "processes load ahead give the DataLoader num_workers=0"
+            )
         if self.processes is not None:
             self.processes.check()
 

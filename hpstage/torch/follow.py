@@ -45,25 +45,26 @@ class Follower:
         self._applied: dict[str, Scalar] | None = None
         self._followed: list[tuple[Group, list[tuple[str, Any, int]]]] = []  # field, value and version when set
         for index, group in enumerate(optimizer.param_groups):
-            self._agrees(index, group, hp)
+            self._agrees(index, group, hp, "built", "at first")
 
-    def _agrees(self, index: int, group: Group, hp: Mapping[str, Scalar]) -> None:
+    def _agrees(self, index: int, group: Group, hp: Mapping[str, Scalar], made: str, when: str) -> None:
         if not self._plain:
             return
         for name, value in group_values(group, hp).items():
             if not agree(group[name], value):
                 raise UsageError(
-                    f"param group {index} of {type(self._optimizer).__name__} was built with {name}="
-                    f"{plain(group[name])!r}, but the hyperparameter {name!r} is {value!r} at first, and the group "
-                    f"would follow it: build the group with that value, or (TorchTrainable) override group_values(), "
+                    f"param group {index} of {type(self._optimizer).__name__} was {made} with {name}="
+                    f"{plain(group[name])!r}, but the hyperparameter {name!r} is {value!r} {when}, and the group "
+                    f"would follow it: make the group with that value, or (TorchTrainable) override group_values(), "
                     f"or give the hyperparameter a name of its own"
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
-        """Set the groups' fields, which nothing else may have changed since. Cheap if the values are the same."""
+        """Set the groups' fields, which nothing else may have changed since. Cheap if they stay the same."""
         self.check()
         groups = self._optimizer.param_groups
-        if hp == self._applied and len(groups) == len(self._followed):
+        # Others' values may depend on more than these.
+        if self._plain and hp == self._applied and len(groups) == len(self._followed):
             return
         self._applied = dict(hp)
         self._followed = []
@@ -83,7 +84,8 @@ class Follower:
         known = {id(group): fields for group, fields in self._followed}
         for index, group in enumerate(self._optimizer.param_groups):
             if id(group) not in known:
-                self._agrees(index, group, self._applied)
+                if index >= len(self._followed):  # else load_state_dict() has put it there: it follows as before
+                    self._agrees(index, group, self._applied, "added", "in this step")
                 continue
             for name, value, version in known[id(group)]:
                 found = group.get(name)

@@ -18,7 +18,7 @@ from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
 from hpstage.torch.backends.meaning import Meaning, Reached
 from hpstage.torch.backends.measuring import clock_of, measure
-from hpstage.torch.contents import DRAWS, Contents
+from hpstage.torch.contents import DRAWS, Contents, undone_in
 from hpstage.torch.data import Batches
 from hpstage.torch.evaluation import evaluating
 from hpstage.torch.follow import Follower
@@ -71,6 +71,9 @@ class TorchLoop(Adapter):
     def __init__(self, subject: TorchTrainable) -> None:
         if subject.step_unit not in ("batch", "epoch"):
             raise UsageError(f"step_unit is {subject.step_unit!r}; it must be 'batch' or 'epoch'")
+        kind = type(subject)
+        if (kind.loss, kind.update) == (TorchTrainable.loss, TorchTrainable.update):
+            raise UsageError(f"{kind.__name__} has neither loss(model, batch) nor an update() of its own: add one")
         self.subject = subject
         self._user = subject
         self._borrowed = Borrowed(subject, self)
@@ -302,7 +305,7 @@ class TorchLoop(Adapter):
         """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
         with self._borrowed.taken():
             self._given_data()
-            return self.data.contents()
+            return self.data.contents(undone_in(self._world, self._user))
 
     def describe_environment(self) -> dict[str, str]:
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""

@@ -154,9 +154,10 @@ class TorchTrainable(ABC):
         is a function of (seed, epoch).
         """
 
-    @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Return the loss of a batch as a scalar tensor. Don't call ``backward``."""
+        """Return the loss of a batch as a scalar tensor. Don't call ``backward``. A class may do without if it has an
+        :meth:`update` of its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss(model, batch)")
 
     @abstractmethod
     def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
+from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, Undone, contents_of
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
@@ -91,14 +91,17 @@ class TrialData:
                 batches.close()
         self._prepared = self._prepared_with = None
 
-    def contents(self) -> Contents:
-        """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
+    def contents(self, undone: Undone) -> Contents:
+        """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set; what that
+        changes is ``undone``."""
         if self._contents is None:
             data = self.given()
             more = {**data.options, **({"draws": DRAWS} if data.draws else {})}
             with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
-                first = data.first(SAMPLED) if isinstance(data, StreamBatches) else None
-                self._contents = contents_of(data.dataset, self._made, owner=self._user, options=more, first=first)
+                first = partial(data.first, SAMPLED) if isinstance(data, StreamBatches) else None
+                self._contents = contents_of(
+                    data.dataset, self._made, owner=self._user, undone=undone, options=more, first=first
+                )
         return self._contents
 
     def _batches_of(self, dataset: Any) -> Batches | StreamBatches:

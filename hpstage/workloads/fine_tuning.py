@@ -43,8 +43,8 @@ class FineTuned(hpstage.torch.TorchTrainable):
     """A pretrained model under AdamW.
 
     Args:
-        part: what is trained besides the last layer: so many of the last blocks, 0 for a linear probe; or LoRA, by hand
-            (``"lora"``) or by PEFT (``"peft"``), of the hyperparameters ``rank`` and ``alpha``.
+        part: what is trained besides the last layer. An int is the number of last blocks (0: a linear probe).
+            ``"lora"`` (implemented here) and ``"peft"`` (PEFT's) add LoRA with hyperparameters ``rank`` and ``alpha``.
         base: a file with the model's ``state_dict()``; without it, the weights are random: to try it out.
     """
 

@@ -82,13 +82,15 @@ def read(text: str, block: int) -> tuple[Bytes, Bytes]:
     Raises:
         hpstage.errors.UsageError: there is no such file, or too little in it for one block.
     """
-    remedy = "give a text file as `text`, or in the environment variable GPT_TEXT"
     if not Path(text).is_file():
-        raise hpstage.errors.UsageError(f"there is no file {text}: {remedy}")
+        raise hpstage.errors.UsageError(
+            f"there is no file {text}: give a text file as `text`, or in the environment variable GPT_TEXT"
+        )
     size = Path(text).stat().st_size
     if size // 10 <= block:
         raise hpstage.errors.UsageError(
-            f"{text} has {size:,} bytes, but {10 * (block + 1):,} are needed for a block of {block}: {remedy}"
+            f"{text} has {size:,} bytes; a block of {block} needs {10 * (block + 1):,}. Give a longer file or "
+            f"a smaller block"
         )
     tokens = np.memmap(text, dtype=np.uint8, mode="r")
     return tokens[: size * 9 // 10], tokens[size * 9 // 10 :]

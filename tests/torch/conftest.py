@@ -27,6 +27,15 @@ def _libraries_are_looked_through() -> Iterator[None]:
     patches._WITHOUT_TRAINING = passed_by
 
 
+@pytest.fixture
+def reruns_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process can be forked, whatever other tests have imported, such as JAX: it is not used here. Nor does it
+    matter how loaded the machine is, and how much of its memory is in use."""
+    monkeypatch.setattr("hpstage.execution.untrained.obstacle", lambda: "")
+    monkeypatch.setattr("hpstage.execution.rerun._has_room", lambda: True)
+    monkeypatch.setattr("hpstage.execution.rerun._PATIENCE", 300.0)  # a search would end before
+
+
 @pytest.fixture(autouse=True)
 def _settings_end_with_their_test() -> Iterator[None]:
     dtype, errors = torch.get_default_dtype(), np.geterr()

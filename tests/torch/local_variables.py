@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hpstage.training.run import Run
 from tests.torch.loops import LATE, Parts, Swallowing, anchor, begun, stepped
-from tests.torch.trainables import samples
+from tests.torch.trainables import network, samples, sgd
 
 
 def averaging_late(run: Run) -> None:
@@ -403,7 +403,51 @@ def referred_to_weakly(run: Run) -> None:
             reference = weakref.ref(best)
 
 
+def hooked_after_it_was_attached(run: Run) -> None:
+    parts = begun(run)
+    calls = []
+    parts[0].register_forward_hook(lambda module, inputs, output: calls.append(1))
+    for _ in run.steps():
+        stepped(run, parts, len(calls) * anchor(parts[0], 0.0))
+
+
+def hooked_until_late(run: Run) -> None:
+    parts = begun(run)
+    calls = []
+    handle = parts[0].register_forward_hook(lambda module, inputs, output: calls.append(1))
+    for step in run.steps():
+        if step == LATE:
+            handle.remove()
+            calls.append(1)
+        stepped(run, parts, len(calls) * anchor(parts[0], 0.0))
+
+
+def taken_from_the_model(run: Run) -> None:
+    parts = begun(run)
+    parts[0].seen = seen = [0.0]  # type: ignore[assignment]
+    for step in run.steps():
+        if step == LATE - 2:
+            del parts[0].seen
+        seen[0] += 1.0
+        stepped(run, parts, seen[0] * anchor(parts[0], 0.0))
+
+
+def kept_from_the_model(run: Run) -> None:
+    model = network()
+    model.seen = seen = [0.0]  # type: ignore[assignment]
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    for step in run.steps():
+        if step == LATE - 2:
+            del model.seen
+        seen[0] += 1.0
+        stepped(run, (model, optimizer), seen[0] * anchor(model, 0.0))
+
+
 EXACT: list[Callable[[Run], None]] = [
+    hooked_after_it_was_attached,
+    hooked_until_late,
+    kept_from_the_model,
     taught_by_a_copy,
     recorded_from_the_model,
     kept_on_the_model,

@@ -62,6 +62,7 @@ def assert_same(one: TrainedTrial, other: TrainedTrial) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("at", [0, 1, 5, STEPS])
 @pytest.mark.parametrize(
     "values",
@@ -123,6 +124,7 @@ def test_a_diff_names_the_first_tensor(tmp_path: Path) -> None:
     assert run.diff(branch).tensor == (STEPS, "model.0.weight")
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
 def test_a_lightning_module_branches(tmp_path: Path) -> None:
     pytest.importorskip("lightning")

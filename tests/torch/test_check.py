@@ -81,6 +81,7 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if name in EQUAL else [pytest.mark.ci] if name in SLOWLY else []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks_of(n)) for n in NAMED])
 def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     make, match = NAMED[name]
@@ -90,6 +91,7 @@ def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) 
     assert re.search(match, one_line(report.differences[0])), str(report)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -111,6 +113,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.one_in(4)
 def test_optimizers_raise_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:

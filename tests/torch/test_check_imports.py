@@ -68,6 +68,42 @@ def test_what_is_drawn_at_import_is_named_and_the_remedy_mends_it(tmp_path: Path
     assert checked(script, name)["ok"]
 
 
+SHARED = """
+import torch
+samples = torch.arange(8.0)
+def evaluate(model):
+    model.eval()
+    return {"loss": float(model(samples[:, None]).sum())}
+"""
+USER = """
+import torch
+from shared import evaluate, samples
+
+def train(run):
+    model = torch.nn.Linear(1, 1)
+    run.attach(model=model)
+    for step in run.steps():
+        with torch.no_grad():
+            model.weight += samples[step] * run.hp["rate"]
+        run.report(**evaluate(model))
+
+def space(trial):
+    return {"rate": trial.suggest_categorical("rate", [0.1, 0.2])}
+"""
+
+
+@pytest.mark.ci
+def test_a_name_imported_from_another_module_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script is sent by value, its modules by name: its tensor is another object than theirs, in every process."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shared.py").write_text(SHARED)
+    script = tmp_path / f"user_{tmp_path.name}.py"
+    script.write_text(USER)
+    found = checked(script, "train")
+    assert found["ok"], found
+
+
+@pytest.mark.ci
 def test_a_traceback_shows_the_file_and_the_line_of_the_script(tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text(SCRIPT.replace("self.value += hp", "self.value += 1 // 0; hp"))

@@ -86,6 +86,7 @@ def check(make: Callable[[], Small]) -> None:
 OLD = torch.__version__.startswith("2.5.")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "kind",

@@ -13,7 +13,7 @@ import pytest
 
 from tests.torch.edits.cases import DECIDES, LIMITS, PRELUDE, SAME, filled
 
-pytestmark = pytest.mark.sampled(16)
+pytestmark = pytest.mark.ci
 
 ROOT = Path(__file__).parents[2]
 NAMES = {name: f"case_{number:03d}" for number, name in enumerate([*DECIDES, *SAME])}

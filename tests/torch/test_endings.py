@@ -145,6 +145,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("function", [breaking, returning, stopping, pruning, Stopping()], ids=lambda f: str(f)[:20])
 def test_training_that_ends_itself_is_the_same_with_and_without_sharing(function: object) -> None:
     shared, alone = search(function, verify="all"), search(function, sharing=False)
@@ -156,6 +157,7 @@ def test_training_that_ends_itself_is_the_same_with_and_without_sharing(function
     assert shared.savings.steps_trained < alone.savings.steps_trained
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("function", [breaking, stopping])
 def test_the_model_of_a_trial_that_ended_is_given_back(function: Callable[[Run], None], tmp_path: Path) -> None:
     result = search(function, store=tmp_path)
@@ -183,15 +185,17 @@ def test_an_end_without_metrics_fails_with_its_remedy() -> None:
 
 @pytest.mark.parametrize("caught", [StateError, HpstageError])
 def test_an_end_that_depends_on_when_a_report_is_wanted_is_refused(caught: type[Exception]) -> None:
+    def low(run: Run, loss: float) -> bool:
+        if run.wants_report:
+            run.report(loss=loss)
+        return run.wants_report and loss < 0.4
+
     def measuring(run: Run) -> None:
         model, optimizer = parts(run)
         run.attach(model=model, optimizer=optimizer)
         for _ in run.steps():
-            loss = one_step(run, model, optimizer)
-            if run.wants_report:
-                run.report(loss=loss)
-                if loss < 0.4:
-                    break
+            if low(run, one_step(run, model, optimizer)):
+                break
 
     result = search(measuring, catch=(caught,))
     failed = [trial for trial in result.study.trials if trial.state == TrialState.FAIL]

@@ -127,6 +127,7 @@ SCRIPTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_schedulers_sized_by_training_arguments_equal_those_of_transformers(name: str) -> None:
     adapter = hugging_face.fresh(SCRIPTS[name](), {"seed": 42})
@@ -141,6 +142,7 @@ def test_schedulers_sized_by_training_arguments_equal_those_of_transformers(name
         adapter.train(hugging_face.STEPS, {"seed": 42})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_schedulers_sized_by_epochs_equal_those_of_transformers(name: str) -> None:
     """(Randomness is keyed once in an epoch.)"""
@@ -179,6 +181,7 @@ def hugging_face_of(**length: int) -> Any:
     return setup(args=arguments(lr_scheduler_type="linear", **length)), "eval_loss"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("make", "trainer"), [(lightning_of, "lightning.Trainer"), (hugging_face_of, "TrainingArguments")]
 )

@@ -17,7 +17,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.checkpoints.state_tree import clone
+from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import NonFiniteLoss, StateError, StopTraining, TrainingError, UsageError
 from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
@@ -30,10 +30,23 @@ pytest.importorskip("lightning")
 
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging, Timer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from hpstage.torch.lightning import LightningTrainable
-from tests.torch.lit import BATCH, CASES, CPU, EPOCH, HP, Case, Hooked, LitShapes, Scheduled, ShapesDataModule, fitted
+from tests.torch.lit import (
+    BATCH,
+    CASES,
+    CPU,
+    EPOCH,
+    HP,
+    SAMPLES,
+    Case,
+    Hooked,
+    LitShapes,
+    Scheduled,
+    ShapesDataModule,
+    fitted,
+)
 
 pytestmark = [
     pytest.mark.sampled(10),
@@ -462,6 +475,46 @@ def test_data_are_in_the_key_and_the_users_data_module_stays_as_it_was() -> None
     data.setup("fit")
     loaders = DataLoader(data.train, BATCH, shuffle=True, drop_last=True), DataLoader(data.val, 6)
     advanced(LightningTrainable(LitShapes, *loaders, trainer=CPU), HP, 1)
+
+
+class Drawn(Dataset[Any]):
+    """Each sample draws from a generator of the data set's own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(1, 8, 8, generator=self.generator), index % 3
+
+
+class CountingDataModule(ShapesDataModule):
+    """Its batches depend on how often data to validate by were loaded."""
+
+    loads = 0
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.train = Drawn()  # type: ignore[assignment]
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        self.loads += 1
+        self.train.generator.manual_seed(self.loads)  # type: ignore[attr-defined]
+        return super().val_dataloader()
+
+
+def test_looking_at_the_data_for_the_key_changes_nothing_that_is_trained() -> None:
+    def trained_on(*, described: bool) -> Any:
+        trainable: Any = as_trainable(LightningTrainable(LitShapes, CountingDataModule(), trainer=CPU))
+        if described:
+            trainable.describe_data()
+        trainable.setup(HP)
+        trainable.train(0, HP)
+        return digest(trainable.state_dict())
+
+    assert trained_on(described=True) == trained_on(described=False)
 
 
 class Sized(Scheduled):

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.sampled(16)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.ci_one_in(2)
 def test_processes_give_the_bits_of_the_training_process_straight_through_and_forked_at_any_step(case: str) -> None:

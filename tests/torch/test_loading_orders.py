@@ -267,6 +267,7 @@ def test_an_attribute_for_speed_that_the_constructor_sets_is_no_part_of_the_key(
     assert key(Set(0, 1)) == key(Set(2, 1)) == key(Set(0, 8))
 
 
+@pytest.mark.ci
 def test_an_attribute_for_speed_that_training_reads_is_part_of_the_key() -> None:
     class Reading(Loading):
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:

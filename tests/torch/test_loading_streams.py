@@ -80,6 +80,7 @@ def by_epoch(run: Run) -> None:
         measured(run, model)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", [Streaming, Epochs, Dropping, lambda: by_batch, lambda: by_epoch])
 @pytest.mark.ci_one_in(2)
 def test_training_on_a_stream_is_forked_at_any_step(make: Any) -> None:

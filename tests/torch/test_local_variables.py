@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import re
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from tqdm import tqdm
 
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StateError, UsageError
@@ -30,6 +32,7 @@ from tests.torch.local_variables import (
     drawing_late,
     loading_late,
     metering_late,
+    taken_from_the_model,
 )
 from tests.torch.loops import HP, LATE, assert_forks_continue, begun, made, stepped, trained
 from tests.torch.trainables import samples
@@ -37,9 +40,27 @@ from tests.torch.trainables import samples
 pytestmark = [pytest.mark.sampled(16), pytest.mark.forks]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("function", EXACT)
 def test_local_variables_on_which_later_steps_depend_are_in_the_state(function: Callable[[Run], None]) -> None:
     assert_forks_continue(function)
+
+
+def test_what_the_model_has_had_until_a_late_step_is_in_the_state() -> None:
+    """Its place in the state depends on whether it is that of the fork's code or of the state, its content does not."""
+
+    def weights(trainable: Any) -> dict[str, Any]:
+        return {path: text for path, text in trainable.portrait().items() if path.startswith("model.")}
+
+    straight = trained(taken_from_the_model, LATE + 3)
+    first = trained(taken_from_the_model, LATE)
+    forked = made(taken_from_the_model)
+    forked.load_state_dict(clone(first.state_dict()))
+    for step in range(LATE, LATE + 3):
+        forked.train(step, HP)
+    assert weights(forked) == weights(straight)
+    for trainable in (straight, first, forked):
+        trainable.close()
 
 
 def over_epochs(run: Run) -> None:
@@ -183,7 +204,32 @@ def test_a_fork_that_reads_what_no_state_can_hold_fails_by_name() -> None:
     forked.load_state_dict(state)
     with pytest.raises(UnboundLocalError, match="'loss'") as raised:
         forked.train(1, HP)
-    assert "This is a fork" in raised.value.__notes__[0]
+    assert "This is a fork, in which loss has no value" in raised.value.__notes__[0]
+    assert "graph" in raised.value.__notes__[0]
+    forked.close()
+
+
+def with_a_rule_made_late(run: Run) -> None:
+    parts = begun(run)
+    for step in run.steps():
+        if step == 0:
+            other = torch.optim.SGD([torch.nn.Parameter(torch.ones(()))], lr=0.1)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(other, lambda epoch: 0.9**epoch)
+        stepped(run, parts, scheduler.get_last_lr()[0])
+        other.step()
+        scheduler.step()
+
+
+def test_a_fork_names_the_variable_that_no_state_can_hold_and_why() -> None:
+    first = trained(with_a_rule_made_late, 1)
+    state = clone(first.state_dict())
+    first.close()
+    forked = made(with_a_rule_made_late)
+    forked.load_state_dict(state)
+    with pytest.raises(UnboundLocalError, match="'scheduler'") as raised:
+        forked.train(1, HP)
+    why = r"scheduler has no value.*lr_lambdas\[0\] holds a function.*run\.attach\(\)"
+    assert re.search(why, raised.value.__notes__[0])
     forked.close()
 
 
@@ -304,6 +350,35 @@ def counted(run: Run) -> None:
             parts[0].train()
 
 
+def counted_around_a_bar(run: Run) -> None:
+    parts = begun(run)
+    for count, step in enumerate(tqdm(run.steps(), disable=True)):
+        stepped(run, parts, step)
+        if count > 100:
+            parts[0].train()
+
+
+class Passing:
+    """An iterator of the user's."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.of)
+
+
+def counted_around_an_object(run: Run) -> None:
+    parts = begun(run)
+    for count, step in enumerate(Passing(run.steps())):
+        stepped(run, parts, step)
+        if count > 100:
+            parts[0].train()
+
+
 def zipped(run: Run) -> None:
     parts = begun(run)
     for step, factor in zip(run.steps(), itertools.cycle([1.0, 1.5]), strict=False):
@@ -311,7 +386,15 @@ def zipped(run: Run) -> None:
         next(parts[0].parameters()).data.mul_(factor)
 
 
-@pytest.mark.parametrize(("function", "name"), [(counted, "enumerate"), (zipped, "zip")])
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (counted, "enumerate"),
+        (counted_around_a_bar, "enumerate"),
+        (counted_around_an_object, "enumerate"),
+        (zipped, "zip"),
+    ],
+)
 def test_an_iterator_that_moves_on_with_the_steps_is_refused_by_name(function: Callable[[Run], Any], name: str) -> None:
     with pytest.raises(StateError, match=f"changed local variable {name}"):
         trained(function, 2).state_dict()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 import hpstage
-from hpstage.checkpoints.state_tree import clone
+from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import NonFiniteLoss, StateError, TrainingError, UsageError
 from hpstage.store import MemoryJournal
 from hpstage.torch.data import batches_of
@@ -221,6 +221,25 @@ def test_a_group_built_with_another_value_is_refused_unless_the_user_says_what_i
     assert [group["lr"] for group in groups] == [0.01, 0.02]
 
 
+def test_what_the_groups_of_a_trainable_follow_may_depend_on_what_training_changes() -> None:
+    class Halving(Small):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.scale = 1.0
+
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            self.scale *= 0.5
+            return super().loss(model, batch)
+
+        def group_values(self, group: dict[str, Any], hp: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {"lr": hp["lr"] * self.scale}
+
+    straight = advance(fresh(Halving()), 0, 3).state_dict()
+    forked = fresh(Halving())
+    forked.load_state_dict(clone(advance(fresh(Halving()), 0, 2).state_dict()))
+    assert digest(advance(forked, 2, 3).state_dict()) == digest(straight)
+
+
 # --- the model --------------------------------------------------------------------------------------------
 
 
@@ -401,6 +420,35 @@ def test_abstract_methods_that_are_missing_are_named_by_python_itself() -> None:
 
     with pytest.raises(TypeError, match="evaluate"):
         Partial()  # type: ignore[abstract]
+
+
+def test_a_loss_is_needed_unless_update_is_overridden() -> None:
+    class Neither(hpstage.torch.TorchTrainable):
+        def model(self, hp: Any) -> nn.Module:
+            return nn.Linear(1, 1)
+
+        def optimizer(self, model: nn.Module, hp: Any) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def dataset(self) -> Any:
+            return TensorDataset(torch.ones(4, 1))
+
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            return {"weight": float(model.weight.sum())}  # type: ignore[arg-type]
+
+    class Updated(Neither):
+        def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+            optimizer.zero_grad()
+            model(batch[0]).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(UsageError, match=r"Neither has neither loss\(model, batch\) nor an update\(\) of its own"):
+        as_trainable(Neither())
+    trainable = as_trainable(Updated())
+    trainable.setup({"batch_size": 2})
+    before = trainable.evaluate()
+    trainable.train(0, {"batch_size": 2})
+    assert trainable.evaluate() != before
 
 
 def hpstage_abstract() -> Any:

@@ -89,6 +89,7 @@ def test_a_search_weighs_accuracy_against_size_latency_and_seconds(tmp_path: Pat
     assert result.best_trials
 
 
+@pytest.mark.ci
 def test_costs_are_no_part_of_a_key(tmp_path: Path) -> None:
     first = searched(["accuracy", "hpstage:seconds"], tmp_path, Small())
     again = searched(["accuracy", "bytes"], tmp_path / "other", Costly())
@@ -168,6 +169,7 @@ def test_peak_bytes_that_an_earlier_build_has_not_measured_are_refused(tmp_path:
             COSTS["hpstage:peak_bytes"](plan, next(iter(plan.trials.values())), 4)
 
 
+@pytest.mark.ci
 def test_peak_bytes_are_refused_on_a_cpu_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the peak memory of CUDA devices, and training here uses none"):
         searched(["accuracy", "hpstage:peak_bytes"], tmp_path, Small())

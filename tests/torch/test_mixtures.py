@@ -181,6 +181,7 @@ def tensors(trial: hpstage.TrainedTrial) -> list[Any]:
     return [value.tolist() for value in trial.weights().values()]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "kind", [Mixed, InParts, *(pytest.param(kind, marks=pytest.mark.ci) for kind in (Stacked, Loading, "function"))]
 )
@@ -217,6 +218,7 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
     assert math.isnan(single.differences()[0].low) and str(single).splitlines()[1].split()[-2:] == ["-", "1"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("options", "message"),
     [

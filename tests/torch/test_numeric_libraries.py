@@ -101,12 +101,14 @@ def openblas() -> bool:
     return any(library["internal_api"] == "openblas" for library in threadpool_info())
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not openblas(), reason="NumPy stands on another BLAS")
 def test_other_kernels_make_another_workload(usual: list[str], tmp_path: Path) -> None:
     other = "Nehalem" if os.uname().machine == "x86_64" else "ARMV8"
     assert search(tmp_path, "inline", OPENBLAS_CORETYPE=other)[0] != usual[0]
 
 
+@pytest.mark.ci
 def test_other_vector_extensions_of_numpy_make_another_workload(usual: list[str], tmp_path: Path) -> None:
     found = np.show_config("dicts")["SIMD Extensions"].get("found", [])  # type: ignore[call-overload]
     if not found:

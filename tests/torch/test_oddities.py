@@ -88,6 +88,7 @@ def trained(name: str, place: str) -> None:
         assert differing(outcome(advance(other, FORK, STEPS)), expected) == {}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "place"), CASES)
 @pytest.mark.ci_one_in(2)
 def test_it_is_captured_exactly_or_refused_by_name(name: str, place: str) -> None:

@@ -127,6 +127,7 @@ def test_all_optimizers_are_covered() -> None:
     assert names == {kind.__name__ for kind in optimizers()}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("kind", "arguments"), CASES, ids=[described(*case) for case in CASES])
 @pytest.mark.one_in(4)

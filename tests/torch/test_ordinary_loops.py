@@ -259,6 +259,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("function", EXACT)
 def test_ordinary_loops_are_forked_anywhere(function: Callable[[Run], Any]) -> None:
     assert_forks_continue(function)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import functools
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +104,15 @@ def test_what_libraries_do_to_each_other_and_what_trains_nothing_is_no_patch(mon
     assert patches() == before
 
 
+def test_the_type_of_a_pointer_is_no_patch_whoever_asked_for_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctypes keeps it, and gives it to its own modules that are imported later."""
+    wintypes = importlib.import_module("ctypes.wintypes")
+    pointer = ctypes.POINTER(type("Point", (ctypes.Structure,), {}))
+    assert pointer.__module__ == __name__
+    monkeypatch.setattr(wintypes, "LPPOINT", pointer)
+    assert not [place for place in patches() if place.startswith("ctypes")]
+
+
 def test_patches_of_libraries_that_are_not_imported_where_trials_train_are_passed_by() -> None:
     assert lacking({"not_imported:dumps": "mine", "json:dumps": "mine"}) == ["json:dumps"]
 
@@ -184,6 +195,52 @@ def test_libraries_are_looked_through_once_for_the_key_and_for_the_first_setup(m
     assert looks == [1]
 
 
+holding: Any = nn.Identity()
+holding.made = mine
+ENTRIES: dict[str, tuple[object, object]] = {
+    "function": ("mine", mine),
+    "class": ("mine", Mine),
+    "method": ("mine", Callable_().__call__),
+    "in a tuple": ("mine", ("what it is", mine)),
+    "in a dict": ("mine", {"made": mine}),
+    "in an object": ("mine", holding),
+    "as a key": (Mine, "the library's"),
+    "by a name": ("mine", f"{__name__}:Mine"),
+}
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_what_is_registered_in_a_table_is_found_and_refused_where_it_is_not(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, entry = ENTRIES[kind]
+    table: dict[object, object] = {"theirs": torch.relu}
+    monkeypatch.setattr(nn.functional, "registry", table, raising=False)
+
+    def places() -> list[str]:
+        return [place for place in patches() if place.startswith("torch.nn.functional:registry[")]
+
+    assert places() == []
+    assert "torch.nn.functional" in patches_module._clean
+    table[key] = entry
+    (place,) = places()
+    packed = pack(Small(), LIBRARIES)
+    assert type(unpack(packed)) is Small
+    del table[key]
+    assert places() == []
+    with pytest.raises(UsageError, match=f"^{re.escape(place.replace(':', '.'))}: "):
+        unpack(packed)
+
+
+def test_models_and_numbers_in_a_table_and_tables_of_caches_are_no_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = patches()
+    monkeypatch.setattr(nn.functional, "seen", {"model": Mine(), "n": 1, "text": "no:module"}, raising=False)
+    monkeypatch.setattr(nn.functional, "relu_cache", {Mine: mine}, raising=False)
+    monkeypatch.setitem(nn.Module.__annotations__, "mine", Mine)
+    assert patches() == before
+
+
+@pytest.mark.ci
 def test_modules_that_are_as_they_were_are_not_looked_through_again_and_what_is_put_there_is_found() -> None:
     assert [*standing()] == [*standing()]
     before = dict(patches_module._clean)
@@ -207,6 +264,7 @@ wrapper, part, instance = property(function), functools.partial(function, 1), Cl
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["function", "Class", "wrapper", "part", "instance"])
 def test_what_is_put_there_by_a_module_that_becomes_the_users_later_is_found(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

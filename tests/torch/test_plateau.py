@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 import torch
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -41,6 +42,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     return {"lr": s.plateau(1.9, factor=0.5, patience=trial.suggest_categorical("patience", [0, 1, 2]))}
 
 
+@pytest.mark.ci
 def test_a_loop_with_reduce_lr_on_plateau_is_matched_bit_for_bit(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"patience": [0, 1, 2]}))
     here = hpstage.InlineExecutor()

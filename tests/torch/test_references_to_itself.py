@@ -179,6 +179,7 @@ def expected() -> list[float]:
     return values
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("sharing", [True, False], ids=["shared", "alone"])
 @pytest.mark.parametrize("kind", REFERRING)
 @pytest.mark.one_in(3)
@@ -312,6 +313,7 @@ def test_two_searches_of_one_object_at_the_same_time_are_refused() -> None:
     assert "is being trained already" in refused[0]
 
 
+@pytest.mark.ci
 def test_an_object_whose_training_was_dropped_is_the_users_again() -> None:
     trainable = Table()
     before = dict(vars(trainable))

@@ -131,6 +131,7 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("make", "names"), CASES.values(), ids=list(CASES))
 def test_all_that_differs_is_named_at_once_and_excluded_as_the_message_says(
     make: Callable[[], Any], names: tuple[str, ...]
@@ -160,6 +161,7 @@ def main(run):
 """
 
 
+@pytest.mark.ci
 def test_the_line_for_a_function_works_where_it_is_pasted_below_it(tmp_path: Path) -> None:
     script = tmp_path / "as_written.py"
     script.write_text(SCRIPT)
@@ -196,6 +198,7 @@ class WithAdam:
         self.model, self.optimizer = pickle.loads(state["all"])  # noqa: S301  # its own
 
 
+@pytest.mark.ci
 def test_torch_objects_can_be_kept_as_pickles() -> None:
     assert None not in searched(WithAdam())
 
@@ -226,6 +229,7 @@ def test_pickled_tensors_are_what_they_were_with_equal_bytes_each_time(tensor: t
         loaded.zero_()  # its memory can be written
 
 
+@pytest.mark.ci
 def test_an_object_may_be_attached_under_the_name_self() -> None:
     def train(run: hpstage.Run) -> None:
         counted = Counted()
@@ -271,6 +275,7 @@ class Pointing(Counting):
         self._hold(state["numbers"])
 
 
+@pytest.mark.ci
 def test_another_address_is_no_difference() -> None:
     assert None not in searched(Pointing())
 

@@ -31,6 +31,7 @@ STEPS = 12
 pytestmark = [
     pytest.mark.sampled(8),
     pytest.mark.forks,
+    pytest.mark.usefixtures("reruns_on_any_machine"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing is trained again in forks"),
 ]
 
@@ -41,12 +42,6 @@ def settings() -> Iterator[None]:
     yield
     sys.setrecursionlimit(limit)
     sklearn.set_config(working_memory=memory)
-
-
-@pytest.fixture(autouse=True)
-def without_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process can be forked, whatever other tests have imported, such as JAX: it is not used here."""
-    monkeypatch.setattr("hpstage.execution.untrained.obstacle", lambda: "")
 
 
 class Counting(Small):
@@ -184,6 +179,7 @@ def search(trainable: object, store: Path, **options: Any) -> hpstage.Result:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("trainable", [SettingOfLibrary, SettingOfInterpreter, Interrupted, Leaking])
 def test_what_training_leaves_in_the_process_is_found_whatever_it_is(trainable: type, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"depends on something outside its state.* in a process that had trained"):
@@ -205,6 +201,7 @@ def test_what_cannot_be_trained_in_another_process_ends_the_search(tmp_path: Pat
         search(Connected(), tmp_path)
 
 
+@pytest.mark.ci
 def test_a_failure_that_passes_or_lacks_memory_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         search(Greedy(), tmp_path)
@@ -290,6 +287,7 @@ def test_a_state_is_taken_once_in_a_chain_also_where_a_stage_begins(
     assert len(chosen) == len(set(chosen)) > 0
 
 
+@pytest.mark.ci
 def test_a_rerun_from_the_beginning_does_not_load_the_state_of_a_later_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

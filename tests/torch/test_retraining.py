@@ -65,6 +65,7 @@ class Leaking(Small):
         return super().evaluate(model)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.ci_one_in(2)

@@ -108,6 +108,7 @@ def plain(history: Any) -> Any:
     return [{name: value for name, value in row.items() if name != "dur"} for row in history]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", NETS)
 def test_weights_and_history_are_those_of_fit_and_a_fork_continues_as_straight_through(name: str) -> None:
     build, y, hp = NETS[name]
@@ -217,6 +218,7 @@ def test_a_net_that_cannot_be_stepped_is_refused_by_name(net: Any, message: str)
 SCHEDULED = [{"lr": 0.1}, {"lr": 0.01}]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("net", "hps", "message"),
     [

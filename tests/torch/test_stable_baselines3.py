@@ -116,6 +116,7 @@ def straight(adapter: Any, hp: Any, steps: int = STEPS) -> tuple[list[Any], list
     return states, metrics
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name", ["PPO", *(pytest.param(name, marks=pytest.mark.ci) for name in ("A2C", "DQN", "SAC", "TD3"))]
 )
@@ -363,6 +364,7 @@ class InC(Walk):
         return int(self.library.rand()) % 100 / 100
 
 
+@pytest.mark.ci
 @pytest.mark.forks
 @pytest.mark.parametrize(
     ("kind", "message"),
@@ -445,6 +447,7 @@ def test_hyperparameters_that_only_make_reads_cannot_change() -> None:
     adapter.close()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
 def test_schedules_of_its_own_go_by_total_timesteps_which_end_the_trial(name: str) -> None:
     makes: dict[str, Callable[[Any], Any]] = {

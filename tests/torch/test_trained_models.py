@@ -89,6 +89,7 @@ def evaluated(model: nn.Module, trainable: Small) -> dict[str, float]:
         return trainable.evaluate(model)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", [Small, WithAverage, Frozen])
 def test_a_loaded_model_evaluates_to_what_was_reported(kind: type[Small], tmp_path: Path) -> None:
     trainable = kind()
@@ -110,6 +111,7 @@ def test_a_loaded_model_evaluates_to_what_was_reported(kind: type[Small], tmp_pa
     assert evaluated(best, result.load(result.best_trial).trainable)["loss"] == result.best_value
 
 
+@pytest.mark.ci
 def test_a_function_gives_back_what_it_attached(tmp_path: Path) -> None:
     result = search(ordinary_loop, tmp_path)
     x, y = samples()
@@ -227,6 +229,7 @@ def test_weights_of_a_store_with_several_studies_say_how_a_trial_is_named(tmp_pa
         assert "name the study, or a trial as STUDY/NUMBER; there are: one, other" in str(done.exception)
 
 
+@pytest.mark.ci
 def test_averaged_weights_are_exported_by_their_name(tmp_path: Path) -> None:
     result = search(WithAverage(), tmp_path)
     model = AveragedModel(network())

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.sampled(10)
 # --- the same as Trainer alone
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_weights_equal_those_of_transformers_trainer(name: str) -> None:
@@ -53,6 +54,7 @@ def test_weights_equal_those_of_transformers_trainer(name: str) -> None:
         assert torch.equal(found[key], value), key
 
 
+@pytest.mark.ci
 def test_epochs_equal_those_of_transformers_trainer() -> None:
     """In epochs the last batch, and the last accumulation, are short. (Randomness is keyed once in an epoch.)"""
     args = arguments(gradient_accumulation_steps=2, max_steps=-1, num_train_epochs=2, weight_decay=0.1)
@@ -74,6 +76,7 @@ def test_a_scheduler_starts_from_the_hyperparameter_as_under_trainer(stated: dic
     assert all(torch.equal(weights(adapter)[name], value) for name, value in expected.items())
 
 
+@pytest.mark.ci
 def test_a_schedule_of_the_learning_rate_is_followed_at_every_step() -> None:
     rates = s.linear(2e-3, start_factor=0.0, end_factor=1.0, total_iters=5)
     hp_at = lambda step: {"seed": 42, "learning_rate": rates.value(step)}  # noqa: E731

@@ -93,6 +93,7 @@ def test_a_callback_that_requests_an_evaluation_is_warned_of(caplog: pytest.LogC
     assert "control.should_evaluate, set in on_step_end, is not used" in record.getMessage()
 
 
+@pytest.mark.ci
 def test_a_callback_may_end_training_between_accumulated_batches() -> None:
     """The weights are then left as they are, as under Trainer."""
 

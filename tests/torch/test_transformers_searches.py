@@ -48,6 +48,7 @@ from tests.torch.hugging_face import (
 pytestmark = pytest.mark.sampled(4)
 
 
+@pytest.mark.ci
 def test_a_search_gives_the_model_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainable = setup()
     result = search(trainable, tmp_path)
@@ -79,6 +80,7 @@ def test_a_search_on_dask_gives_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(value, expected[name]) for name, value in there.best_model().state_dict().items())
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft calls it
 def test_an_adapter_of_peft_has_small_states(tmp_path: Path) -> None:
     """What is frozen is in no state: neither of a model that was given, nor of one around a base made once."""
@@ -172,6 +174,7 @@ def test_what_a_tokenizer_holds_in_rust_is_in_the_state() -> None:
     assert forked.subject.given["data_collator"].tokenizer.backend_tokenizer.truncation["max_length"] == 2
 
 
+@pytest.mark.ci
 def test_a_tokenizer_pads_the_batches(tmp_path: Path) -> None:
     tokenizer = words()
 
@@ -210,6 +213,7 @@ def identity(**given: Any) -> object:
     return code_identity(setup(**given))
 
 
+@pytest.mark.ci
 def test_the_key_is_that_of_what_decides_training() -> None:
     usual = identity()
     assert usual == identity()

@@ -157,6 +157,7 @@ def grpo() -> TrainerTrainable:
 MAKERS = [sft, dpo, *(pytest.param(make, marks=pytest.mark.ci) for make in (reward, grpo))]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", MAKERS)
 def test_weights_are_those_of_trainer_train(make: Any) -> None:
     here = weights(trained(fresh(make(), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS))

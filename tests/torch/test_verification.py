@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import multiprocessing
 import os
 import time
 from collections import Counter
@@ -244,6 +245,7 @@ def test_attributes_that_a_fork_has_not_set_are_named_where_they_are_the_users()
         search(Noting())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [*CASES, *PATTERNS])
 @pytest.mark.ci_one_in(3)
 def test_what_is_captured_passes(name: str) -> None:
@@ -358,6 +360,40 @@ def test_verifying_leaves_what_it_verifies_as_it_was_even_what_no_state_holds(mo
     assert 3 <= int(os.environ[TICKETS]) <= STEPS  # of the first trial, which trains on until the difference is known
 
 
+class WithSharedTensor(Small):
+    """Weights each loss by how many steps were trained, which other processes may see."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = self.shared()
+
+    def shared(self) -> Any:
+        return torch.zeros(1).share_memory_()
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        self.trained[0] += 1
+        optimizer.zero_grad()
+        loss = self.loss(model, batch) * (1 + 0.01 * float(self.trained[0]))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+class WithRawArray(WithSharedTensor):
+    def shared(self) -> Any:
+        return multiprocessing.RawArray("d", 1)
+
+
+@pytest.mark.parametrize("kind", [WithSharedTensor, WithRawArray])
+def test_verifying_writes_to_no_memory_that_processes_share(kind: type[WithSharedTensor]) -> None:
+    exact = search(kind(), verify="off")
+    verified = search(kind(), verify="all", checkpoint_every=1)
+    assert [trial.value for trial in verified.study.trials] == [trial.value for trial in exact.study.trials]
+    assert all(trial.value is not None for trial in exact.study.trials)
+
+
 @pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
 def test_a_position_in_a_file_is_not_moved_by_verifying(tmp_path: Path) -> None:
     (tmp_path / "numbers").write_text("".join(f"{number:08d}\n" for number in range(10_000)))
@@ -389,17 +425,29 @@ class Threaded(Small):
         return _POOL.submit(super().loss, model, batch).result()
 
 
-_POOL = ThreadPoolExecutor(1)
+_POOL: Any = None
 
 
-def test_training_that_needs_a_thread_is_verified_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "_PATIENCE", 0.5)
-    monkeypatch.setattr(verification, "_BRIEF", 0.1)
+@pytest.mark.parametrize("known", [True, False])
+def test_training_that_needs_a_thread_is_verified_in_place(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not known:
+        monkeypatch.setattr(verification, "_PATIENCE", 0.5)
+        monkeypatch.setattr(verification, "_BRIEF", 0.1)
+        monkeypatch.setattr(verification, "obstacle", str)
     journal = MemoryJournal()
-    alone = [trial.values for trial in search(Threaded(), verify="off").study.trials]
-    assert [trial.values for trial in search(Threaded(), journal).study.trials] == alone
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setitem(globals(), "_POOL", pool)
+        alone = [trial.values for trial in search(Threaded(), verify="off").study.trials]
+        assert "a pool of the user's" in obstacle()
+        assert [trial.values for trial in search(Threaded(), journal).study.trials] == alone
     found = [fact.difference for fact in read_facts(journal) if isinstance(fact, ForkVerified)]
     assert found == [None] * len(REGIMES)
+
+
+def test_pools_that_are_not_the_users_are_no_obstacle() -> None:
+    with ThreadPoolExecutor(1, "hpstage-saves") as own, ThreadPoolExecutor(1, "Dask-Offload") as other:
+        before = obstacle()
+        assert [own.submit(obstacle).result(), other.submit(obstacle).result()] == [before] * 2
 
 
 def test_an_unknown_way_to_verify_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import os
@@ -216,6 +217,7 @@ class Moving(Small):
         return super().loss(model, batch)
 
 
+@pytest.mark.ci
 def test_a_state_that_names_a_folder_which_is_not_here_is_an_error_with_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -267,10 +269,40 @@ def test_groups_that_come_and_go_are_captured() -> None:
 
 
 def test_a_group_that_comes_with_another_rate_than_it_is_to_follow_is_refused_with_and_without_a_fork() -> None:
-    with pytest.raises(UsageError, match=r"param group 2 of SGD was built with lr=0.5, but .*'lr' is 0.1 at first"):
+    with pytest.raises(UsageError, match=r"param group 2 of SGD was added with lr=0.5, but .*'lr' is 0.1 in this"):
         advance(fresh(Grouped(0.5)), 0, STEPS)
-    with pytest.raises(UsageError, match=r"param group 2 of SGD was built with lr=0.5"):
+    with pytest.raises(UsageError, match=r"param group 2 of SGD was added with lr=0.5"):
         advance(fresh(Grouped(0.5)), 0, 4).state_dict()
+
+
+class Returning(Small):
+    """Model and optimizer return to what they were before, with the learning rate of then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.kept = 0, None
+
+    def update(self, model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        self.steps += 1
+        super().update(model, optimizer, batch)
+        if self.steps == 2:
+            self.kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        if self.steps == 4:
+            model.load_state_dict(self.kept[0])
+            optimizer.load_state_dict(self.kept[1])
+
+
+def test_an_optimizer_that_returns_to_an_earlier_state_follows_its_hyperparameters_from_there() -> None:
+    def trained(trainable: Any, start: int, stop: int) -> Any:
+        for step in range(start, stop):
+            trainable.train(step, {**hp_at(0), "lr": 0.1 / (step + 1)})
+        return trainable
+
+    expected = outcome(trained(fresh(Returning()), 0, STEPS))
+    for fork in (3, 4, 5):
+        other = fresh(Returning())
+        other.load_state_dict(reread(trained(fresh(Returning()), 0, fork).state_dict()))
+        assert outcome(trained(other, fork, STEPS)) == expected
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from hpstage.errors import StopTraining
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
-from hpstage.torch.contents import DRAWS, Contents, contents_of
+from hpstage.torch.contents import DRAWS, Contents, contents_of, undone_in
 from hpstage.torch.horizon import Horizon
 from hpstage.torch.lightning.data import Data
 from hpstage.torch.lightning.fit import Session, fit
@@ -91,9 +92,13 @@ class LightningLoop(FunctionTrainable):
     def _seen(self, data: Data | None) -> Contents:
         if data is None:
             return Contents("of the module", f"made by each {self._name}", whole=False)
-        batches, validation = data.training.batches, {"validation": data.of_validation()}
+        batches = data.training.batches
+        undone = undone_in(self._world, self.subject, lambda: [("dataset", batches.dataset)])
+        # Without a DataModule no code of the user's runs here.
+        with nullcontext() if self.subject.datamodule is None else undone():
+            validation = {"validation": data.of_validation()}
         options = {**batches.options, **({"draws": DRAWS} if batches.draws else {})}
-        return contents_of(batches.dataset, validation, owner=self.subject, options=options)
+        return contents_of(batches.dataset, validation, owner=self.subject, undone=undone, options=options)
 
     def describe_environment(self) -> dict[str, str]:
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""

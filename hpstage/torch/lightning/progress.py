@@ -18,7 +18,7 @@ _METRIC = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_upd
 
 
 class Progress:
-    """The progress of a Trainer that waits for a batch, which another Trainer that does can continue from.
+    """The progress of a Trainer that waits for a batch. Another Trainer that also waits for one can continue from it.
 
     A checkpoint of Lightning's is one of a fit that is begun again, which skips what remains of an epoch's hooks and
     forgets what was logged. Here both Trainers are within the same lines of code, so that counters and flags suffice.

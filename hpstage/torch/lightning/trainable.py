@@ -71,7 +71,7 @@ class LightningTrainable:
             name = type(module).__name__
             raise UsageError(f"this {name} is made already; pass the class {name}, of which each trial makes its own")
         if not callable(module):
-            raise UsageError(f"{module!r} is no class of a LightningModule, and no function that makes one")
+            raise UsageError(f"{module!r} is not a class of a LightningModule, nor a function that makes one")
         if step_unit not in ("batch", "epoch"):
             raise UsageError(f"step_unit is {step_unit!r}; it must be 'batch' or 'epoch'")
         if isinstance(train_dataloaders, LightningDataModule):

@@ -135,7 +135,9 @@ def batches_of(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | N
     if isinstance(data, DataLoader) and num_workers:
         raise UsageError("run.batches(loader, num_workers=...): a DataLoader states its num_workers itself")
     loader: Loader | None = loaders.get(_KEPT)
-    if loader is None or run._given is not data:
+    batches = None if loader is None else loader.batches
+    outdated = isinstance(batches, Batches) and run._looping and batches.source.outdated(within=True) is not None
+    if loader is None or run._given is not data or outdated:  # as a fork opens it
         loader = loaders[_KEPT] = _opened(run, data, batch_size, num_workers, loader)
     return EpochBatches(run, loader, data) if run._looping else StepBatches(run, loader)
 

@@ -95,7 +95,7 @@ def mixture_of(data: Any, *, who: str = "the data set") -> Mixture | None:
 
 
 class MixedSeed(int):
-    """A seed with the shares of a mixture's sources, added up. Equal if both are."""
+    """A seed with the cumulative shares of a mixture's sources; equal only to one of the same seed and shares."""
 
     upto: tuple[float, ...]
 

@@ -35,8 +35,8 @@ class Subset(SampleOrder):
 
 
 class Drawn(SampleOrder):
-    """Every epoch ``count`` of ``population`` samples: drawn with replacement, or from permutations one after another,
-    as in ``RandomSampler`` with ``num_samples``."""
+    """Draw ``count`` of ``population`` samples per epoch, with replacement or from one permutation after another, as
+    ``RandomSampler`` does with ``num_samples``."""
 
     def __init__(self, population: int, count: int, *, replacement: bool) -> None:
         super().__init__(count)
@@ -56,8 +56,20 @@ class Weighted(SampleOrder):
     def __init__(self, weights: torch.Tensor, count: int, *, replacement: bool) -> None:
         super().__init__(count)
         self._weights, self._replacement = weights, replacement
+        self._drawn_by: torch.Tensor | None = None  # the weights by which the last epoch was drawn
+        self._end = 0  # number of samples taken
+
+    def take(self, seed: int, position: int, count: int) -> Indices:
+        self._end = position + count
+        return super().take(seed, position, count)
+
+    def is_outdated(self, *, ahead: bool) -> bool:
+        """Return whether weights have changed since an epoch was drawn that is not over; ``ahead``: or one after it."""
+        begun = ahead or self._end % self.population != 0
+        return begun and self._drawn_by is not None and not torch.equal(self._drawn_by, self._weights)
 
     def draw(self, seed: int, epoch: int) -> Indices:
+        self._drawn_by = self._weights.clone()
         generator = torch.Generator().manual_seed(mix(seed, epoch, Purpose.DATA))
         drawn: Indices = torch.multinomial(
             self._weights, self.population, self._replacement, generator=generator

@@ -11,13 +11,12 @@ import logging
 import pickle
 import signal
 import sys
-import threading
 import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -246,18 +245,8 @@ def _iterator(loader: DataLoader[Any]) -> Any:
 
 
 def _in_a_thread(make: Callable[[], Any]) -> Any:
-    done: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(make())
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="hpstage-loading")
-    thread.start()
-    thread.join()
-    return done.result()
+    with ThreadPoolExecutor(1, thread_name_prefix="hpstage-loading") as thread:
+        return thread.submit(make).result()
 
 
 class _Requests:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from hpstage.errors import UsageError
 from hpstage.torch.loading.cut import Cut
@@ -47,6 +47,21 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """An attribute of an object of the user's, as it was taken over; ``items`` if it was a list."""
+
+    owner: Any
+    name: str
+    value: Any
+    items: tuple[Any, ...] | None
+
+    @staticmethod
+    def of(owner: Any, name: str) -> Taken:
+        value: Any = getattr(owner, name)
+        return Taken(owner, name, value, tuple(value) if type(value) is list else None)
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where batches come from.
 
@@ -58,6 +73,7 @@ class Source:
         workers: processes that load.
         batch_size: size of batches unless something else states it.
         options: what decides batches besides the data set, by name.
+        taken: of which objects which attributes decided all of this: what training gives them later has no effect.
     """
 
     dataset: Any
@@ -67,6 +83,20 @@ class Source:
     workers: Workers = Workers()
     batch_size: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    taken: tuple[Taken, ...] = ()
+
+    def outdated(self, *, within: bool = False) -> str | None:
+        """Return the attribute that has another value than the one that was taken over, if there is one.
+
+        Args:
+            within: whether to look into lists, too.
+        """
+        for one in self.taken:
+            now = getattr(one.owner, one.name, None)
+            same = now is one.value or (isinstance(now, bool | int) and now == one.value)
+            if not same or (within and one.items is not None and one.items != tuple(now or ())):
+                return f"{type(one.owner).__name__}.{one.name}"
+        return None
 
 
 def of_dataset(dataset: Any, collate: Collate | None, workers: Workers, *, by_epoch: bool = False) -> Source:
@@ -75,7 +105,19 @@ def of_dataset(dataset: Any, collate: Collate | None, workers: Workers, *, by_ep
     if (mixture := mixture_of(dataset)) is not None:
         order, options = mixture.order(), {"order": "mixture", "sources": mixture.names}
     cut = Cut(order.population, "short" if by_epoch else "full")
-    return Source(dataset, collate, order, cut, workers, options=options)
+    return Source(dataset, collate, order, cut, workers, options=options, taken=tuple(_taken(dataset)))
+
+
+def _taken(dataset: Any, loader: DataLoader[Any] | None = None) -> Iterator[Taken]:
+    if type(dataset) is Subset:
+        yield Taken.of(dataset, "indices")
+        dataset = dataset.dataset
+    if type(dataset) is TensorDataset:
+        yield Taken.of(dataset, "tensors")
+    if loader is not None:
+        yield Taken.of(loader, "collate_fn")
+        names = ("weights", "indices", "num_samples", "_num_samples", "replacement")
+        yield from (Taken.of(loader.sampler, name) for name in names if name in vars(loader.sampler))
 
 
 def of_loader(loader: DataLoader[Any]) -> Source:
@@ -121,7 +163,8 @@ def of_loader(loader: DataLoader[Any]) -> Source:
         loader.multiprocessing_context,
     )
     cut = Cut(order.population, "dropped" if loader.drop_last else "short")
-    return Source(loader.dataset, collate, order, cut, workers, loader.batch_size, options)
+    taken = tuple(_taken(loader.dataset, loader))
+    return Source(loader.dataset, collate, order, cut, workers, loader.batch_size, options, taken)
 
 
 _noted: list[bool] = []

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from hpstage.errors import StateError
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
+from hpstage.training.capture.survey import Record, Survey, plainly
+from hpstage.training.capture.surveyor import Surveyor
 from hpstage.training.capture.values import Marked
 
 

@@ -146,6 +146,7 @@ def test_a_chain_that_is_stopped_while_it_waits_for_its_gang_ends_at_once(follow
     assert "dissolved before all had come" in ended.message
 
 
+@pytest.mark.ci
 def test_a_chain_that_is_closed_leaves_its_gang(followers: Followers) -> None:
     leader = runner(followers)
     run(followers, leader, chain(0, 2))
@@ -160,6 +161,7 @@ def test_a_chain_that_is_closed_leaves_its_gang(followers: Followers) -> None:
     assert digest(trained("cnn").state_dict())  # and the leader's process trains without a gang
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", ["a node of a follower", "an infinite loss", "one that ends training"])
 def test_what_a_follower_raises_ends_the_chain_as_the_leaders_own(followers: Followers, fault: str) -> None:
     def outcome(workers: int) -> list[str]:

@@ -66,6 +66,7 @@ def test_one_widened_and_narrowed_again_gives_the_bits_of_one(followers: Followe
     assert in_gangs(followers, case, [(1, 3), (2, 7), (1, STEPS)]) == alone(case)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", ["cnn", "bag"])
 @pytest.mark.parametrize("which", ["own", "others"])
 def test_what_cannot_be_read_from_memory_is_sent(
@@ -131,6 +132,7 @@ def test_what_any_node_changes_besides_is_refused_by_the_leader(followers: Follo
         assert others[0].answer()["word"] == ""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_follower_that_is_killed_is_missed_and_the_rest_continues_from_a_kept_state(
     followers: Followers, size: int

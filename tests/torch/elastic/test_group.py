@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
 
+import pytest
 import torch
 
 from hpstage.torch.elastic.group import Group, Meeting, Message
@@ -31,6 +32,7 @@ def in_group(size: int, do: Callable[[Group], T], timeout: float = 60.0) -> list
         return list(threads.map(one, range(size)))
 
 
+@pytest.mark.ci
 def test_members_of_a_gang_wait_longer_for_each_other_than_the_timeout_to_meet() -> None:
     def exchanged(group: Group) -> list[bytes]:
         if group.rank == 0:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from hpstage.torch.elastic.shared_memory import Memory, Reader
@@ -24,6 +25,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.ci
 def test_a_process_reads_what_another_one_has_written_as_both_grow() -> None:
     drawn = random.Random(0)
     command = [sys.executable, "-c", WRITER]

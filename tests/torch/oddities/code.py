@@ -8,6 +8,7 @@ import threading
 import typing
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 import tests.torch.trainables  # noqa: F401  # as an identity does with what functions import, before anything is trained
@@ -23,6 +24,22 @@ LOCAL = threading.local()
 def _(kept: Any, self: Odd) -> float:
     CONTEXT.set(CONTEXT.get() + 1)
     return CONTEXT.get()
+
+
+VECTORIZED_CALLS = [0]
+
+
+def _counted(value: float) -> float:
+    VECTORIZED_CALLS[0] += 1
+    return value + VECTORIZED_CALLS[0]
+
+
+VECTORIZED = np.frompyfunc(_counted, 1, 1)
+
+
+@odd("a function that NumPy calls for each element")
+def _(kept: Any, self: Odd) -> float:
+    return float(VECTORIZED(np.zeros(3)).sum())
 
 
 @odd("a global variable of this thread's")
@@ -241,3 +258,71 @@ def _(kept: Any, self: Odd) -> float:
 
 def noted(module: Any, inputs: Any, output: Any) -> None:
     CACHED.append(1)
+
+
+# --- what the members of a class call, where that is no function
+
+
+class Counting(Called):
+    def of(self, owner: Any) -> int:
+        return self() * (owner is not None)
+
+
+class Wrapped:
+    partial = staticmethod(functools.partial(grown, []))
+    called = staticmethod(Called())
+    of_class = classmethod(Counting().of)
+    value = property(Counting().of)
+    growing = property(functools.partial(lambda items, owner: grown(items), []))
+    within = staticmethod(staticmethod(functools.partial(grown, [])))
+
+
+@odd("a partial with a list in a static method", Wrapped)
+def _(kept: Any, self: Odd) -> float:
+    return kept.partial() + kept.within()
+
+
+@odd("an object in a static method", Wrapped)
+def _(kept: Any, self: Odd) -> float:
+    return kept.called()
+
+
+@odd("the method of an object in a class method", Wrapped)
+def _(kept: Any, self: Odd) -> float:
+    return kept.of_class()
+
+
+@odd("the method of an object, and a partial, in properties", Wrapped)
+def _(kept: Any, self: Odd) -> float:
+    return kept.value + kept.growing
+
+
+class CountingProperty(property):
+    lookups = 0
+
+    def __get__(self, owner: Any, kind: Any = None) -> int:
+        self.lookups += 1
+        return self.lookups
+
+
+class CountingMethod(staticmethod):  # type: ignore[type-arg]
+    lookups = 0
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        self.lookups += 1
+        return super().__get__(owner, kind)
+
+
+class Counts:
+    lookups = CountingProperty()
+    method = CountingMethod(grown)
+
+
+@odd("a property of the user's own kind", Counts)
+def _(kept: Any, self: Odd) -> float:
+    return kept.lookups
+
+
+@odd("a static method of the user's own kind", Counts)
+def _(kept: Any, self: Odd) -> float:
+    return kept.method([]) + vars(Counts)["method"].lookups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import queue
 import types
 from typing import Any
@@ -218,3 +219,51 @@ def _(kept: Any, self: Odd) -> float:
 def _(kept: Any, self: Odd) -> float:
     kept.put(1)
     return kept.qsize()
+
+
+# --- methods of Python's own types
+
+
+def numbering() -> Any:
+    numbers: Any = collections.defaultdict()
+    numbers.default_factory = numbers.__len__
+    return numbers
+
+
+@odd("a dict that numbers its keys", numbering)
+def _(kept: Any, self: Odd) -> float:
+    return kept[self.steps % 4]
+
+
+@odd("a dict that numbers its keys, made in training")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.numbers = numbering()
+    return self.numbers[self.steps % 4] if self.steps >= 2 else 0.0
+
+
+@odd("a dict of what an iterator repeats", lambda: collections.defaultdict(itertools.repeat(0).__next__))
+def _(kept: Any, self: Odd) -> float:
+    kept[self.steps] += 1
+    return len(kept)
+
+
+@odd(
+    "a dict of what an iterator counts",
+    lambda: collections.defaultdict(itertools.count().__next__),
+    refused=r"is a itertools\.count that has moved on",
+)
+def _(kept: Any, self: Odd) -> float:
+    return kept[self.steps]
+
+
+@odd("methods of numbers that training makes", list)
+def _(kept: Any, self: Odd) -> float:
+    kept.append((self.steps).__add__)
+    return kept[-1](len(kept))
+
+
+@odd("a method of an operator of a class above", list, refused=r"self\.made holds a method-wrapper that training has")
+def _(kept: Any, self: Odd) -> float:
+    self.made = object.__repr__.__get__(kept)
+    return len(kept)

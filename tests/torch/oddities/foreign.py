@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import ctypes
 import json
 import math
 import sys
@@ -123,3 +124,62 @@ def _(kept: Any, self: Odd) -> float:
     module = sys.modules.setdefault("made_by_hand", types.ModuleType("made_by_hand"))
     module.count = getattr(module, "count", 0) + 1
     return module.count
+
+
+# --- pointers of ctypes
+
+
+class Linked(ctypes.Structure):
+    _fields_ = (("at", ctypes.POINTER(ctypes.c_int)), ("n", ctypes.c_int))
+
+
+def linked() -> Linked:
+    return Linked(ctypes.pointer(ctypes.c_int(0)), 0)
+
+
+@odd("what a pointer points to", lambda: ctypes.pointer(ctypes.c_int(0)))
+def _(kept: Any, self: Odd) -> float:
+    kept.contents.value += 1
+    return kept[0]
+
+
+@odd("what a pointer in a structure points to", linked)
+def _(kept: Any, self: Odd) -> float:
+    kept.at[0] += 1
+    return kept.at.contents.value
+
+
+@odd("a number next to a pointer in a structure", linked, refused=r"Linked that has changed in training")
+def _(kept: Any, self: Odd) -> float:
+    kept.n += 1
+    return kept.n
+
+
+@odd("a number next to a pointer that is 0 in a structure", Linked)
+def _(kept: Any, self: Odd) -> float:
+    kept.n += 1
+    return kept.n
+
+
+@odd("another object for a pointer", lambda: ctypes.pointer(ctypes.c_int(0)), refused=r"that has changed in training")
+def _(kept: Any, self: Odd) -> float:
+    kept.contents = ctypes.c_int(kept[0] + 1)
+    return kept[0]
+
+
+@odd("an object of Python's in one of ctypes", lambda: ctypes.py_object([0]))
+def _(kept: Any, self: Odd) -> float:
+    kept.value[0] += 1
+    return kept.value[0]
+
+
+@odd("numbers in the memory of another object", lambda: (ctypes.c_int * 2).from_buffer(bytearray(8)))
+def _(kept: Any, self: Odd) -> float:
+    kept[1] += 1
+    return kept[1]
+
+
+@odd("a callback that is only kept", lambda: ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1))
+def _(kept: Any, self: Odd) -> float:
+    self.called = kept
+    return kept()

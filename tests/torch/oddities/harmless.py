@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pydantic
+from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 from tests.torch.oddities.oddity import Odd, odd
@@ -102,3 +103,9 @@ noise = functools.partial(np.random.default_rng, 3)
 def _(kept: Any, self: Odd) -> float:
     seed_noise = noise().normal()
     return squared(self.steps) + sum(table(self.steps + 2)) + seed_noise
+
+
+@odd("images of Pillow", lambda: [Image.new("L", (4, 3), 30), Image.new("P", (2, 2)), Image.new("F", (0, 2))])
+def _(kept: Any, self: Odd) -> float:
+    kept.append(kept[0])
+    return float(np.asarray(kept[-1]).sum()) + len(kept) + sum(kept[1].convert("RGB").getpixel((1, 1)))

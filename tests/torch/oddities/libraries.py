@@ -11,6 +11,7 @@ import unittest.mock
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
 from torch import nn
 
@@ -206,3 +207,19 @@ def _(kept: Any, self: Odd) -> float:
 @odd("a module that is taken out of those there are")
 def _(kept: Any, self: Odd) -> float:
     return sys.modules["tests.torch.late_in_a_table"].tick()  # type: ignore[no-any-return]
+
+
+# --- what a library's module holds: objects that are no modules, functions or classes
+
+
+@odd("a generator that an object of a library is given in training")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        scipy.stats.norm.random_state = np.random.default_rng(0)
+    return float(scipy.stats.norm.rvs()) if self.steps > 1 else 0.0
+
+
+@odd("a number on an object of a library")
+def _(kept: Any, self: Odd) -> float:
+    scipy.stats.expon.seen = getattr(scipy.stats.expon, "seen", 0) + 1
+    return float(scipy.stats.expon.seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from typing import Any
 
@@ -222,3 +223,36 @@ class Metric:
 def _(kept: Any, self: Odd) -> float:
     kept.update(1.0)
     return kept.compute()
+
+
+class Ticking:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, owner: Any) -> float:
+        self.calls += 1
+        return self.calls
+
+
+def ticked(owner: list[int]) -> float:
+    owner.append(1)
+    return len(owner)
+
+
+@odd("a bound method of an object that can be called", lambda: types.MethodType(Ticking(), []))
+def _(kept: Any, self: Odd) -> float:
+    return kept()
+
+
+@odd("a bound method of a partial, in a list", lambda: [types.MethodType(functools.partial(ticked), [])])
+def _(kept: Any, self: Odd) -> float:
+    self.called = kept[0].__self__
+    return kept[0]()
+
+
+@odd(
+    "a bound method of a partial that training makes", list, refused=r"self\.made holds a method that training has made"
+)
+def _(kept: Any, self: Odd) -> float:
+    self.made = types.MethodType(functools.partial(ticked), kept)
+    return self.made()

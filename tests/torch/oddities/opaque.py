@@ -9,17 +9,20 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import inspect
 import io
 import itertools
 import logging
 import queue
+import random
 import sqlite3
 import types
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import tqdm
+from PIL import Image
 from torch import nn
 
 from tests.torch.oddities.oddity import Odd, odd
@@ -85,6 +88,17 @@ def _count() -> Any:
 
 _counted = _count()
 
+
+@odd(
+    "an image that is drawn into",
+    lambda: Image.new("L", (4, 3)),
+    refused=r"self\.kept\._?im is a ImagingCore that has changed",
+)
+def _(kept: Any, self: Odd) -> float:
+    kept.putpixel((self.steps % 4, 0), 9)
+    return float(kept.getpixel((1, 0)))
+
+
 # --- objects of libraries of which only what is read counts
 
 
@@ -94,10 +108,55 @@ def _(kept: Any, self: Odd) -> float:
     return float(kept.n)
 
 
+@odd("an attribute that a progress bar is given", lambda: tqdm.tqdm(total=9, disable=True))
+def _(kept: Any, self: Odd) -> float:
+    kept.given = getattr(kept, "given", 0) + 1
+    return float(kept.given)
+
+
 @odd("a progress bar's counter by a property", lambda: tqdm.tqdm(total=9, file=io.StringIO()))
 def _(kept: Any, self: Odd) -> float:
     kept.update(2)
     return float(kept.format_dict["n"])
+
+
+def called(x: int, y: int = 0) -> int:
+    return x + y
+
+
+@odd("arguments that a signature has bound", lambda: inspect.signature(called).bind(0))
+def _(kept: Any, self: Odd) -> float:
+    kept.arguments["x"] += 1
+    return called(*kept.args)
+
+
+@odd("an attribute of a type variable")
+def _(kept: Any, self: Odd) -> float:
+    ANY.lookups = getattr(ANY, "lookups", 0) + 1  # type: ignore[attr-defined]
+    return ANY.lookups  # type: ignore[attr-defined,no-any-return]
+
+
+ANY = TypeVar("ANY")
+
+
+@odd("an attribute of a mode that is entered", lambda: torch.autocast("cpu", enabled=False))
+def _(kept: Any, self: Odd) -> float:
+    kept.lookups = getattr(kept, "lookups", 0) + 1
+    with kept:
+        return kept.lookups
+
+
+class Drawn(random.SystemRandom):
+    lookups = 0
+
+    def random(self) -> float:
+        self.lookups += 1
+        return self.lookups / 10
+
+
+@odd("an attribute of the user's own kind of the system's random numbers", Drawn)
+def _(kept: Any, self: Odd) -> float:
+    return kept.random()
 
 
 class Counting(logging.Handler):

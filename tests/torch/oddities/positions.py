@@ -32,6 +32,37 @@ def _(kept: Any, self: Odd) -> float:
     return next(kept)
 
 
+@odd("iterators that never move", lambda: [iter({1, 2, 3}), iter({1: [1]}.items()), iter({2: 3}), iter([[1]])])
+def _(kept: Any, self: Odd) -> float:
+    self.first = kept[0]
+    return self.steps
+
+
+@odd("what an iterator of a dict gives", lambda: [values := [0], iter({1: values}.values())])
+def _(kept: Any, self: Odd) -> float:
+    kept[0][0] += 1
+    return kept[1].__reduce__()[1][0][0][0]
+
+
+@odd("an iterator of a set", lambda: iter({*range(99)}), refused=r"self\.kept is a set_iterator that has moved on")
+def _(kept: Any, self: Odd) -> float:
+    return next(kept)
+
+
+@odd(
+    "an iterator of a dict",
+    lambda: iter({n: n for n in range(99)}.items()),
+    refused=r"dict_itemiterator that has moved",
+)
+def _(kept: Any, self: Odd) -> float:
+    return next(kept)[1]
+
+
+@odd("an iterator of a list that moves", lambda: iter([*range(99)]), refused=r"self\.kept is a list_iterator that has")
+def _(kept: Any, self: Odd) -> float:
+    return next(kept)
+
+
 @odd("a file in memory", lambda: io.StringIO("0"), refused=r"self\.kept is a _io\.StringIO that has been read or wri")
 def _(kept: Any, self: Odd) -> float:
     kept.seek(0)

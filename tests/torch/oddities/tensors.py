@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from typing import Any
 
 import numpy as np
@@ -235,3 +236,34 @@ def _(kept: Any, self: Odd) -> float:
     if self.steps > 2:
         self.flat.add_(0.1)
     return float(self.views[1].sum()) if self.steps >= 2 else 0
+
+
+class Counted(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@odd("a tensor whose class counts the calls of its functions", lambda: torch.ones(3).as_subclass(Counted))
+def _(kept: Any, self: Odd) -> float:
+    return float(kept.sum()) + Counted.calls
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+@odd("a nested tensor that is read", nested)
+def _(kept: Any, self: Odd) -> float:
+    return float(kept.unbind()[0].sum())
+
+
+@odd("a nested tensor that is written to", nested, refused="keep ordinary tensors")
+def _(kept: Any, self: Odd) -> float:
+    kept.mul_(1.1)
+    return float(kept.unbind()[0].sum())

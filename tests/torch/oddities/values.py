@@ -9,6 +9,8 @@ import multiprocessing
 import types
 from typing import Any
 
+import numpy as np
+
 from tests.torch.oddities.oddity import Odd, odd
 
 
@@ -91,3 +93,11 @@ def _(kept: Any, self: Odd) -> float:
 def _(kept: Any, self: Odd) -> float:
     kept.n = getattr(kept, "n", 0) + 1
     return kept.n
+
+
+@odd(
+    "a number of more than 64 bits", lambda: np.longdouble(0), refused=r"self\.kept holds a .*longdouble that training"
+)
+def _(kept: Any, self: Odd) -> float:
+    self.kept = kept + np.longdouble(1)
+    return float(kept)
