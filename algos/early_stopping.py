@@ -27,7 +27,7 @@ class EarlyStoppingAlgorithm(Algorithm):
         super().check(setting)
         if self.grace >= setting.steps:
             raise UsageError(
-                f"grace is {self.grace}, but a trial has {setting.steps} steps, so that none could be stopped; lower "
+                f"grace is {self.grace}, but a trial has only {setting.steps} steps: none could be stopped. Lower "
                 f"grace or raise steps"
             )
 

@@ -84,8 +84,8 @@ class PopulationBasedTraining(Algorithm):
         super().check(setting)
         if self.interval >= setting.steps:
             raise UsageError(
-                f"interval is {self.interval}, but a trial has {setting.steps} steps, so that none could be replaced; "
-                f"lower interval or raise steps"
+                f"interval is {self.interval}, but a trial has only {setting.steps} steps: none could be replaced. "
+                f"Lower interval or raise steps"
             )
         if setting.n_trials is None or setting.n_trials < 2:
             raise UsageError(

@@ -56,9 +56,10 @@ def environment_of(
     differing = _differences(descriptions)
     if differing:
         raise ClusterError(
-            f"workers differ in {differing}; they would not train to the same bits. Start workers of one kind, with "
-            f"the same packages, files and data; where they differ in devices alone, environment='NAME' selects those "
-            f"with NAME in the device, and environment='any' trains on all, to other bits than on one kind"
+            f"workers differ in {differing}; they would not train to the same bits. {_computed(descriptions)}Start "
+            f"workers of one kind, with the same packages, files and data; where they differ in devices alone, "
+            f"environment='NAME' selects those with NAME in the device, and environment='any' trains on all, to other "
+            f"bits than on one kind"
         )
     first = next(iter(descriptions))
     environment = _environment(first)
@@ -151,6 +152,19 @@ def _other_code(description: Description, loaded: Mapping[str, str] | None) -> s
         f"{', '.join(differing[:_NAMED])}{more}. Install the same versions of packages; give the workers the files as "
         f"they are now (client.upload_file, or their PYTHONPATH), and restart whoever imported them before they were "
         f"edited: the workers (client.restart()), or this process (a notebook's kernel)"
+    )
+
+
+def _computed(descriptions: Collection[Description]) -> str:
+    """Describe the values that importing has computed differently on each worker, with a remedy."""
+    first, *others = (_environment(description).loaded for description in descriptions)
+    names = sorted({name for other in others for name in drifts(first, other)})
+    if not names:
+        return ""
+    return (
+        f"Importing your modules computes {', '.join(names[:_NAMED])} again in each process, to another value (a time, "
+        f"a random number): compute it where training begins, or if training does not depend on it, name it in "
+        f"`stateless`. "
     )
 
 

@@ -30,7 +30,7 @@ def require_main_guard() -> None:
 
 
 def refuse_while_imported() -> None:
-    """Raise SystemExit in a process that imports the script of a search, which must not start the search again."""
+    """Exit if this process only imports the script of a search: it must not start the search again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(f"importing the script starts the search again; {_REMEDY}")
 

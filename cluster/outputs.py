@@ -12,9 +12,9 @@ from contextlib import contextmanager
 def outputs() -> Iterator[tuple[int, int]]:
     """Yield file descriptors for the standard output and error of a process to be started.
 
-    A service may be started without the standard streams, or close them. A file that is opened later may then get one
-    of their numbers: a database into which training would print, or the socket of a training process. So numbers that
-    are free are taken first, for as long as this process lives.
+    A process may run without standard streams. A file that it opens later may then get descriptor 0, 1 or 2: training
+    would print into a database, or into the socket of a training process. So free ones of these descriptors are
+    occupied first, for the life of this process.
     """
     while (nothing := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

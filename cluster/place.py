@@ -83,7 +83,7 @@ class Place:
         return self._given.scheduler.address, self._given.security
 
     def close(self) -> None:
-        """Close what was started."""
+        """Close the cluster and the fork server that this object has started."""
         for ours in (self.cluster, self.fork_server):
             if ours is not None:
                 ours.close()

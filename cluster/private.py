@@ -30,7 +30,10 @@ class ClientOnce(Client):  # type: ignore[misc]
 
     def close(self, *arguments: Any, **kwargs: Any) -> None:
         super().close(*arguments, **kwargs)
-        self._loop_runner.stop()  # Dask leaves it, too, after the scheduler has closed the connection
+        # Dask leaves it, too, after the scheduler has closed the connection. Not again when it is deleted: that may be
+        # while this thread starts another loop, whose lock it would wait for.
+        if self._loop_runner.is_started():
+            self._loop_runner.stop()
 
 
 def start_workers(cluster: LocalCluster) -> None:

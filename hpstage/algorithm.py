@@ -151,6 +151,9 @@ _WHOLE = whole(-EXACT)
 class Algorithm(ABC):
     """Description of an algorithm; immutable, with a distinctive ``repr``.
 
+    A subclass is registered in the entry-point group ``hpstage.algorithms``, under its name for ``--algorithm``, and
+    tested by :class:`hpstage.testing.AlgorithmContract`.
+
     Parameters of the right kind become plain ones, NumPy's numbers Python's, so that a search is resumed whichever
     were given.
     """

@@ -9,7 +9,7 @@ the same trials are trained by hpstage merged (``eager``), merged and stacked (`
 by Optuna with a pool of processes, and, with PEFT, as several adapters of one model, which take turns.
 
 worker     seconds in trials, summed, and by those of ``eager`` in the same round
-memory     the most of all processes together (PSS)
+memory     the most of all processes together, and of one of them (PSS)
 a state    bytes of a stored state by those of what is trained and its optimizer's state
 parts      bytes of what states have in common by those of what is frozen
 k          values do not depend on how many are trained as one: those of ``stacked`` are those of widths of 1 to 16
@@ -68,7 +68,8 @@ def compare(part: str, options: argparse.Namespace) -> dict[str, Any]:
         )
         print(
             f"{part:13} {way:8} {found[way]['worker_seconds']:8.1f} worker-s {found[way]['ratio']:6.2f}  "
-            f"wall {found[way]['wall']:7.1f} s  memory {one['memory'] / 1e6:6.0f} MB{own}",
+            f"wall {found[way]['wall']:7.1f} s  memory {one['memory'] / 1e6:6.0f} MB, "
+            f"of one {one['largest'] / 1e6:5.0f} MB{own}",
             flush=True,
         )
     stacked = [each[way]["values"] for each in rounds for way in ("stacked", "auto") if way in ways]

@@ -74,7 +74,7 @@ class TrialRow:
 class Request:
     """A state that trials have requested, or that was evaluated.
 
-    ``first``: the first trial that did. ``waiting``: those without a result yet, in order.
+    ``first``: the first trial that requested it. ``waiting``: the trials still without a result, in order.
     """
 
     first: TrialId | None = None

@@ -86,7 +86,8 @@ _NOUNS = {"segment": "segment", "trial": "whole trial", "winner": "winner"}
 
 def audited(share: float, differences: int, seconds: float) -> str:
     """``14 % of the steps in 0.0120 h, 0 differences``."""
-    return f"{100 * share:.0f} % of the steps in {duration(seconds)}, {count_of(differences, 'difference')}"
+    part = f"{100 * share:.0f} %" if not 0 < share < 0.005 else "less than 1 %"
+    return f"{part} of the steps in {duration(seconds)}, {count_of(differences, 'difference')}"
 
 
 @dataclass(frozen=True, slots=True)

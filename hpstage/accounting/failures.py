@@ -23,7 +23,7 @@ class Cause:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The first and the last step at which one of them was raised."""
+        """The first and the last step at which one of these exceptions was raised."""
         steps = [failure.step for failure in self.failures]
         return min(steps), max(steps)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+
+import cloudpickle
 
 from hpstage.checking import ways
 from hpstage.checking.causes import Style, cause_of
@@ -17,6 +20,7 @@ from hpstage.checking.trials import Trials, draw
 from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors.arguments import CATCH, SEED, SPACE, checked, function, in_tuple, instance, optional, text, whole
+from hpstage.execution.fork import Fork
 from hpstage.execution.runs import Record
 from hpstage.execution.snapshot import THREADS
 from hpstage.schedule.space import Space
@@ -156,13 +160,27 @@ def _trained_by(trainable: object, numerics: str) -> Iterator[None]:
 
 
 class _Making:
-    """Pickles as what ``make`` returns where it is unpickled."""
+    """Pickles as what ``make`` returns where it is unpickled, once that was sent as a search sends it."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self._make = make
 
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return self._make, ()
+    def __reduce__(self) -> tuple[Callable[[Callable[[], object]], object], tuple[Callable[[], object]]]:
+        return _sent, (self._make,)
+
+
+def _sent(make: Callable[[], object]) -> object:
+    """Make the trainable in a fork, as the process of a search, and unpickle it here: what it has in common with
+    another module is an object of its own after that, as in all other processes of the check."""
+    if sys.platform != "linux":
+        return make()
+    try:
+        fork = Fork(lambda: pack(made := make(), packages(as_trainable(made))))
+        while (packed := fork.wait(60)) is None:
+            pass
+    except OSError:  # there can be no fork, or it has ended: what make() has raised there, it raises here
+        return make()
+    return cloudpickle.loads(packed)
 
 
 def _made(make: Callable[[], Any], numerics: str) -> object:

@@ -1,9 +1,9 @@
 """Decides which checkpoints to evict when they exceed their budget of bytes. Pure: values in, a decision out.
 
 Saved states form a forest: a state's parent is its nearest saved ancestor, from which it would be retrained.
-A *needed* checkpoint is never evicted. Of the others, the one is evicted whose loss costs the fewest seconds per byte
-freed (counting only bytes that must be freed: the excess of a large checkpoint counts for nothing). The cost depends
-on the checkpoints evicted before it:
+A *needed* checkpoint (``needed.py``) is never evicted. Of the others, the one is evicted whose loss costs the fewest
+seconds per byte freed (counting only bytes that must be freed: the excess of a large checkpoint counts for nothing).
+The cost depends on the checkpoints evicted before it:
 
 - It would be retrained from its nearest ancestor that is still kept, which is farther up once ancestors are evicted.
 - Each evicted checkpoint below it would have to repeat its training, too.

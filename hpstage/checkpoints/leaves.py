@@ -116,6 +116,8 @@ def describe(name: str, value: object) -> Leaf | str | None:
     if torch is not None and isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return f"is a {type(value).__name__}, a tensor subclass"
+        if value.is_nested:
+            return "is a nested tensor"
         dtype = str(value.dtype).removeprefix("torch.")
         if value.layout is not torch.strided or value.is_meta or dtype not in _TORCH:
             return f"is a tensor of dtype {dtype}, layout {value.layout} on device {value.device}"
@@ -293,7 +295,7 @@ def same(pairs: Iterable[tuple[Leaf, Any, Any]]) -> list[bool]:
 
 
 def same_bytes(one: Any, other: Any) -> bool:
-    """Return whether two tensors on the CPU are of one form, without gaps in memory, and have the same bytes."""
+    """Return whether two CPU tensors have the same shape, dtype and strides, no gaps in memory, and the same bytes."""
     leaf = describe("", one)
     return (
         isinstance(leaf, Leaf)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import chain
 from typing import Any, NamedTuple
 
-from hpstage.checkpoints import unmodified
+from hpstage.checkpoints import lazy_copies, unmodified
 from hpstage.checkpoints.host_memory import HostMemory, give_back
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.on_device import CudaMover, Mover, is_out_of_memory
@@ -315,6 +315,8 @@ class LiveCache:
         needed = max(0, own - prepared)
         self._make_room(tier, needed, self._order(tier))
         copy = self._copied(flat, known)
+        for value in copy.values:
+            lazy_copies.allow_copies(value)  # a fork from it takes no memory for what it only reads
         self._remember(copy, known)
         tier.add(key, _Held(copy.state(), copy, size))
         return copy

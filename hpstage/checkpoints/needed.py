@@ -1,9 +1,9 @@
-"""The saved states of a search plan, as input to retention. Pure.
+"""The saved states of a search plan, as input to eviction (``eviction_policy.py``). Pure.
 
 A state is *needed*, and its checkpoint must be kept, if
 
--- it is the nearest saved one at or before a state that a driver waits for: training will start from there;
--- it is the nearest saved one at or before the farthest state requested of an unfinished trial that may be continued:
+- it is the nearest saved one at or before a state that a driver waits for: training will start from there;
+- it is the nearest saved one at or before the farthest state requested of an unfinished trial that may be continued:
   not of one that has its last result, or has failed, and waits for trials of lower numbers to end;
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;

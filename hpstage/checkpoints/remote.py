@@ -58,7 +58,7 @@ _DEFINITE = (
 
 
 class DriverError(OSError):
-    """An error of a driver's own type, which is its ``__cause__``."""
+    """Stands for an exception of an fsspec driver that is no ``OSError``; the original is its ``__cause__``."""
 
 
 class Remote:

@@ -59,10 +59,9 @@ def check(
 
     try:
         function = space_named(space)
-        subject = trainable_named(trainable)
-        send_along(trainable)
+        make = partial(_made, trainable)
+        subject = make()
         say = None if quiet else _say
-        make = partial(trainable_named, trainable)
         report = perform(
             subject, function, steps=steps, n_forks=forks, seed=seed, numerics=numerics, say=say, make=make
         )
@@ -80,3 +79,9 @@ def check(
 
 def _say(line: str) -> None:
     typer.echo(clean(line), err=True)
+
+
+def _made(trainable: str) -> object:
+    made = trainable_named(trainable)
+    send_along(trainable)
+    return made

@@ -14,6 +14,7 @@ _NAMED = 5
 _KINDS = {
     "variable": "the environment variable ",
     "folder": "the folder ",
+    "module": "the module ",
     "arguments": "the command line's arguments in ",
     "more": "more files than are compared",
 }
@@ -78,7 +79,7 @@ def _notice(names: list[str]) -> str:
     return (
         f"Training reads {_listed(names)}, which the workload's key does not cover: once it changes, this store is "
         f"refused. To have it in the key, hold a file's path or a variable's value in an attribute of the trainable, "
-        f"parse arguments at module level, or state `data_version`. {_UNLESS}"
+        f"parse arguments at module level, import modules by a statement, or state `data_version`. {_UNLESS}"
     )
 
 

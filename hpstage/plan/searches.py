@@ -54,12 +54,12 @@ class Searches(Mapping[str, SearchRecord]):
                 record.unbegun[root.id] += 1
 
     def train(self, root: Node) -> None:
-        """Note that training from a root has begun."""
+        """Record that training from a root has begun."""
         for record in self.values():
             record.unbegun.pop(root.id, None)
 
     def ask(self, study: str, trial: TrialId) -> None:
-        """Note that more steps are requested of a trial than it has."""
+        """Record that more steps are requested of a trial than it has."""
         if study in self._latest:
             self._latest[study].paused.pop(trial, None)
 

@@ -46,7 +46,10 @@ class Winners:
             own.leading = costs, state
 
     def end(self, ended: TrialEnded, state: State | None) -> None:
-        """Consider the last state of a trial. O(best trials of the study)."""
+        """Add the last state of a completed, feasible trial to the study's winners unless one of them dominates it.
+
+        O(winners of the study).
+        """
         own = self._of.get(ended.study)
         if own is None or state is None or ended.state != "COMPLETE":
             return

@@ -79,7 +79,7 @@ def _called(node: ast.expr) -> Any:
             return getattr(schedule, name)
         case ast.Attribute(ast.Call() as inner, name) if name in _METHODS:
             return getattr(_read(inner), name)
-    raise UsageError(f"{ast.unparse(node)} is no schedule; {_REMEDY}")
+    raise UsageError(f"{ast.unparse(node)} is not a schedule; {_REMEDY}")
 
 
 _REMEDY = f"give plain values, or schedules of {', '.join(_CONSTRUCTORS)}, with .until(), .then() and .since()"

@@ -1,4 +1,4 @@
-"""Reduce on plateau: a schedule that a metric decides while its trial is trained. Pure.
+"""Reduce on plateau: a schedule that a metric decides while its trial is trained, by ``search/decisions.py``. Pure.
 
 Until a value is reduced, the schedule is constant. So trials that differ in their patience are one branch until the
 metric separates them.

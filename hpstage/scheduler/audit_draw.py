@@ -137,8 +137,9 @@ class AuditDraw:
                 continue
             forms = dict(zip(own.names, own.forms, strict=True))
             stages.append(Stage(own.id, start, stop, forms, own.seen(start + 1).digest))
-            kept = sorted(at for at in own.states if start < at <= stop) if drawn.whole else [step] * (own is node)
-            goals += [goal for at in kept if (goal := self._goal(own.states[at])) is not None]
+            # What was reported on the way is reported again: evaluating may change what no step reads.
+            known = sorted(at for at in own.states if start < at <= stop)
+            goals += [goal for at in known if (goal := self._goal(own.states[at])) is not None]
         return Audit(
             id=id,
             source=None if source is None else self._plan.key(source.node, source.step),

@@ -155,8 +155,10 @@ class Branch:
 
 
 class WorkLeft:
-    """Sums over the branches of a stage tree. Each change of a branch costs O(log), regardless of the number of
-    branches."""
+    """Remaining seconds, steps, evaluations and stages, summed over the branches of a stage tree.
+
+    A change of one branch costs O(log n) of its targets, regardless of the number of branches.
+    """
 
     __slots__ = ("evaluations", "seconds", "stages_done", "stages_left", "steps")
 

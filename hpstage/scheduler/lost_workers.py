@@ -1,8 +1,8 @@
 """Handling of a worker's death in the middle of a chain. Pure.
 
 1. The executor notices it: ``cluster/connection.py`` that a worker's process is gone, ``cluster/site.py`` that only
-   its training process is. It reports ``WorkerLeft``, or ``ChainEnded`` with outcome ``lost``, after all earlier
-   reports of the chain.
+   its training process is. After all earlier reports of the chain, ``WorkerLeft``, or ``ChainEnded`` with outcome
+   ``lost``, comes through ``cluster/membership.py`` and ``cluster/inbox.py``.
 2. The driver passes the report to ``Reports`` (``reports.py``), which calls :func:`facts_of_loss`: the chain is closed,
    and training after its last checkpoint is lost. If several workers in a row have died on the path from one state, the
    stage is assumed to be the cause, and its trials fail.

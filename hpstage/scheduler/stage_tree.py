@@ -92,7 +92,7 @@ class StageTree:
             self._settle(branch, step)
 
     def keep(self, trial: PlannedTrial) -> None:
-        """Note the steps at which a new trial's states are to be saved, for running chains."""
+        """Record the steps at which a new trial keeps states, so that running chains that pass them keep them, too."""
         for step in trial.keep_at:
             if step <= trial.steps:
                 branch = self.branch(trial.node_at(step))

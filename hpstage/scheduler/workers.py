@@ -114,8 +114,8 @@ class Workers(dict[WorkerId, Worker]):
             self._free[worker.id] = worker
 
     def idle(self, now: float) -> list[Worker]:
-        """Return the workers that can be given a chain; slots of the hosts that train the fewest chains first, and of
-        each host no more than it pays to train side by side."""
+        """Return the idle workers, slots of the least loaded hosts first; of a host, at most as many as are worth
+        training side by side."""
         if not self._free:
             return []
         chains: dict[WorkerId, int] = {}

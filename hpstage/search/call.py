@@ -19,7 +19,7 @@ from hpstage.driver.places import Places, check_places, header_in, open_places
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import shown
 from hpstage.execution.inline import InlineExecutor
-from hpstage.executor import Executor
+from hpstage.executor import Environment, Executor
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patient_storage import fail_stale_trials, patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
@@ -176,37 +176,9 @@ def open_call(
         workers = as_executor(executor)
         closing.callback(workers.close)
         name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
-        header = None if store is None else header_in(store, name, StateKey(""))
-        workers.devices = devices_of(request.environment, None if header is None else header.described)
-        environment = workers.open(request.trainable, None)
-        request = replace(request, workers=max(1, workers.present or 1))
-        check_costs(request.metrics, environment.described)
+        request, environment = _start(workers, request, store, name)
         interruption.started(workers.wake)
-        for remark in environment.remarks:
-            logger.info("%s", remark)
-        for remark in (*environment.warnings, *request.remarks()):
-            logger.warning("%s", remark)
-        identity = environment.identity or code_identity(request.trainable)
-        described = described_by(environment, identity, sharing=request.sharing)
-        numerics = ""
-        if is_open(described):
-            numerics, described = choose(described, workers, request, store, name)
-        # A non-deterministic environment means that the user allows equal steps to give different bits.
-        exact = environment.described.get("deterministic") != "no"
-        workload = Workload(
-            key=workload_key(described),
-            described=described,
-            loaded=by_name(environment.loaded),
-            origin=origin_of(request.trainable),
-            sharing=request.sharing,
-        )
-        conduct = Conduct(
-            checkpoint_every=request.checkpoint_every,
-            verify=request.verify if exact else "off",
-            audit=request.audit == "idle" and exact and not workers.devices.is_any,
-            numerics=numerics,
-            slots=slots_by(numerics, workers),
-        )
+        workload, conduct = _decided(environment, workers, request, store, name)
         places = open_places(store, checkpoints, name=name, workload=workload.key, closing=closing)
         workers.use(places.checkpoints)
         page = closing.enter_context(workers.show(places.journal))
@@ -248,6 +220,54 @@ def open_call(
                 workers=idle,
             ),
         )
+
+
+def _start(
+    workers: Executor, request: Request, store: str | os.PathLike[str] | Journal | None, name: str
+) -> tuple[Request, Environment]:
+    """Start the workers, and say what is to be known of their environment. Return the request with their number."""
+    header = None if store is None else header_in(store, name, StateKey(""))
+    workers.devices = devices_of(request.environment, None if header is None else header.described)
+    environment = workers.open(request.trainable, None)
+    request = replace(request, workers=max(1, workers.present or 1))
+    check_costs(request.metrics, environment.described)
+    for remark in environment.remarks:
+        logger.info("%s", remark)
+    for remark in (*environment.warnings, *request.remarks()):
+        logger.warning("%s", remark)
+    return request, environment
+
+
+def _decided(
+    environment: Environment,
+    workers: Executor,
+    request: Request,
+    store: str | os.PathLike[str] | Journal | None,
+    name: str,
+) -> tuple[Workload, Conduct]:
+    """Return what is trained, and how."""
+    identity = environment.identity or code_identity(request.trainable)
+    described = described_by(environment, identity, sharing=request.sharing)
+    numerics = ""
+    if is_open(described):
+        numerics, described = choose(described, workers, request, store, name)
+    # A non-deterministic environment means that the user allows equal steps to give different bits.
+    exact = environment.described.get("deterministic") != "no"
+    workload = Workload(
+        key=workload_key(described),
+        described=described,
+        loaded=by_name(environment.loaded),
+        origin=origin_of(request.trainable),
+        sharing=request.sharing,
+    )
+    conduct = Conduct(
+        checkpoint_every=request.checkpoint_every,
+        verify=request.verify if exact else "off",
+        audit=request.audit == "idle" and exact and not workers.devices.is_any,
+        numerics=numerics,
+        slots=slots_by(numerics, workers),
+    )
+    return workload, conduct
 
 
 def as_executor(executor: object) -> Executor:

@@ -1,4 +1,4 @@
-"""The history of a search: the calls of its algorithm, from which an equal search can be started."""
+"""Records the calls of an algorithm during a search, so that an equal search can be started from them."""
 
 from __future__ import annotations
 

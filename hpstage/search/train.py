@@ -20,7 +20,7 @@ from hpstage.errors.arguments import (
     text,
     whole,
 )
-from hpstage.execution.trying_out import metrics_untrained
+from hpstage.execution.trying_out import evaluate_untrained
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Callback
 from hpstage.plan.messages import Auditing
@@ -31,6 +31,7 @@ from hpstage.search.request import KINDS, Request
 from hpstage.search.results.lineage import RUNS, Configuration
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.search.run import searched
+from hpstage.search.session import missing_metric
 from hpstage.search.signals import Interruption
 from hpstage.store import Journal
 from hpstage.training.identity import threads
@@ -168,6 +169,9 @@ def train(
         callbacks=callbacks,
         show_progress_bar=show_progress_bar,
     )
+    for one in trained:
+        if one.metrics and not any(metric in values for values in one.metrics.values()):  # trained before, by another
+            raise UsageError(missing_metric(metric, one.metrics[max(one.metrics)]))
     return trained[0] if isinstance(hp, Mapping) else trained
 
 
@@ -242,12 +246,17 @@ def _first_metric(trainable: Any, one: Configuration) -> str:
     with generators_restored(), threads.restored():
         adapter: Any = as_trainable(trainable if isinstance(trainable, FunctionType) else copy.deepcopy(trainable))
         try:
-            found = metrics_untrained(adapter, initial)
+            found, why = evaluate_untrained(adapter, initial), None
+        except UsageError:
+            raise
+        except Exception as error:
+            found, why = {}, error
         finally:
             adapter.close()
     if not found:
+        raised = "" if why is None else f", which raised {type(why).__name__}: {why}"
         raise UsageError(
-            "no metric is known of the untrained model; give metric=, a name that evaluate() returns or run.report() "
-            "is given"
-        )
+            f"no metric is known of the untrained model{raised}; give metric=, a name that evaluate() returns or "
+            f"run.report() is given"
+        ) from why
     return next(iter(found))

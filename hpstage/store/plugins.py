@@ -87,13 +87,13 @@ def opener(group: Group, name: str, port: type[_T]) -> Callable[..., _T]:
     """Return the function of that name, which must return an instance of ``port``.
 
     Raises:
-        UsageError: there is none, it cannot be imported, or it is no function; when called, that it returned something
-            else.
+        UsageError: there is none, it cannot be imported, or it is not a function; when called, that it returned
+            something else.
     """
     point = _the_one(group, name)
     found = _loaded(point)
     if not callable(found):
-        raise UsageError(f"{_described(point)} is no function; {_remedy(point)}")
+        raise UsageError(f"{_described(point)} is not a function; {_remedy(point)}")
 
     def checked(*args: object, **kwargs: object) -> _T:
         opened = found(*args, **kwargs)

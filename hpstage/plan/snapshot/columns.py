@@ -121,7 +121,7 @@ class _Writer:
             keys, items = (self._column([*chain.from_iterable(each)]) for each in (values, map(kind.values, values)))
             return _PAIRS, _MAPPINGS.index(kind), [*map(len, values)], keys, items
         if kind not in _SEQUENCES:
-            raise TypeError(f"it has a {kind.__qualname__}")
+            raise TypeError(f"a snapshot cannot hold a value of type {kind.__qualname__}")
         numbers = None
         if kind is set:
             values = [*map(sorted, values)]

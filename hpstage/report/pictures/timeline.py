@@ -199,7 +199,7 @@ class Timeline:
 
 
 def bars(book: Book) -> Iterator[Bar]:
-    """Yield the activities of workers for the book's trials, on their clock, without those of 0 seconds."""
+    """Yield a bar per activity of a worker for the book's trials, in the time of the timeline; none for 0 seconds."""
     stages: dict[WorkerId, int] = {}
     for at, charge in zip(book.began, book.charges, strict=True):
         fact = charge.fact

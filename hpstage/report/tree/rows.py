@@ -137,7 +137,7 @@ def _scalar(value: object) -> object:
 
 
 def sampled(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return some points of a curve, evenly, with its first and last one."""
+    """Return evenly spaced points of a curve, among them the first and the last."""
     last = len(points) - 1
     chosen = sorted({round(i * last / (_CURVE - 1)) for i in range(_CURVE)}) if points else []
     return [(points[i][0], float(f"{points[i][1]:.5g}")) for i in chosen]
