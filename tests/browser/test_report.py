@@ -17,6 +17,7 @@ from tests.unit.reports import HOSTILE
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.ci
 def test_the_table_of_trials_is_sorted_and_filtered(open_at: Open, tmp_path: Path) -> None:
     journal, study = MemoryJournal(), optuna.create_study(study_name=HOSTILE, direction="maximize")
     for b in (10, 9, 2, 33):

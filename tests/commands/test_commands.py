@@ -127,6 +127,7 @@ def output_of(*words: object) -> str:
     return done.output
 
 
+@pytest.mark.ci
 def test_status_without_a_store_lists_those_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     none = run("status")
@@ -483,6 +484,7 @@ def test_a_terminal_without_the_signs_of_a_name_gets_them_escaped(store: Path) -
         assert done.returncode == 0 and sign in done.stdout, done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("command", ["status", "tree", "export", "report"])
 def test_help_has_examples_and_a_missing_store_is_an_error(command: str, tmp_path: Path) -> None:
     helped = output_of(command, "--help")

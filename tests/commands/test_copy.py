@@ -216,6 +216,7 @@ main()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("to_redis", [True, False])
 @pytest.mark.parametrize("after", ["states", "records"])
 def test_killed_at_any_moment_it_resumes(
@@ -259,6 +260,7 @@ def test_killed_at_any_moment_it_resumes(
     assert search(target, checkpoints=shared).savings.steps_trained == 0
 
 
+@pytest.mark.ci
 def test_a_damaged_copy_of_a_checkpoint_is_replaced_and_a_damaged_original_named(
     searched: Path, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("space", ["space", "in_the_space"])
 def test_a_script_parses_what_follows_two_dashes(space: str, tmp_path: Path) -> None:
     done = plan(tmp_path, f"script.py:{space}", "--steps", "4", "--n-trials", "1", "--", "--width", "3")
@@ -36,6 +37,7 @@ def test_a_script_parses_what_follows_two_dashes(space: str, tmp_path: Path) -> 
     assert "steps" in done.stdout
 
 
+@pytest.mark.ci
 def test_a_script_that_exits_for_its_arguments_is_named_with_the_remedy(tmp_path: Path) -> None:
     done = plan(tmp_path, "script.py:space", "--steps", "4", "--n-trials", "1")
     assert done.returncode == 1

@@ -77,6 +77,7 @@ def command(*words: object) -> str:
     return done.output
 
 
+@pytest.mark.ci
 def test_states_of_a_search_store_equal_tensors_once(tmp_path: Path) -> None:
     result = search(tmp_path)
     plan = plan_of(tmp_path)
@@ -91,6 +92,7 @@ def test_states_of_a_search_store_equal_tensors_once(tmp_path: Path) -> None:
         assert np.allclose(state["tuned"], 2 * 0.5 + 4 * trial.params["rate"])
 
 
+@pytest.mark.ci
 def test_copied_states_share_equal_tensors_too(tmp_path: Path) -> None:
     search(tmp_path / "a")
     for copied in (14, 0):
@@ -103,6 +105,7 @@ def test_copied_states_share_equal_tensors_too(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.ci
 def test_gc_removes_a_part_that_no_checkpoint_uses(tmp_path: Path) -> None:
     search(tmp_path)
     place = checkpoints(tmp_path)
@@ -119,6 +122,7 @@ def test_gc_removes_a_part_that_no_checkpoint_uses(tmp_path: Path) -> None:
     assert place.parts()
 
 
+@pytest.mark.ci
 def test_a_part_that_no_record_names_stays_while_a_checkpoint_has_it(tmp_path: Path) -> None:
     """Such as in a copy that was made in another way."""
     search(tmp_path)
@@ -131,6 +135,7 @@ def test_a_part_that_no_record_names_stays_while_a_checkpoint_has_it(tmp_path: P
     assert place.parts().keys() == {part}
 
 
+@pytest.mark.ci
 def test_a_damaged_part_is_found_its_states_are_trained_again_and_it_is_written_again(tmp_path: Path) -> None:
     search(tmp_path)
     (file,) = tmp_path.glob("checkpoints/pa/part-*/state.safetensors")

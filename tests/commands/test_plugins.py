@@ -152,6 +152,7 @@ SPACE = ["search.py:space", "--steps", "6", "--n-trials", "3"]
 OF_A_RUN = ["--metric", "score", "--direction", "minimize", "--sampler", "random", "--quiet"]
 
 
+@pytest.mark.ci
 def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_plugin(
     hpstage: Run, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_
     assert "18 trained" in status.stdout
 
 
+@pytest.mark.ci
 def test_classes_that_a_plugin_adapts_and_their_subclasses_are_trained(hpstage: Run) -> None:
     for name in ("Box", "Crate"):
         done = hpstage("run", f"search.py:{name}", *SPACE, *OF_A_RUN, "--executor", "Quiet()", "--store", name)
@@ -219,7 +221,7 @@ REFUSED = {
     ),
     "no function": (
         ["--executor", "Quiet()", "--store", "broken://plan", "--checkpoints", "states"],
-        "the plugin 'broken' of small-plugin 1.2 (hpstage.stores, small_plugin:text) is no function",
+        "the plugin 'broken' of small-plugin 1.2 (hpstage.stores, small_plugin:text) is not a function",
     ),
     "no journal": (
         ["--executor", "Quiet()", "--store", "empty://plan", "--checkpoints", "states"],

@@ -108,6 +108,7 @@ def of_the_display(lines: list[str]) -> list[str]:
     return [line for line in lines if not own.match(line)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("width", [40, 80])
 def test_what_is_printed_logged_and_warned_of_stands_above_the_display_in_whole_lines(width):
     terminal = on_terminal(width=width)
@@ -121,6 +122,7 @@ def test_what_is_printed_logged_and_warned_of_stands_above_the_display_in_whole_
     assert 2 <= len(terminal.lines) - first - 1 <= 7
 
 
+@pytest.mark.ci
 def test_the_display_is_drawn_while_the_search_runs_and_the_terminal_stays_as_it_was():
     terminal = on_terminal(width=80)
     assert terminal.written.count(b"/40 trials") > 3
@@ -149,6 +151,7 @@ def test_escape_sequences_in_a_name_are_shown_and_not_sent_to_the_terminal():
     assert b"owned\x07" not in terminal.written and b"\x1b[2J" not in terminal.written
 
 
+@pytest.mark.ci
 def test_no_color_takes_the_colours_away():
     colour = re.compile(rb"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;[0-9;]+)[0-9;]*m")
     assert colour.search(on_terminal(width=80).written)

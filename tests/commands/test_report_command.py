@@ -52,6 +52,7 @@ def library(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(tmp_path_factory.mktemp("reported") / "library", store)
 
 
+@pytest.mark.ci
 def test_the_report_is_written_and_its_path_printed(
     store: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +63,7 @@ def test_the_report_is_written_and_its_path_printed(
     assert len(read(library.with_name("trials.csv"))) == 11
 
 
+@pytest.mark.ci
 def test_a_report_has_tables_only_with_the_option(store: Path, library: Path, tmp_path: Path) -> None:
     output_of("report", store, tmp_path / "page")
     page = write_report(tmp_path / "library", store, tables=False)
@@ -134,6 +136,7 @@ def test_a_plan_on_redis_is_reported_given_only_its_url(shared_redis: RedisServe
         CliRunner().invoke(app, ["report", shared_redis.url, str(tmp_path / "no")], catch_exceptions=False)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("PNG", b"\x89")]
 )

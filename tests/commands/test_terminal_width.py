@@ -81,6 +81,7 @@ def piped(*words: str) -> str:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=True, timeout=300).stdout.decode()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("command", ["status", "tree"])
 def test_a_terminal_shows_every_word_that_a_pipe_gets(store: Path, command: str, width: int) -> None:
@@ -94,6 +95,7 @@ def test_a_terminal_shows_every_word_that_a_pipe_gets(store: Path, command: str,
     assert LONG not in through_pipe or LONG in "".join(line.lstrip(" │") for line in lines)
 
 
+@pytest.mark.ci
 def test_colours_are_for_terminals_that_want_them(store: Path) -> None:
     _, plain = on_terminal(80, "tree", str(store), NO_COLOR="1")
     assert not re.search(rb"\x1b\[(\d+;)*3\d", plain)

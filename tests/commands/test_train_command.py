@@ -52,6 +52,7 @@ def lines(*words: object) -> list[str]:
     return [line.rstrip() for line in done.output.splitlines()]
 
 
+@pytest.mark.ci
 def test_train_branch_and_runs_on_one_store(script: str) -> None:
     run = ["train", script, "store", "--set", "lr=cosine(0.1, 8)", "--set", "wd=0.25", "--steps", 8]
     assert re.fullmatch(r"runs/0  score [\d.]+ after 8 of 8 steps", lines(*run)[0])
@@ -75,11 +76,13 @@ def test_without_a_store_there_is_one_per_workload_and_runs_shows_it(script: str
     assert any(line.startswith("runs ") for line in lines("status", run[-1].split()[1]))
 
 
+@pytest.mark.ci
 def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str) -> None:
     lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
     assert lines("branch", "store", "--trial", "runs/0", "--at", 4, "--steps", 6)[0].startswith("runs/1 ")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -96,6 +99,7 @@ def test_an_invalid_branch_is_refused(words: list[str], message: str, script: st
     assert hpstage.open("store").trials == ["runs/0"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -138,6 +138,7 @@ def run_while(file: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.ci
 def test_an_audit_makes_way_for_any_task_on_its_worker(client: Client, tmp_path: Path) -> None:
     executor = DaskExecutor(client)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))

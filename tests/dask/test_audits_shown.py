@@ -47,6 +47,7 @@ def result(journal: MemoryJournal) -> hpstage.Result:
     return search(journal, "study")
 
 
+@pytest.mark.ci
 def test_every_output_shows_the_same_audit_line(result: hpstage.Result, journal: MemoryJournal, tmp_path: Path) -> None:
     figures, plan = result.audit.figures, result.plan
     assert figures.steps > 0

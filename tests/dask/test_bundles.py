@@ -122,6 +122,7 @@ def test_runs_take_turns_on_a_worker_with_slots(client: Client, expected: list[f
         executor.close()
 
 
+@pytest.mark.ci
 def test_a_worker_with_one_thread_has_one_slot(client_of_nannies: Client, expected: list[float]) -> None:
     client = client_of_nannies
     client.wait_for_workers(2, timeout=60)

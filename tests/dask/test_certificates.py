@@ -86,6 +86,7 @@ def client_of(address: str, folder: Path, seconds: float) -> Client:
     return Client(address, security=security, timeout=seconds, set_as_default=False)
 
 
+@pytest.mark.ci
 def test_a_scheduler_without_certificates_warns_once_that_it_is_open(start: Start) -> None:
     words = "scheduler", "--port", str(free_port()), "--dashboard-address", "127.0.0.1:0"
     scheduler = start(*words, "--host", "0.0.0.0")

@@ -73,6 +73,7 @@ def test_a_state_that_is_expected_next_is_fetched_before_its_chain_starts(run: R
     assert last.source == "live", "only the other worker has trained it"
 
 
+@pytest.mark.ci
 def test_reports_that_the_feed_has_lost_come_with_the_result(open_executor: Open) -> None:
     executor = open_executor()
     worker = workers(executor)[0]
@@ -100,6 +101,7 @@ def _fall_over() -> None:
     raise ZeroDivisionError("a bug of ours")
 
 
+@pytest.mark.ci
 def test_a_failure_of_our_own_code_on_a_worker_is_raised_and_not_silent(open_executor: Open) -> None:
     executor = open_executor()
     worker = workers(executor)[0]

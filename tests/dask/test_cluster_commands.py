@@ -103,6 +103,7 @@ def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_o
     assert scheduler.stop() == 0
 
 
+@pytest.mark.ci
 @linux
 def test_no_worker_outlives_its_supervisor(start: Start, start_scheduler: Callable[..., Command], port: int) -> None:
     command = start("worker", f"127.0.0.1:{port}", "--nworkers", "1", "--name", "alone")

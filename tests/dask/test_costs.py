@@ -31,6 +31,7 @@ def test_bytes_of_checkpoints_are_those_of_a_search_in_this_process(client: Clie
     assert all(size > 0 for _, size in found)
 
 
+@pytest.mark.ci
 def test_peak_bytes_are_refused_where_workers_train_on_cpus(client: Client, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="hpstage:peak_bytes is the peak memory of CUDA devices"):
         searched(["score", "hpstage:peak_bytes"], client, tmp_path / "dask")

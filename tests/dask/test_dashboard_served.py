@@ -63,6 +63,7 @@ def is_watched(dask_scheduler: Any) -> bool:
     return board.is_watched
 
 
+@pytest.mark.ci
 def test_a_local_cluster_has_the_page_and_lists_the_plots(cluster: LocalCluster) -> None:
     status, text = get(base(cluster) + "/hpstage")
     assert status == 200 and '<a href="hpstage">hpstage</a>' in html.unescape(text)
@@ -117,6 +118,7 @@ def test_the_page_of_a_running_search_shows_the_time_left_of_the_terminal(
     assert "ended" in sentence() and " left" not in sentence()
 
 
+@pytest.mark.ci
 def test_the_progress_bar_prints_the_url_of_the_page(
     cluster: LocalCluster, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +165,7 @@ def test_utilization_and_memory_of_gpus_are_those_of_dasks_monitor(
         until(lambda: client.run_on_scheduler(gpus) == [expected, expected], "workers report their GPUs")
 
 
+@pytest.mark.ci
 def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:
     with (
         LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,

@@ -30,6 +30,7 @@ def client(client_of_nannies: Client) -> Client:
     return client_of_nannies
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "fate", [kill, sys.exit, *(pytest.param(fate, marks=pytest.mark.slow) for fate in (kill_worker, segfault, leave))]
 )

@@ -72,6 +72,7 @@ def test_a_worker_that_is_retired_while_it_trains_leaves_with_its_chain(tmp_path
         assert not executor._futures
 
 
+@pytest.mark.ci
 def test_a_training_process_that_dies_counts_as_one_loss(tmp_path: Path) -> None:
     gate = shut(tmp_path / "gate")
     with local_cluster(1, gpus=0) as cluster, opened(cluster, tmp_path, gate) as executor:
@@ -100,6 +101,7 @@ def test_a_chain_that_is_abandoned_gives_its_turn_to_another_search(tmp_path: Pa
             assert outcome(ended(executor, "d"), "d").outcome == "done"
 
 
+@pytest.mark.ci
 def test_a_chain_for_a_process_that_was_replaced_unnoticed_is_not_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_chain_for_a_process_that_was_replaced_unnoticed_is_not_to_blame(
             assert outcome(ended(executor, "d"), "d").outcome == "done"
 
 
+@pytest.mark.ci
 def test_a_description_that_comes_after_its_worker_was_removed_is_ignored(tmp_path: Path) -> None:
     with local_cluster(2, gpus=0) as cluster, opened(cluster, tmp_path) as executor:
         workers(executor, 2)

@@ -157,6 +157,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 @pytest.mark.parametrize("halving", [False, True])
 def test_in_this_process_every_trial_equals_itself_without_sharing(seed, halving, tmp_path):
@@ -177,6 +178,7 @@ def test_on_dask_every_trial_equals_itself_without_sharing(client: Client, seed,
     check(result, [alone(Net(), schedules) for schedules in trials])
 
 
+@pytest.mark.ci
 def test_without_sharing_the_values_are_the_same(tmp_path):
     trials = random_trials(7)
     shared = run(trials, hpstage.InlineExecutor(), tmp_path / "shared", halving=False, trainable=Net())

@@ -29,6 +29,8 @@ from hpstage.store import MemoryJournal
 from hpstage.store.opening import open_journal
 from hpstage.testing.toys import Failing
 
+pytestmark = pytest.mark.ci
+
 STUDY = "digits"
 
 

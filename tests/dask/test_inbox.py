@@ -220,6 +220,7 @@ class Interleaved:
 STEPS = [Interleaved.die, Interleaved.replace, Interleaved.read, Interleaved.begin, Interleaved.report]
 
 
+@pytest.mark.ci
 def test_no_interleaving_of_deaths_and_orders_confuses_incarnations() -> None:
     trained = 0
     for steps in product(STEPS, repeat=7):

@@ -126,6 +126,7 @@ def test_a_search_interrupted_at_any_moments_trains_each_unique_step_once(
     assert steps(tmp_path) == found["trained"] == found["unique"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
     where: str, tmp_path: Path, undisturbed: dict[str, object]
@@ -137,6 +138,7 @@ def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
     assert steps(tmp_path) == undisturbed["unique"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_second_signal_ends_a_step_that_does_not_end(
     where: str, tmp_path: Path, undisturbed: dict[str, object]

@@ -73,6 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 13))])
 def test_a_driver_killed_at_random_finishes_with_the_same_study_when_run_again(undisturbed, tmp_path, seed):
     rng = random.Random(seed)

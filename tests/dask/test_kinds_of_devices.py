@@ -60,6 +60,7 @@ def trained_on(result: hpstage.Result) -> set[float]:
     return {result.trial(trial.number).metrics[3]["on_t4"] for trial in result.study.trials}
 
 
+@pytest.mark.ci
 def test_workers_of_two_kinds_are_refused_before_training_with_the_choice(cluster: SpecCluster, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"(?s)differ in .*device.*environment='any' trains on all") as refused:
         search(cluster, tmp_path)
@@ -67,6 +68,7 @@ def test_workers_of_two_kinds_are_refused_before_training_with_the_choice(cluste
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.ci
 def test_a_named_device_selects_its_workers_and_its_store_selects_them_again(
     cluster: SpecCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_named_device_selects_its_workers_and_its_store_selects_them_again(
         search(cluster, tmp_path, environment="A100")
 
 
+@pytest.mark.ci
 def test_any_trains_on_all_and_audits_nothing(cluster: SpecCluster, tmp_path: Path) -> None:
     result = search(cluster, tmp_path, environment="any", audit_budget=1e3)
     assert not result.audit.line
@@ -92,6 +95,7 @@ def test_any_trains_on_all_and_audits_nothing(cluster: SpecCluster, tmp_path: Pa
         search(cluster, tmp_path, environment="T4")
 
 
+@pytest.mark.ci
 def test_what_was_lost_is_trained_again_on_another_device_if_any_may_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +114,7 @@ def test_what_was_lost_is_trained_again_on_another_device_if_any_may_train(
     assert branch.metrics[6]["total"] == 4.0 + 4 + 2 * 2.0 + 2
 
 
+@pytest.mark.ci
 def test_a_device_that_no_worker_has_is_named_with_those_that_are_there(cluster: SpecCluster, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"no worker has a device named 'H200'.*A100.*T4"):
         search(cluster, tmp_path, environment="H200")

@@ -77,6 +77,7 @@ def search(trainable: object, executor: object, store: MemoryJournal | None = No
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", [plain, derived, with_data], ids=lambda make: make.__name__)
 def test_local_classes_train_on_a_cluster_as_in_this_process(client: Client, make: Callable[[float], Any]) -> None:
     found = [
@@ -86,6 +87,7 @@ def test_local_classes_train_on_a_cluster_as_in_this_process(client: Client, mak
     assert found[0] == found[1]
 
 
+@pytest.mark.ci
 def test_local_classes_of_one_name_differ_by_code_and_closure(client: Client) -> None:
     journal = MemoryJournal()
     search(plain(2.0), client, journal)

@@ -194,6 +194,7 @@ def test_the_first_training_process_detects_an_ineffective_main_guard(tmp_path: 
     assert "importing the script starts the search again; put what starts it under" in done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "start",
     [
@@ -255,6 +256,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.ci
 def test_a_heartbeat_cut_off_by_closing_is_not_logged(tmp_path: Path) -> None:
     done = ran(tmp_path, BEATING)
     assert done.returncode == 0, done.stderr

@@ -155,6 +155,18 @@ def test_attempts_to_connect_leave_no_event_loop() -> None:
     assert set(threading.enumerate()) <= before
 
 
+def test_a_closed_client_is_deleted_while_another_loop_starts(client: Client) -> None:
+    """As the garbage collector does, in whichever thread: it may hold the lock of Dask's loops."""
+    closed = ClientOnce(client.scheduler.address, set_as_default=False)
+    closed.close()
+    deleting = threading.Thread(target=closed.__del__, daemon=True)
+    with closed._loop_runner._lock:
+        deleting.start()
+        deleting.join(30)
+        assert not deleting.is_alive()
+
+
+@pytest.mark.ci
 def test_chains_of_a_connection_that_broke_stop_and_their_workers_are_used_again(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:

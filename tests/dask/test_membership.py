@@ -68,10 +68,12 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     assert outcome(reports, "d").outcome == "done"
 
 
+@pytest.mark.ci
 def test_a_trial_run_does_not_wait_for_a_worker_that_it_killed(open_executor: Open) -> None:
     assert open_executor(Deadly()).try_out({"x": 1.0}) is None
 
 
+@pytest.mark.ci
 def test_the_workers_of_a_machine_measure_at_once(open_executor: Open, tmp_path: Path) -> None:
     assert open_executor(Measuring(tmp_path)).measure({"x": 1.0}, 300.0) == {"eager": 1.5, "eager begins": 300.0}
 
@@ -245,6 +247,7 @@ def test_a_trainable_that_cannot_be_sent_is_refused_by_the_name_of_its_attribute
         DaskExecutor(client).open(Unsendable(), None)
 
 
+@pytest.mark.ci
 def test_a_module_that_the_workers_lack_is_named(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +273,13 @@ def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> N
     assert environment_of([one], None) == Environment({**same, "torch": "2.13.0"})
     assert refusal(one, Environment({**same, "torch": "2.13.0"})) is None
     assert "torch" in str(refusal(two, Environment({**same, "torch": "2.13.0"})))
+
+
+def test_a_value_that_importing_computes_differently_is_named_with_the_remedy() -> None:
+    described = (Environment({"code": text}, loaded={"utl.now ~": text}) for text in ("1", "2"))
+    one, two = (Description(f"tcp://{at}", "a", at, environment=found) for at, found in enumerate(described))
+    with pytest.raises(ClusterError, match=r"computes utl\.now again in each process.*`stateless`\. Start workers of"):
+        environment_of([one, two], None)
 
 
 def test_gpus_of_two_kinds_are_refused_by_their_names() -> None:

@@ -129,6 +129,7 @@ def check(samples: Samples, found: Status, study: str) -> None:
         assert {"train", "evaluate", "save"} <= spent.keys()
 
 
+@pytest.mark.ci
 def test_metrics_equal_the_figures_of_status(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
     journal = MemoryJournal()
     result = search(Steady(tmp_path, 0.002), client, journal, tmp_path / "states", name="exported")
@@ -295,6 +296,7 @@ def test_studies_that_have_ended_long_ago_go_and_those_that_are_driven_stay(
             del cluster.scheduler.handlers[HANDLER].__self__.plans[plan]
 
 
+@pytest.mark.ci
 def test_a_plan_that_is_sent_again_is_not_exported_half_way(cluster: LocalCluster, client: Client) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)

@@ -140,6 +140,7 @@ wishes = searches().flatmap(
 )
 
 
+@pytest.mark.ci
 @given(st.lists(wishes, min_size=2, max_size=2), st.integers(), st.integers(1, 12), st.integers(0, 6))
 def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(wishes, seed, when, deaths):
     journal = MemoryJournal()
@@ -181,6 +182,7 @@ def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(
     check_that_all_say_the_same(view, account)
 
 
+@pytest.mark.ci
 @given(wishes, st.integers())
 def test_stages_by_state_are_those_of_the_tree_whatever_the_users_code_raises(wish, seed):
     journal = MemoryJournal()
@@ -247,6 +249,7 @@ def test_a_damaged_plan_is_not_requested_again(change: dict[str, object], proble
     assert problem.format(position) in board.plans["plan"].problem
 
 
+@pytest.mark.ci
 def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)
@@ -259,6 +262,7 @@ def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:
     assert board.plans["plan"].has_end
 
 
+@pytest.mark.ci
 def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unreadable(tmp_path: Path) -> None:
     journal = MemoryJournal()
     study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))

@@ -196,6 +196,7 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
     assert b"environment:numpy" in header, "the worker knows whose code it is, and which libraries it names"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -285,6 +286,7 @@ def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: py
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.ci
 def test_an_error_in_the_script_is_shown_as_the_users_own(folder: Path) -> None:
     (folder / "search_it.py").write_text("import no_such_library\n")
     status, _, err = run(folder, *WORDS)

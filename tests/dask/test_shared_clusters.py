@@ -171,6 +171,7 @@ def steps_counted(facts: list[Fact]) -> int:
     return len(steps)
 
 
+@pytest.mark.ci
 def test_two_workloads_take_turns_on_the_workers_of_one_cluster(client_of_nannies: Client, tmp_path: Path) -> None:
     client = client_of_nannies
     expected, unique = undisturbed()

@@ -67,6 +67,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     return {"a": trial.suggest_int("a", 1, 3), "b": hpstage.schedule.multistep(1.0, milestones=[4])}
 
 
+@pytest.mark.ci
 def test_a_search_runs_under_tls_and_strangers_are_refused(address: str, certificates: Path, tmp_path: Path) -> None:
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler({"a": [1, 2, 3]}))
     with Client(address, security=security(certificates, "client"), set_as_default=False) as client:

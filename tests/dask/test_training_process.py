@@ -43,6 +43,7 @@ def gone(pid: int) -> None:
     until_true(lambda: not is_running(pid), f"the end of process {pid}")
 
 
+@pytest.mark.ci
 def test_a_training_process_has_its_memory_settings_one_thread_and_variables_and_arguments(
     client: Client, client_of_nannies: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_the_workers_own_process_does_not_import_the_users_code(
     executor.close()
 
 
+@pytest.mark.ci
 def test_a_new_run_trains_what_the_files_say_now(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that run for days have imported nothing that could grow old."""
     module = tmp_path / "gains.py"
@@ -201,6 +203,7 @@ def test_a_training_process_ignores_sigint_and_sigterm(run: Run) -> None:
     assert pid_of(executor, worker, "last") == pid
 
 
+@pytest.mark.ci
 def test_closing_a_run_ends_its_processes(open_executor: Open, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.shut(1)

@@ -101,6 +101,7 @@ def test_a_valid_journal_of_two_drivers_has_no_violations() -> None:
     )
 
 
+@pytest.mark.ci
 def test_the_journal_of_a_real_search_has_no_violations() -> None:
     journal = MemoryJournal()
     study = optuna.create_study(direction="maximize", sampler=work.sampler("halving", 3))

@@ -25,6 +25,7 @@ COUNTS = {
 SUMS = {"sum", "fsum", "mean", "accumulate", "summed", "merge_rate"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("room", ["plan", "scheduler", "schedule", "store", "checkpoints"])
 def test_planning_and_storage_import_no_accounting(room: str) -> None:
     assert not [
@@ -47,6 +48,7 @@ def test_reports_pages_and_commands_compute_no_figures() -> None:
     assert adds == COUNTS.keys()
 
 
+@pytest.mark.ci
 def test_only_accounting_folds_its_tables() -> None:
     tables = {"accounting.payments", "accounting.tally", "accounting.presence"}
     uses = {name for name in FILES if name.partition(".")[0] != "accounting" and arrows()[name] & tables}

@@ -33,5 +33,6 @@ def test_synchronous_searches_end_with_the_same_study_with_and_without_sharing(
         assert row["steps_unique"] <= row["steps_trained"] < row["steps_trained_unshared"] == row["steps_asked"]
 
 
+@pytest.mark.ci
 def test_merge_rates_worked_out_by_hand_hold_exactly(bench: ModuleType) -> None:
     assert all(row["exact"] for row in bench.closed_forms())

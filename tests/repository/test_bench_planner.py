@@ -30,6 +30,7 @@ def load(bench: ModuleType) -> ModuleType:
     return sys.modules["planner_load"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("kind", "trials", "nodes"), [("shared", 243, 3 + 9 + 27 + 81 + 243), ("distinct", 50, 250)])
 def test_trials_share_what_their_kind_says(load: ModuleType, kind: str, trials: int, nodes: int) -> None:
     driver, _, _, _ = load.new_driver(1)
@@ -42,6 +43,7 @@ def test_trials_share_what_their_kind_says(load: ModuleType, kind: str, trials: 
     )
 
 
+@pytest.mark.ci
 def test_its_executor_trains_all_that_is_requested(load: ModuleType) -> None:
     driver, _, _, _ = load.new_driver(7)
     load.insert(driver, "shared", 100)

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = {"dask", "distributed", "torch", "redis", "optuna", "matplotlib", "numpy", "sklearn", "pandas", "jinja2"}
 PURE = [
     "hpstage",
@@ -48,6 +50,7 @@ def test_the_package_and_its_pure_modules_load_nothing_heavy():
     assert found == {name: [] for name in PURE}
 
 
+@pytest.mark.ci
 def test_parts_are_reached_as_attributes_of_the_package():
     found = fresh_interpreter(
         "import hpstage\n"
@@ -64,6 +67,7 @@ def test_dir_names_what_is_there_and_loads_nothing():
     assert heavy == []
 
 
+@pytest.mark.ci
 def test_every_name_that_dir_gives_can_be_had_and_no_other():
     found = fresh_interpreter(
         "import hpstage\n"
@@ -73,6 +77,7 @@ def test_every_name_that_dir_gives_can_be_had_and_no_other():
     assert found == []
 
 
+@pytest.mark.ci
 def test_a_trainable_without_torch_is_trained_without_torch() -> None:
     script = """
 import hpstage, optuna

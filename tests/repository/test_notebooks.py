@@ -54,6 +54,7 @@ def test_a_notebook_defines_nothing_but_what_its_user_would(path: Path) -> None:
     assert len(re.findall(r"^class ", source, re.MULTILINE)) <= 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_savings_are_those_of_a_first_run_in_the_table_of_today(path: Path) -> None:
     rows = [name for name, _ in search(n_trials=4).savings.rows()]
@@ -66,6 +67,7 @@ def test_savings_are_those_of_a_first_run_in_the_table_of_today(path: Path) -> N
         assert found["steps trained"].strip() == found["unique steps"].strip(), "saved from a second run"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", [p for p in NOTEBOOKS if "preflight(" in p.read_text()], ids=lambda path: path.stem)
 def test_a_preflight_is_the_one_that_is_printed_today(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": path.stem}

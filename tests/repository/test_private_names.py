@@ -57,6 +57,7 @@ def test_no_other_file_uses_a_private_name_of_theirs(name: str) -> None:
     assert uses(FILES[name].read_text()) == []
 
 
+@pytest.mark.ci
 def test_no_class_replaces_a_private_method_of_theirs_elsewhere() -> None:
     for name, path in FILES.items():
         if name in PRIVATE or not any(libraries_of(ast.parse(path.read_text()))):

@@ -122,6 +122,7 @@ def others_in(text: str) -> list[str]:
     return OTHER.findall(text)
 
 
+@pytest.mark.ci
 def test_no_source_has_one_of_the_other_words() -> None:
     found = {
         name: words

@@ -371,6 +371,7 @@ FolderCheckpoints(sys.argv[1], "workload").save("k" * 32, {"w": torch.zeros(10)}
 """
 
 
+@pytest.mark.ci
 def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept(store: FolderCheckpoints) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(store.path)])
     assert done.returncode == -9

@@ -90,6 +90,7 @@ def forged(seed: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("read", [look, lambda journal: search(journal, 5)], ids=["look", "search"])
 @pytest.mark.ci_one_in(2)

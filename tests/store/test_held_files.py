@@ -57,6 +57,7 @@ def write_garbage_over(plan: Path) -> None:
 HARMS = (delete, delete_the_log, move, move_the_folder, replace, begin_again, write_over, write_garbage_over)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("harm", HARMS)
 def test_every_later_write_is_refused(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     path = tmp_path / "store" / "plan.sqlite"

@@ -153,6 +153,7 @@ BOMBS: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("which", BOMBS)
 def test_a_header_of_a_terabyte_takes_no_memory(store: FolderCheckpoints, which: str) -> None:
     folder = folder_of(store)

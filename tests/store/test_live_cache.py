@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from hpstage.checkpoints import LiveCache, leaves, unmodified
 from hpstage.checkpoints.host_memory import HostMemory
-from hpstage.checkpoints.state_tree import FlatState, digest, flatten, nbytes, unflatten
+from hpstage.checkpoints.lazy_copies import is_lazy
+from hpstage.checkpoints.state_tree import FlatState, clone, digest, flatten, nbytes, unflatten
 from hpstage.plan.facts import StateKey
 
 A, B, C, D = (StateKey(letter * 32) for letter in "abcd")
@@ -32,6 +34,20 @@ def test_what_is_kept_does_not_change_with_the_live_state() -> None:
     assert kept["w"][0] == 1
     assert cache.get(A) is kept
     assert cache.get(B) is None
+
+
+def test_a_fork_from_it_takes_no_memory_for_what_it_only_reads() -> None:
+    cache, live = LiveCache(), {"w": torch.ones(10_000), "v": torch.ones(10_000)}
+    cache.put(A, live)
+    kept = cache.get(A)
+    fork: Any = clone(kept)
+    assert all(map(is_lazy, fork.values()))
+    fork["w"] += 1
+    live["v"] += 1
+    assert not is_lazy(fork["w"]) and is_lazy(fork["v"])
+    assert digest(kept) == digest({"w": torch.ones(10_000), "v": torch.ones(10_000)})
+    fork["v"] += 1
+    assert fork["v"].unique().item() == 2.0
 
 
 def test_the_least_recently_used_state_goes_first() -> None:

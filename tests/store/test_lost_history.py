@@ -49,6 +49,7 @@ def results(study: optuna.Study) -> set[tuple[object, ...]]:
     return {(*sorted(trial.params.items()), trial.state, trial.value) for trial in study.trials}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("refilled", [False, True])
 def test_a_search_whose_store_lost_acknowledged_records_continues_with_no_wrong_result(
     redis_server: RedisServer, tmp_path: Path, refilled: bool, caplog: pytest.LogCaptureFixture

@@ -250,6 +250,7 @@ def _saved(path: Path) -> None:
     FolderCheckpoints(path, "w").save(KEYS[0], state_of(KEYS[0]), step=0, parent=None)
 
 
+@pytest.mark.ci
 def test_a_thousand_small_states_and_logs_take_a_few_files(tmp_path: Path) -> None:
     stores = [FolderCheckpoints(tmp_path, "w") for _ in range(3)]
     for number in range(1_000):

@@ -141,6 +141,7 @@ def test_no_error_and_no_log_line_of_a_store_a_study_or_checkpoints_shows_a_secr
     assert not re.search(r"S3|CRET|PA55", caplog.text)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("secret", ["S3CRET/PA55", "S3@CRET?X"])
 @pytest.mark.parametrize(
     "command",

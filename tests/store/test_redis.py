@@ -72,6 +72,7 @@ def check_writers(records: list[bytes], positions: list[list[int]]) -> None:
 # --- servers that die and stall -----------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_kill_9_of_the_server_amid_three_writers_loses_nothing_acknowledged_and_applies_nothing_twice(
     redis_server: RedisServer, kills: int

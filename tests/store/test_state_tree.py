@@ -54,6 +54,7 @@ STATES = st.recursive(
 )
 
 
+@pytest.mark.ci
 @settings(derandomize=True)
 @given(STATES)
 def test_a_copy_has_the_same_types_values_and_order(state: object) -> None:

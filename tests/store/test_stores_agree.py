@@ -175,6 +175,7 @@ def test_memory_and_sqlite_agree() -> None:
     drive(None, 10)
 
 
+@pytest.mark.ci
 @pytest.mark.redis
 def test_memory_sqlite_and_redis_agree(shared_redis: RedisServer) -> None:
     drive(shared_redis, 20)

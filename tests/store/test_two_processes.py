@@ -154,6 +154,7 @@ def test_a_small_budget_of_one_search_costs_training_and_changes_no_result(tmp_p
         assert values(tmp_path, name) == undisturbed(tmp_path / "alone", name, seed)
 
 
+@pytest.mark.ci
 def test_a_killed_driver_is_replaced_at_once_by_the_same_call(tmp_path: Path) -> None:
     process = start(tmp_path, "killed", 3)
     journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")

@@ -144,6 +144,7 @@ def test_a_queued_trial_inherits_no_measured_attributes(tmp_path: Path, kind: st
         assert math.isclose(constraint, 2.5 - first.user_attrs["x"])
 
 
+@pytest.mark.ci
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), after=st.integers(1, 6), data=st.data())
 @pytest.mark.parametrize(

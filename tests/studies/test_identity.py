@@ -52,6 +52,7 @@ def ask(
         found.put((first, Ledger(study).identity()))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", [database, journal])
 def test_two_processes_that_look_at_the_same_time_read_the_same_identity(
     make: Callable[[Path], BaseStorage], tmp_path: Path

@@ -83,6 +83,7 @@ def as_in_optuna(study: optuna.Study) -> optuna.Study:
     return plain
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
@@ -246,6 +247,7 @@ def killed(study: optuna.Study) -> optuna.Trial:
     return trial
 
 
+@pytest.mark.ci
 def test_a_stale_trial_of_optunas_own_loop_is_failed_and_trained_again(tmp_path: Path) -> None:
     study = create(storage=with_heartbeats(tmp_path, max_retry=1))
     stale = killed(study)
@@ -257,6 +259,7 @@ def test_a_stale_trial_of_optunas_own_loop_is_failed_and_trained_again(tmp_path:
     assert [trial.state for trial in study.trials].count(TrialState.COMPLETE) == 3
 
 
+@pytest.mark.ci
 def test_open_trials_of_an_interrupted_search_are_not_stale_and_its_next_call_continues_them(tmp_path: Path) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         raise KeyboardInterrupt

@@ -82,6 +82,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
     return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in study.trials]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
 @pytest.mark.one_in(3)
 def test_every_storage_holds_the_same_study(storage: BaseStorage, algorithm: Any) -> None:
@@ -285,6 +286,7 @@ def test_half_a_line_at_the_end_of_a_journal_is_removed(tmp_path: Path) -> None:
     assert len(again.trials) == 10
 
 
+@pytest.mark.ci
 def test_a_storage_that_answers_and_refuses_to_write_ends_the_call_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

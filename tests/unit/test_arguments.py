@@ -100,6 +100,7 @@ def test_a_local_cluster_of_a_senseless_size_is_not_started(given: dict[str, Any
         hpstage.local_cluster(**given)
 
 
+@pytest.mark.ci
 def test_an_error_of_the_users_module_shows_only_the_users_frames(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def space(trial):\n    return 1 / 0\n\n\nspace(None)\n")
     command = [sys.executable, "-m", "hpstage", "plan", "broken.py:space", "--steps", "4", "--n-trials", "2"]

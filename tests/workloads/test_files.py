@@ -58,7 +58,7 @@ def test_a_text_is_mapped_and_not_read(files: Path) -> None:
 def test_a_missing_text_and_one_that_is_too_short_are_named(files: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no file .*nothing\.txt.*GPT_TEXT"):
         gpt.read(str(files / "nothing.txt"), block=16)
-    with pytest.raises(UsageError, match=r"text\.txt has 900 bytes, but 2,570 are needed for a block of 256"):
+    with pytest.raises(UsageError, match=r"text\.txt has 900 bytes; a block of 256 needs 2,570"):
         gpt.read(str(files / "text.txt"), block=256)
 
 

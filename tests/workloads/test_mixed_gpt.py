@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 
 import hpstage
 from hpstage.workloads.mixed_gpt import MixedGPT, space
@@ -17,6 +18,7 @@ def small() -> MixedGPT:
     return MixedGPT(layers=2, heads=2, width=16, block=32)
 
 
+@pytest.mark.ci
 def test_a_micro_anneal_of_the_gpt_is_exact_and_learns_what_it_reads(tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": hpstage.InlineExecutor()}
     trunk = hpstage.train(small(), HP, steps=20, store=tmp_path / "store", **here)

@@ -53,6 +53,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
+@pytest.mark.ci
 def test_a_fork_equals_training_straight_through(case: Case, files: Path) -> None:
     values_at = schedules_of(case.space)
     straight = trained(as_trainable(case.make(files)), values_at, 0, FORK)
@@ -117,6 +118,7 @@ def test_what_siblings_would_share_is_refused_by_name(name: str, files: Path, ch
     assert not report.ok and f"changes {SHARED[name]}, and under numerics = 'stacked'" in str(report)
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(2)
 def test_a_search_shares_training_and_its_trials_equal_unshared_ones(
     case: Case, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

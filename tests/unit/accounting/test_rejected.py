@@ -42,6 +42,7 @@ def test_the_table_of_trials_says_why_a_trial_is_infeasible(account: Account) ->
     assert len(table) == 10 and table.columns["params_layers"].count(3) == len(rejected)
 
 
+@pytest.mark.ci
 def test_report_and_tree_name_infeasible_trials(account: Account, tmp_path: Path) -> None:
     book = Book(account)
     page = write_book(tmp_path, book).read_text()

@@ -426,7 +426,7 @@ def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_repor
         (MedianStopping(0), "interval is 0"),
         (MedianStopping(0.5), "interval is 0.5"),
         (MedianStopping(grace=0), "grace is 0"),
-        (MedianStopping(grace=9), "grace is 9, but a trial has 9 steps, so that none could be stopped; lower grace"),
+        (MedianStopping(grace=9), "grace is 9, but a trial has only 9 steps: none could be stopped. Lower grace"),
         (MedianStopping(min_trials=0), "min_trials is 0"),
         (MedianStopping(window=-1), "window is -1"),
     ],

@@ -213,6 +213,7 @@ def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_no
         validate(again.plan)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("stride", [47, pytest.param(19, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["asha", "asha-stopping"])
 @pytest.mark.one_in(2)

@@ -159,6 +159,7 @@ def optunas_own_loop(study: optuna.Study, grace: int, interval: int, n_trials: i
     study.optimize(objective, n_trials=n_trials)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("learning", [False, True])
 @pytest.mark.parametrize(("grace", "interval"), [(1, 1), (3, 2), (4, 5)])
 @pytest.mark.parametrize("pruner", PRUNERS)
@@ -203,6 +204,7 @@ def open_side_by_side(study: optuna.Study, grace: int, interval: int, window: in
             line.append((trial, at + 1))
 
 
+@pytest.mark.ci
 @given(
     st.sampled_from(sorted(PRUNERS)),
     st.integers(1, 15),
@@ -245,7 +247,7 @@ def test_without_a_pruner_every_trial_is_complete():
         (OptunaPruner(0), "interval is 0; give a whole number of at least 1"),
         (OptunaPruner(1.5), "interval is 1.5"),
         (OptunaPruner(grace=0), "grace is 0"),
-        (OptunaPruner(grace=16), "grace is 16, but a trial has 16 steps, so that none could be stopped; lower grace"),
+        (OptunaPruner(grace=16), "grace is 16, but a trial has only 16 steps: none could be stopped. Lower grace"),
         (OptunaPruner(window=0), "window is 0"),
     ],
     ids=repr,

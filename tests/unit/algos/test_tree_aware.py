@@ -195,6 +195,7 @@ def test_each_bracket_of_hyperband_promotes_the_best_states_of_its_trials(tree, 
     assert dict(played.requested) == expected
 
 
+@pytest.mark.ci
 @given(data=st.data())
 def test_of_distinct_trials_as_many_are_promoted_as_published_whatever_fails(data):
     """``n // eta**k`` of n trials to rung k, at least one, and no more than there are: with failures on any rung."""

@@ -118,6 +118,7 @@ class Watched(SimulatedExecutor):
         super().start(worker, chain)
 
 
+@pytest.mark.ci
 @given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 6), st.integers(), st.integers(1, 3))
 @settings(max_examples=20)
 def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_its_state_gone(
@@ -203,6 +204,7 @@ def test_every_decision_keeps_the_needed_states(wanted, budget, workers) -> None
     search.driver._eviction.close()
 
 
+@pytest.mark.ci
 @given(wishes(), st.integers(0, 8), st.integers(1, 3), st.sampled_from([1, 2]))
 @settings(max_examples=40)
 def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(wanted, budget, workers, every) -> None:
@@ -464,6 +466,7 @@ def test_chains_that_ran_when_room_was_made_need_no_more_room() -> None:
 # --- cost -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_eviction_decides_once_per_tenth_of_the_budget() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(trial(0, {"a": s.constant(1)}, 10_000))
@@ -477,6 +480,7 @@ def test_eviction_decides_once_per_tenth_of_the_budget() -> None:
     assert log.commits <= 11
 
 
+@pytest.mark.ci
 def test_a_budget_that_cannot_be_kept_is_looked_at_each_time_that_checkpoints_have_grown_by_a_share() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(started())

@@ -118,6 +118,7 @@ def test_needed_states_are_never_evicted(states: list[KeptState], budget: int | 
     assert not needed & set(choose_evictions(states, budget).delete)
 
 
+@pytest.mark.ci
 @given(states=forests(), budget=st.integers(0, 300))
 def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptState], budget: int) -> None:
     decision = choose_evictions(states, budget)
@@ -127,6 +128,7 @@ def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptStat
         assert all(state.needed or state.bytes == 0 for state in stay)
 
 
+@pytest.mark.ci
 @given(states=forests(), budget=st.integers(0, 300))
 def test_no_state_is_evicted_in_vain(states: list[KeptState], budget: int) -> None:
     decision = choose_evictions(states, budget)
@@ -144,6 +146,7 @@ def test_each_choice_is_the_cheapest_per_byte_given_those_before_it(states: list
     assert list(choose_evictions(states, budget).delete) == expected
 
 
+@pytest.mark.ci
 @given(states=forests(), budget=st.integers(0, 300), data=st.data())
 def test_the_decision_does_not_depend_on_the_order_of_the_states(
     states: list[KeptState], budget: int, data: st.DataObject
@@ -275,6 +278,7 @@ def test_states_that_do_not_form_a_forest_are_refused(states: list[KeptState], m
         choose_evictions(states, 0)
 
 
+@pytest.mark.ci
 def test_deciding_costs_little_for_many_states_and_for_deep_trees() -> None:
     draw = random.Random(0)
 

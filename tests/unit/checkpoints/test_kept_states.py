@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +116,7 @@ def seen(states: list[KeptState]) -> dict[StateKey, tuple[StateKey | None, float
     return {state.key: (state.parent, round(state.seconds, 6), state.needed) for state in states}
 
 
+@pytest.mark.ci
 @given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 2**32), st.integers(0, 30), st.data())
 def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed, turns, data) -> None:
     choose = random.Random(seed)

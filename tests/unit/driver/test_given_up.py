@@ -80,6 +80,7 @@ def test_a_trial_with_requests_cannot_be_replaced() -> None:
     assert open_plan(search.journal, WORKLOAD, {}).trials[TRIAL.trial].requested == 8
 
 
+@pytest.mark.ci
 def test_a_tree_may_be_hundreds_of_nodes_deep() -> None:
     search = Search(SimulatedExecutor(1))
     # Each branches from the one before it at its last step.

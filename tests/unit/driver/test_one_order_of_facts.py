@@ -83,6 +83,7 @@ class Interleaved(MemoryJournal):
         return position
 
 
+@pytest.mark.ci
 @given(st.lists(searches(), min_size=2, max_size=3), st.integers(), st.integers(0, 6))
 def test_drivers_that_interrupt_each_other_and_a_stranger_see_the_same_plan_field_by_field(wishes, seed, budget):
     choose = random.Random(seed)

@@ -76,6 +76,7 @@ def outcome(result: hpstage.Result) -> list[object]:
     return [(t.params, t.state, t.values, t.intermediate_values) for t in result.study.trials]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("silent", [False, True], ids=["buried", "lease taken"])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(min_steps=4, reduction_factor=2)])
 def test_a_search_whose_driver_was_taken_for_dead_ends_as_if_nothing_had_been(algorithm, silent, caplog):

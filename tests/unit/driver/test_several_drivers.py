@@ -92,6 +92,7 @@ def searches(draw: st.DrawFn) -> tuple[list[TrialAdded], list[int]]:
     return trials, [draw(st.integers(1, 8)) for _ in range(count)]
 
 
+@pytest.mark.ci
 @given(st.lists(searches(), min_size=2, max_size=3), st.integers())
 def test_concurrent_drivers_train_every_unique_step_once(wishes, seed):
     journal, kept = MemoryJournal(), set()
@@ -110,6 +111,7 @@ def test_concurrent_drivers_train_every_unique_step_once(wishes, seed):
             assert answer.metrics == planned.node_at(answer.step).states[answer.step].metrics
 
 
+@pytest.mark.ci
 @given(st.lists(searches(), min_size=2, max_size=2), st.integers(), st.integers(1, 12))
 def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wishes, seed, when):
     journal, kept = MemoryJournal(), set()
@@ -155,6 +157,7 @@ def test_every_driver_sees_the_same_plan(seed: int) -> None:
     assert views[0] == views[1] == views[2]
 
 
+@pytest.mark.ci
 @given(searches(), searches(), st.integers(), st.integers(0, 12))
 def test_a_driver_that_is_done_leaves_and_the_other_continues_from_its_states(mine, theirs, seed, when):
     journal, kept = MemoryJournal(), set()

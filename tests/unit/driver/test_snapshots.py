@@ -135,6 +135,7 @@ def outcome(result: hpstage.Result) -> object:
     return trials, result.plan.totals.steps_trained, result.savings.steps_unique, len(result.plan.kept)
 
 
+@pytest.mark.ci
 def test_a_later_call_opens_the_plan_from_the_snapshot_of_an_earlier_one_with_the_same_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ test_snapshots.optimize(sys.argv[1], n_trials=1000)
 """
 
 
+@pytest.mark.ci
 def test_a_driver_that_is_killed_as_it_writes_a_snapshot_loses_nothing_acknowledged(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], cwd=Path(__file__).parents[3])

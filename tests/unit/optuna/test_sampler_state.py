@@ -149,6 +149,7 @@ def search(study: optuna.Study, journal: MemoryJournal, **options: Any) -> None:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("after", [1, 4, 6])
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.ci_one_in(2)

@@ -344,6 +344,7 @@ def test_searches_over_any_sampler_run_and_share(base: str) -> None:
         assert len(begun) < n_trials
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_search_through_the_front_door_trains_what_is_shared_once(seed: int, tmp_path: Path) -> None:
     sampler = StageTreeSampler(TPESampler(seed=seed, n_startup_trials=5), space=staged, steps=STEPS)

@@ -54,6 +54,7 @@ def keys(plan: SearchPlan, id: TrialId) -> list[StateKey]:
     return [plan.key(node, step) for node, start, stop in path for step in range(start + 1, stop + 1)]
 
 
+@pytest.mark.ci
 @given(trials_without(()), trials_without())
 def test_training_from_before_a_default_is_not_repeated(before, after):
     search = Search(SimulatedExecutor(2), checkpoint_every=1)
@@ -71,6 +72,7 @@ def test_training_from_before_a_default_is_not_repeated(before, after):
         assert search.plan.trials[added.trial].schedules == {name: line[name].until(STEPS) for name in line}
 
 
+@pytest.mark.ci
 @given(trials_without(), trials_without())
 def test_training_with_the_default_given_explicitly_is_reused_as_well(before, after):
     """Two may have been trained twice before that was stated; not a third time."""

@@ -28,6 +28,7 @@ def said(deadline: float | None, **options: Any) -> hpstage.rehearsal.preflight.
     return hpstage.preflight(trunk, deadline=deadline, **given | options)
 
 
+@pytest.mark.ci
 def test_the_smallest_fleet_that_meets_the_deadline_is_named() -> None:
     found = said(3.0 * HOUR)
     assert found.fixed is not None and found.elastic is not None
@@ -65,6 +66,7 @@ def test_prices_are_those_of_allocated_hours() -> None:
     assert table.endswith(f"{2.0 * 2 * found.fleets[0].makespan.median / HOUR:.2f}")
 
 
+@pytest.mark.ci
 def test_preemptible_workers_take_longer_and_with_notice_train_nothing_twice() -> None:
     calm = said(None, workers=(4,))
     spot = {"lifetime_seconds": HOUR, "replace_seconds": 300.0}

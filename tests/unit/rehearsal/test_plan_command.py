@@ -44,6 +44,7 @@ def command(*words):
     return CliRunner().invoke(app, ["plan", *map(str, words)])
 
 
+@pytest.mark.ci
 def test_the_command_says_what_the_function_says(script, tmp_path):
     found = command(
         f"{script}:space", "--steps", 40, "--n-trials", 12, "--algorithm", "SuccessiveHalving(10, 2)", "--gpus", "1,2",

@@ -50,6 +50,7 @@ def said_of(algorithm, precedent, *, n_trials=48, seed=3, rehearsals=5):
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 @pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
 def test_a_search_that_was_trained_is_rehearsed_exactly(algorithm, direction):

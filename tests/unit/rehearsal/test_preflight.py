@@ -33,6 +33,7 @@ def partial_grid():
     return optuna.samplers.GridSampler(grid, seed=1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", [random, lambda: random(7), partial_grid])
 def test_full_training_trains_the_predicted_steps(make):
     said = hpstage.preflight(space, steps=STEPS, n_trials=20, sampler=make(), workers=(1, 3))
@@ -125,6 +126,7 @@ def test_the_same_question_has_the_same_answer_and_leaves_the_sampler_as_it_was(
 # --- seconds ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_makespan_of_full_training_is_predicted_within_fifteen_percent(costs):
     said = preflight_with(costs, FullTraining(), workers=(1, 2, 4))
     for fleet in said.fleets:
@@ -136,6 +138,7 @@ def test_makespan_of_full_training_is_predicted_within_fifteen_percent(costs):
         assert fleet.lower_bound.median == pytest.approx(done.lower_bound_seconds, rel=0.15)
 
 
+@pytest.mark.ci
 def test_makespan_of_halving_is_predicted_within_fifteen_percent_of_the_usual_search(costs):
     """The metrics decide, so it is a range, and is compared with searches that differ only in their metrics."""
     halving = SuccessiveHalving(15, 4, tree_aware=False)

@@ -38,6 +38,7 @@ def click(tree: Any, trial: str, at: object, values: str) -> list[str]:
     return said
 
 
+@pytest.mark.ci
 def test_a_click_trains_a_branch_and_shows_the_tree_with_it(result: hpstage.Result) -> None:
     tree = result.branching_tree(hpstage.InlineExecutor())
     before = tree.page
@@ -51,6 +52,7 @@ def test_a_click_trains_a_branch_and_shows_the_tree_with_it(result: hpstage.Resu
     assert opened.plan.totals.steps_trained == 12 + 2 * 4
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("trial", "at", "values", "error"),
     [

@@ -246,6 +246,7 @@ def test_workers_are_named_by_host_and_number_in_the_order_given() -> None:
     ]
 
 
+@pytest.mark.ci
 def test_a_plan_with_only_failures_has_a_page(tmp_path: Path) -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])

@@ -64,6 +64,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     return {"lr": s.piecewise({0: trial.suggest_categorical("lr", [1.0, 2.0]), 6: late}), "name": "sgd"}
 
 
+@pytest.mark.ci
 @settings(max_examples=15)
 @given(
     st.lists(searches(), min_size=1, max_size=3),

@@ -64,6 +64,7 @@ class Following(LiveCallback):
         return self.kept
 
 
+@pytest.mark.ci
 def test_rows_ascend_though_states_that_another_search_kept_are_evaluated_last(tmp_path: Path) -> None:
     """Weights & Biases drops what comes later of an earlier step, and TensorBoard draws back and forth."""
     search(tmp_path, Following(), checkpoint_every=10, name="kept")
@@ -127,6 +128,7 @@ def same(found: dict[str, dict[int, float]], wanted: dict[str, dict[int, float]]
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("every", [0.0, 1e6])
 def test_runs_have_what_trials_logged_and_measured_however_often_it_looks(tmp_path: Path, every: float) -> None:
     following = Following(every=every)
@@ -139,6 +141,7 @@ def test_runs_have_what_trials_logged_and_measured_however_often_it_looks(tmp_pa
         assert kept.metrics[str(number)] >= {"total"}
 
 
+@pytest.mark.ci
 def test_a_run_grows_while_its_trial_trains(tmp_path: Path) -> None:
     following = Following()
     early: list[dict[str, list[Row]]] = []
@@ -167,6 +170,7 @@ class Interrupted(Talking):
         super().train(step, hp)
 
 
+@pytest.mark.ci
 def test_an_interrupted_search_closes_its_runs(tmp_path: Path) -> None:
     following = Following()
     with pytest.raises(KeyboardInterrupt):

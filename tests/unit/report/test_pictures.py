@@ -535,6 +535,7 @@ def failed_search() -> MemoryJournal:
     return journal
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", DRAW)
 @pytest.mark.ci_one_in(2)
 def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path: Path) -> None:
@@ -552,6 +553,7 @@ def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path
         assert any("$\\frac{$" in text or "<script>alert('x')" in text for text in texts(figure))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("draw", [draw_stage_tree, draw_beside_alone])
 def test_parameters_of_any_name_and_length_are_written(draw: Callable[[Book], Figure], tmp_path: Path) -> None:
     wide = "\N{CJK UNIFIED IDEOGRAPH-5B66}\N{GRINNING FACE}" * 75

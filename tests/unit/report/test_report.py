@@ -103,6 +103,7 @@ def check_balance(folder: Path) -> None:
     assert len(trials) == saved["trials"]
 
 
+@pytest.mark.ci
 def test_a_search_that_was_refused_before_its_first_trial_is_in_no_report(tmp_path: Path) -> None:
     """A misspelt metric would be that of the tree and of all pictures, and the search one that has not ended."""
     journal = MemoryJournal()
@@ -123,6 +124,7 @@ def test_a_search_that_was_refused_before_its_first_trial_is_in_no_report(tmp_pa
     assert "not ended" not in page.text
 
 
+@pytest.mark.ci
 def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
     reported: tuple[Result, Path], tmp_path: Path
 ) -> None:
@@ -336,6 +338,7 @@ def test_the_page_needs_nothing_besides_itself(reported: tuple[Result, Path]) ->
     assert {path.name for path in page.parent.iterdir()} == {"index.html", "savings.json", *tables, *pictures}
 
 
+@pytest.mark.ci
 def test_what_users_typed_is_read_on_the_page_as_they_typed_it(tmp_path: Path) -> None:
     study = optuna.create_study(study_name=HOSTILE, direction="minimize")
 
@@ -360,6 +363,7 @@ def test_what_users_typed_is_read_on_the_page_as_they_typed_it(tmp_path: Path) -
     assert str(rows[0][cell(f"params_{HOSTILE}")]).startswith(str(cell(HOSTILE))) and rows[0]["value"] == "inf"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_every_name_and_value_on_the_page_is_text(tmp_path: Path, objectives: int) -> None:
     def tag(what: str) -> str:
@@ -526,6 +530,7 @@ def test_a_search_whose_every_value_is_equal_has_a_report(tmp_path: Path) -> Non
     assert Page(result.write_report(tmp_path)).text.count("Trial 0: loss 0") == 1
 
 
+@pytest.mark.ci
 def test_discarded_work_is_allocated_and_shown(tmp_path: Path) -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     executor.kill(executor.join(0.0), 3.5)

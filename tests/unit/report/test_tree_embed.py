@@ -48,6 +48,7 @@ def loaded(page: str) -> list[str]:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("n_trials", "value"), [(1, 0.5), (4, math.inf), (4, 1e308)])
 def test_what_users_typed_ends_no_element_of_the_page(n_trials: int, value: float) -> None:
     page = tree_page(open_book(hostile(n_trials, value)))
@@ -55,6 +56,7 @@ def test_what_users_typed_ends_no_element_of_the_page(n_trials: int, value: floa
     assert HOSTILE not in page and "<script>window.harmed" not in page and "<img src=x" not in page
 
 
+@pytest.mark.ci
 def test_the_page_loads_nothing_and_its_frame_holds_all_of_it() -> None:
     book = open_book(hostile(4, 0.5))
     page = tree_page(book)

@@ -90,6 +90,7 @@ def test_each_branch_has_its_part_of_the_curves_and_of_the_output(store: Path) -
         assert row.output.count(HOSTILE) == branch.reach - branch.node.start or len(row.output) == 4000
 
 
+@pytest.mark.ci
 def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:
     pytest.importorskip("bokeh")
     from hpstage.report.tree.embed import tree_page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import optuna
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from tests.unit.searches import schedules
 STEPS = 12
 
 
+@pytest.mark.ci
 @given(schedule=schedules(STEPS), text=st.text(max_size=8))
 def test_code_of_a_trial_has_its_hyperparameters(schedule: s.Schedule, text: str) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:

@@ -352,19 +352,19 @@ def test_now_and_then_a_whole_trial_is_trained_from_nothing_and_all_that_it_kept
     assert [audit.whole for audit in audits[7::8]][:2] == [True, True]
 
 
-def test_where_the_state_before_is_gone_training_begins_at_the_one_before_that() -> None:
+def test_where_the_state_before_is_gone_training_begins_at_the_one_before_and_compares_what_is_known_between() -> None:
     plan = trained([trial(i, {"a": s.piecewise({0: 1, 12: i + 1})}, 16) for i in range(2)])
     node = plan.trials[TrialId("study/1")].node_at(16)
     assert node.parent is not None
     draw = AuditDraw(plan, "1")
 
-    def source(step: int) -> tuple[StateKey | None, Mapping[int, int]]:
+    def audited(step: int) -> tuple[StateKey | None, Mapping[int, int], list[int]]:
         audit = draw.audit(Drawn(1.0, node.id, step, whole=False), AuditId("a"))
-        return audit.source, {stage.start: stage.stop for stage in audit.stages}
+        return audit.source, {stage.start: stage.stop for stage in audit.stages}, [goal.step for goal in audit.goals]
 
-    assert source(16) == (plan.key(node.parent, 12), {12: 16})
+    assert audited(16) == (plan.key(node.parent, 12), {12: 16}, [16])
     plan._keep(node.parent.states[12], None)
-    assert source(16) == (plan.key(node.parent, 8), {8: 12, 12: 16})
+    assert audited(16) == (plan.key(node.parent, 8), {8: 12, 12: 16}, [12, 16])
     for step in (4, 8):
         plan._keep(node.parent.states[step], None)
-    assert source(16) == (None, {0: 12, 12: 16})
+    assert audited(16) == (None, {0: 12, 12: 16}, [4, 8, 12, 16])

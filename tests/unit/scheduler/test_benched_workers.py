@@ -330,6 +330,7 @@ def test_three_refused_writes_of_a_worker_write_nothing_off(
     assert result.plan.totals.steps_trained == expected.plan.totals.steps_trained
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("hasty")
 def test_a_store_that_stays_unreachable_ends_the_search_and_the_next_call_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded
@@ -50,6 +52,7 @@ def branches(trials: int) -> list[TrialAdded]:
     return [trial(i, {"a": s.constant(1), "b": s.constant(i)}, 24) for i in range(trials)]
 
 
+@pytest.mark.ci
 def test_a_turn_costs_about_the_same_however_many_trials_wait() -> None:
     assert calls_per_report(8, tree(4096)) < 1.5 * calls_per_report(8, tree(1024))
 
@@ -58,22 +61,26 @@ def test_a_report_is_decided_on_within_so_many_calls() -> None:
     assert calls_per_report(8, tree(1024)) < 800
 
 
+@pytest.mark.ci
 def test_a_turn_costs_about_the_same_however_many_workers_train() -> None:
     assert calls_per_report(400, tree(4096)) < 1.5 * calls_per_report(8, tree(4096))
 
 
+@pytest.mark.ci
 def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials_wait() -> None:
     """When workers outnumber what waits, chains are cut so that all end together, for which all are compared."""
     requested = range(4, 25, 4)
     assert calls_per_report(400, branches(500), requested) < 2.0 * calls_per_report(40, branches(50), requested)
 
 
+@pytest.mark.ci
 def test_what_is_audited_costs_a_turn_about_the_same_however_many_trials_wait() -> None:
     with_audits = calls_per_report(8, tree(1024), audit=True)
     assert with_audits < 1.5 * calls_per_report(8, tree(256), audit=True)
     assert with_audits < 1.2 * calls_per_report(8, tree(1024))
 
 
+@pytest.mark.ci
 def test_a_chain_costs_about_the_same_to_start_however_many_start_and_verify_forks_at_once() -> None:
     def instructions(workers: int) -> float:
         search = Search(SimulatedExecutor(workers), verify="first-fork")

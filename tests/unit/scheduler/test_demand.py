@@ -109,6 +109,7 @@ def test_one_of_two_drivers_on_the_same_workers_requests_workers_for_both(
     assert search.scheduler.demand(executor.clock(), START) == 6 * counts
 
 
+@pytest.mark.ci
 @given(searches(), st.integers(1, 4), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.sampled_from([1, 4, 10**9]))
 def test_searches_on_workers_that_come_and_go_find_the_same_and_train_nothing_twice(
     trials: list[TrialAdded], maximum: int, start_seconds: float, every: int
@@ -167,6 +168,7 @@ def halved(executor: SimulatedExecutor) -> float:
     return result.savings.worker_seconds
 
 
+@pytest.mark.ci
 def test_workers_for_the_next_rung_are_started_before_it_is_requested() -> None:
     seconds = {"step_seconds": 21.5, "evaluate_seconds": 5.0, "load_seconds": 1.0, "save_seconds": 1.0}
     elastic = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 16, 120.0)), **seconds)

@@ -48,6 +48,7 @@ class Recording(SimulatedExecutor):
         self.orders.append((worker, keys))
 
 
+@pytest.mark.ci
 @given(
     trials=searches(steps=12, most=14),
     stops=st.lists(st.integers(1, 12), min_size=14, max_size=14),

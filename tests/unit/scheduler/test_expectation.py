@@ -77,6 +77,7 @@ def test_states_are_announced_to_few_workers_however_many_wait_and_train() -> No
     assert 0 < most <= 2 * expectation.EXPECTING, "earlier ones are withdrawn within the same turn"
 
 
+@pytest.mark.ci
 @given(searches(), st.integers(1, 4))
 def test_announcements_change_no_decision(trials: list[TrialAdded], workers: int) -> None:
     stops = [8] * len(trials)

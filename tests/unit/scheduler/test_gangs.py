@@ -29,6 +29,7 @@ def widths_of(search: Search) -> list[int]:
     return [1 + len(fact.gang) for fact in facts(search, ChainStarted)]
 
 
+@pytest.mark.ci
 @given(searches(), st.data(), st.integers(1, 9), st.sampled_from([2, 4, 8]))
 def test_whatever_the_widths_and_whoever_dies_every_answer_is_that_of_one_worker(trials, data, workers, most):
     efficiency = data.draw(st.floats(0.4, 1.0))

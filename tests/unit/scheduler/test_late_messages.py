@@ -127,6 +127,7 @@ def orders(draw: st.DrawFn) -> list[tuple[TrialAdded, int]]:
     return draw(st.permutations(targets))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("latency", [0.3, 3.0, 12.0])
 @given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
 @settings(max_examples=20)

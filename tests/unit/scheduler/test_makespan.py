@@ -6,6 +6,8 @@ import random
 import statistics
 from functools import cache
 
+import pytest
+
 from hpstage import schedule as s
 from hpstage.accounting.bound import Work, lower_bound
 from hpstage.execution.simulated import SimulatedExecutor
@@ -99,6 +101,7 @@ def ratios(workers: int, count: int, seed: int) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.ci
 def test_makespan_is_within_a_third_of_the_optimum_always_and_five_percent_in_the_median():
     """The optimum trains each stage in one go; ours may cut one, and is then sometimes faster."""
     for workers in (2, 3):

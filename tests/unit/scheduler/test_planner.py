@@ -44,6 +44,7 @@ def test_every_unique_prefix_is_trained_exactly_once(trials, data, workers):
         assert by_trial[added.trial].metrics == value_of_key(key, stop)
 
 
+@pytest.mark.ci
 @given(searches(), searches(), st.data())
 def test_keys_agree_exactly_when_training_agrees(first, second, data):
     """Over two plans built in different orders: keys are equal exactly where the values seen are equal."""
@@ -88,6 +89,7 @@ def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
     assert trained <= merged(search.plan).steps_asked
 
 
+@pytest.mark.ci
 @given(searches(), st.data(), st.integers(1, 3))
 def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials, data, workers):
     executor = SimulatedExecutor(workers)
@@ -105,6 +107,7 @@ def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials,
     assert search.plan.totals.steps_trained == len(histories(trials, stops))
 
 
+@pytest.mark.ci
 @given(searches(), st.data())
 def test_a_new_driver_on_the_same_journal_continues_where_the_old_one_was(trials, data):
     stops = [t.steps for t in trials]
@@ -126,6 +129,7 @@ def test_a_new_driver_on_the_same_journal_continues_where_the_old_one_was(trials
     }
 
 
+@pytest.mark.ci
 @given(searches(), st.data())
 def test_lost_checkpoints_are_recomputed_from_the_nearest_kept_ancestor(trials, data):
     kept: set[StateKey] = set()

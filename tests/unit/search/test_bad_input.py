@@ -241,6 +241,7 @@ def test_an_executor_that_cannot_audit_searches_as_ever() -> None:
     assert not result.audit.figures and result.audit.line == ""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"])
 def test_other_choices_of_a_parameter_leave_no_trial(storage: str | None, tmp_path: Path) -> None:
     study = optuna.create_study(

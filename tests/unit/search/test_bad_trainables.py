@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from typing import Any
 
 import optuna
@@ -118,6 +119,19 @@ def test_reading_a_hyperparameter_that_the_space_does_not_return_is_named() -> N
         search(train)
 
 
+def test_a_name_that_a_library_looks_up_is_no_hyperparameter() -> None:
+    class OfALibrary(Tape):
+        version = "of a library"
+
+        def train(self, step: int, hp: Any) -> None:
+            string.Template("$weight").substitute({})
+            super().train(step, hp)
+
+    [trial] = search(OfALibrary(), n_trials=1).study.trials
+    failure = trial.user_attrs["hpstage:failure"]
+    assert "KeyError: 'weight'" in failure and "hyperparameter" not in failure
+
+
 def test_a_dict_of_the_models_own_that_training_fills_may_be_empty_before() -> None:
     class Fills(Tape):
         version = "fills"
@@ -147,6 +161,7 @@ def test_a_dict_of_the_models_own_that_training_fills_may_be_empty_before() -> N
 MANY = "a million metrics"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", [0.5, None, [("score", 1)], MANY])
 def test_metrics_that_are_no_mapping_are_refused_before_anything_is_trained(what: object) -> None:
     returned = {f"m{number}": 0.5 for number in range(10**6)} if what == MANY else what
@@ -192,6 +207,7 @@ def test_a_metric_that_comes_to_be_missing_is_named_and_nothing_is_lost():
     assert search(Forgetful(), store=journal, metric="other").study.best_value == 1.0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), OptunaPruner()], ids=repr)
 def test_a_metric_that_is_missing_in_some_trials_fails_those_and_the_search_continues(algorithm: Algorithm) -> None:
     class Forgetful(Tape):

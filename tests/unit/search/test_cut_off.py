@@ -91,6 +91,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
     return [(t.number, t.params, t.state, t.values, t.intermediate_values) for t in study.trials]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("storage", "sampler"),
     [
@@ -112,6 +113,7 @@ def test_a_trial_that_is_cut_off_while_it_is_proposed_leaves_no_trace(
         assert outcome(search(folder, storage, sampler).study) == expected
 
 
+@pytest.mark.ci
 def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path) -> None:
     def evolve(folder: str, stop_at: int = 0) -> list[tuple[object, ...]]:
         algorithm = PopulationBasedTraining(interval=2, seed=1)
@@ -126,6 +128,7 @@ def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path)
         assert evolve(str(stop_at)) == expected
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fork_that_is_cut_off_becomes_no_other_of_the_same_donor(seed: int, tmp_path: Path) -> None:
     algorithm = PopulationBasedTraining(interval=2, seed=seed)

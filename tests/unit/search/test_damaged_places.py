@@ -47,6 +47,7 @@ def test_a_store_of_a_newer_format_is_refused_with_the_remedy(tmp_path):
         search(store=tmp_path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("position", [0, 3])
 @pytest.mark.parametrize("garbage", [b"", b"\xff\x00", b"{}", b"[1]", b'{"type":"Wish"}', b'{"type":"StateReached"}'])
 def test_garbage_in_the_journal_is_named(tmp_path, position, garbage):
@@ -56,6 +57,7 @@ def test_garbage_in_the_journal_is_named(tmp_path, position, garbage):
         search(store=tmp_path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "change",
     [{"node": 12345}, {"step": 0}, {"metrics": {"score": "high"}}, {"kept": {"key": "k", "bytes": 1, "digest": "d"}}],
@@ -181,6 +183,7 @@ def spoil_by_deleting(folder: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("spoil", [spoil_by_truncating, spoil_by_flipping_a_bit, spoil_by_deleting])
 @pytest.mark.parametrize("which", [slice(None), slice(0, None, 2)], ids=["all", "half"])
 @pytest.mark.ci_one_in(2)

@@ -83,6 +83,7 @@ def alone(result: hpstage.Result, number: int) -> float:
     return subject.evaluate()["error"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("space", [with_decay, left_out], ids=lambda space: space.__name__)
 def test_a_search_reuses_training_from_before_the_default(space: Any, tmp_path: Path) -> None:
     first = search(tmp_path / "store", Mine(), first_day, "monday", n_trials=24)
@@ -97,6 +98,7 @@ def test_a_search_reuses_training_from_before_the_default(space: Any, tmp_path: 
     assert again.savings.steps_trained == 0
 
 
+@pytest.mark.ci
 def test_a_training_function_has_defaults_as_an_attribute(tmp_path: Path) -> None:
     def train(run: hpstage.Run) -> None:
         mine = Mine()

@@ -67,6 +67,7 @@ def parting(name: str) -> Space:
     return space
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("trainable", "space", "named"),
     [

@@ -174,6 +174,7 @@ def test_stopping_where_no_step_is_trained_says_where_it_may_be_done(where: str)
         search(MemoryJournal(), trainable=Silent(hpstage.StopTraining("enough"), where), n_trials=1, catch=())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 def test_endings_are_equal_with_and_without_sharing_under_every_algorithm(algorithm: Algorithm) -> None:
     shared = search(MemoryJournal(), algorithm=algorithm)
@@ -223,6 +224,7 @@ def test_a_reader_of_the_journal_sees_the_same_endings(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("every", [1, 3])
 def test_values_on_the_way_stop_at_the_end(every: int) -> None:
     result = search(MemoryJournal(), evaluate_every=every)

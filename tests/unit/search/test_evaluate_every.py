@@ -55,6 +55,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     return [(trial.params, trial.state, trial.value) for trial in result.study.trials]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("every", [1, 3, 5, 16, 100])
 @pytest.mark.parametrize(
     "algorithm",

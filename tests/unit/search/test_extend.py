@@ -89,6 +89,7 @@ def assert_values_are_exact(result: hpstage.Result) -> None:
         assert trial.state.is_finished()
 
 
+@pytest.mark.ci
 def test_more_steps_train_only_what_is_new_and_every_line_ends_as_if_it_had_been_so_long(tmp_path: Path) -> None:
     study = create()
     first = run(study, tmp_path)
@@ -156,6 +157,7 @@ def test_extending_to_what_is_there_changes_nothing() -> None:
     assert study.trials == before and again.savings.steps_trained == 0
 
 
+@pytest.mark.ci
 def test_an_extension_may_be_extended_again_and_by_another_algorithm(tmp_path: Path) -> None:
     study, journal = create(), tmp_path
     run(study, journal, n_trials=6, steps=4, algorithm=SuccessiveHalving(1, 2))
@@ -252,6 +254,7 @@ def test_what_cannot_be_extended_is_refused_before_anything_is_trained() -> None
     assert searched(journal) == before
 
 
+@pytest.mark.ci
 def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None:
     def stretched(steps: int) -> Any:
         return lambda trial: {"a": s.linear(trial.suggest_float("a", 1, 2), total_iters=steps)}

@@ -196,6 +196,7 @@ def test_nothing_is_saved_by_trials_that_all_fail():
     assert result.savings.lower_bound_seconds is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rejects", [False, True], ids=["trained", "rejected"])
 def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_continue(rejects: bool, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
@@ -225,6 +226,7 @@ def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_continue(
     assert ended.state == "FAIL" and ended.values is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(window=2), OptunaPruner(window=2), SuccessiveHalving(2)], ids=repr)
 def test_a_trial_that_somebody_sets_to_waiting_stays_queued_for_the_next_call(
     algorithm: Algorithm, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -95,6 +95,7 @@ def check_trials(result: hpstage.Result, space: Callable[..., Any]) -> None:
         assert all(schedule.length == end for schedule in trained.schedules.values())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("space", [stated, ending, mixed])
 @pytest.mark.ci_one_in(2)
@@ -272,6 +273,7 @@ def test_what_else_a_space_raises_is_left_to_the_trials_of_the_study() -> None:
 # --- further ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2)], ids=repr)
 def test_extended_trials_grow_to_their_own_ends(algorithm: Algorithm, tmp_path: Path) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
@@ -320,6 +322,7 @@ def test_an_interrupted_search_of_several_lengths_ends_as_an_undisturbed_one(
         ]
 
 
+@pytest.mark.ci
 def test_a_rehearsal_counts_the_steps_that_the_search_will_have() -> None:
     planned = hpstage.preflight(stated, steps=STEPS, n_trials=12, sampler=optuna.samplers.RandomSampler(seed=5))
     saved = search(stated).savings

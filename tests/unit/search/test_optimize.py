@@ -57,6 +57,7 @@ def create(seed: int = 0, **options: object) -> optuna.Study:
     )
 
 
+@pytest.mark.ci
 @given(st.lists(st.tuples(schedules(8), schedules(8)), min_size=1, max_size=6), st.data())
 @settings(max_examples=15)
 def test_every_trial_has_the_metrics_and_state_that_it_has_without_sharing(pairs, data):
@@ -167,6 +168,7 @@ class Stopper:
             study.stop()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), FullTraining(window=8), SuccessiveHalving(2, 2), ASHA(2, 2)])
 def test_a_stopped_study_leaves_no_trial_open_and_trains_no_further(algorithm):
     study = create()
@@ -441,6 +443,7 @@ def test_a_study_with_trials_of_another_workload_is_warned_of(caplog):
     assert "trials of another plan" in caplog.text
 
 
+@pytest.mark.ci
 def test_the_lower_bound_is_given_only_for_a_search_done_in_one_call():
     journal = MemoryJournal()
     first = run(create(), store=journal)

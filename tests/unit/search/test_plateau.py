@@ -105,6 +105,7 @@ def check(result: hpstage.Result, *, once: bool = True) -> None:
     assert result.savings.steps_trained == len(prefixes) or not once
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "algorithm",
     [FullTraining(), FullTraining(window=2), SuccessiveHalving(4, 2), ASHA(4, 2), Hyperband(4, 2)],
@@ -154,6 +155,7 @@ class Rising(Tape):
         return {"score": float(len(self.digest) and self.score)}
 
 
+@pytest.mark.ci
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", range(1, 36, 5))
 @pytest.mark.parametrize("where", ["training", "deciding"])
@@ -327,6 +329,7 @@ def test_noisy_metrics_decide_nothing() -> None:
         search(trainable=Noisy())
 
 
+@pytest.mark.ci
 def test_preflight_rehearses_a_plateau_with_other_metrics() -> None:
     estimate = hpstage.preflight(space, steps=STEPS, n_trials=8, workers=(2,), rehearsals=3)
     assert not estimate.exact

@@ -112,6 +112,7 @@ def searched(
 # --- the time left ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", [1, 2, 7, 32])
 @pytest.mark.parametrize("step_seconds", [0.01, lambda hp: 30.0 + hp["b"]])
 @pytest.mark.parametrize("sampler", ["random", "grid"])
@@ -126,6 +127,7 @@ def test_at_half_time_of_full_training_the_time_left_is_estimated_within_a_quart
     assert half_time_error(views) == pytest.approx(1.0, rel=0.25)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("algorithm", [FullTraining(window=8), SuccessiveHalving(10), MedianStopping(20, grace=20)])
 def test_at_half_time_the_estimate_is_within_a_factor_of_three_where_requests_follow_results(
@@ -205,6 +207,7 @@ def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
     assert last.stages_left == 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", [1, 5])
 def test_steps_never_fall_and_end_with_those_trained(monkeypatch, workers):
     executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + 5 * (hp["b"] % 2), save_seconds=0.01)

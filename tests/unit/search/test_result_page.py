@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import optuna
+import pytest
 
 import hpstage
 from hpstage.store import MemoryJournal
@@ -40,6 +41,7 @@ def test_text_of_the_user_is_escaped() -> None:
     assert "<script>" not in html and "<i>" not in html and "<u>" not in html
 
 
+@pytest.mark.ci
 def test_a_result_is_shown_in_one_line() -> None:
     one, several = searched("digits"), searched("digits", directions=["maximize", "minimize"])
     merged = f"merge_rate={one.savings.merge_rate:.2f}, store='')"

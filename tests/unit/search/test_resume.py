@@ -122,6 +122,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
     return [(trial.params, trial.state, trial.value, trial.intermediate_values) for trial in study.trials]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, every, tmp_path):

@@ -60,6 +60,7 @@ class Searched:
         return sum(isinstance(fact, kind) for fact in read_facts(self.journal))
 
 
+@pytest.mark.ci
 def test_as_many_trials_as_are_not_complete_are_the_same_search(caplog: pytest.LogCaptureFixture) -> None:
     whole = Searched()
     whole.call(N)
@@ -82,6 +83,7 @@ def test_a_call_with_the_same_number_again_continues_it() -> None:
     assert one.states == ["COMPLETE"] * (5 + 12) and one.count(SearchEnded) == 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("again", "found"), [(N, N), (25, 25), (6, 9 + 6)])
 def test_after_fewer_trials_more_are_all_again(again: int, found: int) -> None:
     one = Searched()
@@ -101,6 +103,7 @@ def test_as_many_trials_as_are_not_in_the_study_finish_until_all_are_there() -> 
     assert calls == [8, 2] and one.states == ["COMPLETE"] * N
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(window=N), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
 def test_with_all_trials_in_the_study_those_that_are_open_are_continued(algorithm: Algorithm) -> None:
     one = Searched(algorithm)

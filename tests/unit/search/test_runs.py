@@ -49,6 +49,11 @@ def search(store: object, space: Any, steps: int = STEPS, **options: Any) -> hps
     return hpstage.optimize(study, space=space, metric="score", steps=steps, store=store, **settings)  # type: ignore[arg-type]
 
 
+class NeverSetUp(Tape):
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        raise ValueError("not before setup")
+
+
 def exact(trial: TrainedTrial) -> bool:
     """Whether a trial's last state and metrics are those of its schedules trained in a plain loop."""
     steps = trial.planned.steps
@@ -96,6 +101,7 @@ def test_a_search_reuses_a_run_and_a_run_a_search(tmp_path: Path) -> None:
     assert trained(result.trial(0)) == STEPS
 
 
+@pytest.mark.ci
 def test_an_interrupted_run_is_continued_also_after_another(tmp_path: Path) -> None:
     class Stopped(Tape):
         stops = True
@@ -116,6 +122,7 @@ def test_an_interrupted_run_is_continued_also_after_another(tmp_path: Path) -> N
     assert trained(run) == 2 * STEPS  # of the first run, 4 or 5 steps before it was stopped
 
 
+@pytest.mark.ci
 def test_savings_are_shown_where_a_run_could_share_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def shown() -> set[str]:
         page = Page(write_report(tmp_path / "report", tmp_path / "store"))
@@ -168,6 +175,17 @@ def test_without_a_metric_a_run_uses_the_first_of_the_untrained_model(tmp_path: 
     assert run.step("best") == STEPS
 
 
+def test_a_metric_that_a_trained_run_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(UsageError, match="the trainable gives 'hash', 'score', but metric='scor' was requested"):
+        train(tmp_path, metric="scor")
+
+
+def test_without_a_metric_the_error_says_why_the_untrained_model_has_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no metric .* which raised ValueError: not before setup.*; give metric="):
+        train(tmp_path, trainable=NeverSetUp(), metric=None)
+
+
 @pytest.mark.parametrize("metric", ["val_loss", "rmse"])
 def test_losses_and_errors_are_minimized(metric: str, tmp_path: Path) -> None:
     class Named(Tape):
@@ -196,6 +214,7 @@ def test_an_invalid_configuration_is_refused(hp: object, steps: int, message: st
         train(tmp_path, hp, steps)
 
 
+@pytest.mark.ci
 def test_a_study_of_that_name_stays_as_it_is(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="runs", direction="maximize")
     settings: dict[str, Any] = {"metric": "score", "steps": STEPS, "n_trials": 1, "store": tmp_path, **inline()}
@@ -208,6 +227,7 @@ def test_a_study_of_that_name_stays_as_it_is(tmp_path: Path) -> None:
 # --- branches ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_a_branch_is_the_trial_trained_so_from_the_start_and_only_its_rest_is_trained(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2)
     branch = run.branch(4, lr=0.03, **inline())
@@ -229,6 +249,7 @@ def test_branches_are_seen_in_tables_and_runs(tmp_path: Path) -> None:
     assert rows[run.id].at == run_rows(run.plan)[0].at  # its state at step 4 is used later; the run has ended before
 
 
+@pytest.mark.ci
 def test_lists_make_a_branch_of_each_combination(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2)
     branches = run.branch(4, lr=[0.03, s.linear(0.03)], wd=[0.5, 1.0], **inline())
@@ -238,6 +259,7 @@ def test_lists_make_a_branch_of_each_combination(tmp_path: Path) -> None:
     assert len(run.branch(4, lr=[0.03], **inline())) == 1
 
 
+@pytest.mark.ci
 def test_the_same_branch_again_trains_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = train(tmp_path)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -250,6 +272,7 @@ def test_the_same_branch_again_trains_nothing(tmp_path: Path, caplog: pytest.Log
     assert trained(run) == STEPS + STEPS
 
 
+@pytest.mark.ci
 def test_what_is_trained_again_is_counted_from_the_nearest_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,6 +284,7 @@ def test_what_is_trained_again_is_counted_from_the_nearest_checkpoint(
     assert trained(run) == STEPS + 2 + 2
 
 
+@pytest.mark.ci
 def test_at_0_everything_is_trained_and_at_the_end_it_is_extended(tmp_path: Path) -> None:
     run = train(tmp_path)
     fresh = run.branch(0, lr=0.03, **inline())
@@ -273,6 +297,7 @@ def test_at_0_everything_is_trained_and_at_the_end_it_is_extended(tmp_path: Path
     assert trained(run) == 2 * STEPS + 4
 
 
+@pytest.mark.ci
 def test_a_branch_has_branches_and_fewer_steps(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=1)
     second = run.branch(2, lr=0.03, **inline()).branch(4, wd=1.0, steps=6, **inline())
@@ -301,6 +326,7 @@ SPACES: dict[str, tuple[Callable[[optuna.Trial], Mapping[str, object]] | object,
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", SPACES)
 def test_every_trial_of_any_search_branches(kind: str, tmp_path: Path) -> None:
     """Pruned ones as well, beyond where they were pruned: their other steps are trained."""
@@ -315,6 +341,7 @@ def test_every_trial_of_any_search_branches(kind: str, tmp_path: Path) -> None:
     assert len(result.study.get_trials(deepcopy=False)) == len(study)
 
 
+@pytest.mark.ci
 def test_metrics_decide_how_a_branch_of_a_plateau_continues(tmp_path: Path) -> None:
     hp = {"lr": s.plateau(1.0, metric="score", mode="max", every=2, patience=0), "wd": 0.25}
     run = train(tmp_path, hp)
@@ -325,6 +352,7 @@ def test_metrics_decide_how_a_branch_of_a_plateau_continues(tmp_path: Path) -> N
     assert run.branch(3, wd=-9.0, **inline()).id == branch.id
 
 
+@pytest.mark.ci
 def test_what_metrics_have_not_decided_yet_is_not_branched_beyond_but_by_the_remedy(tmp_path: Path) -> None:
     """Of a trial under a plateau that was interrupted: its value in steps to come is not known."""
 
@@ -458,6 +486,7 @@ def test_an_opened_store_needs_the_training_code(tmp_path: Path) -> None:
     assert exact(opened.branch(4, lr=0.1, trainable=Tape(), **inline()))  # type: ignore[arg-type]
 
 
+@pytest.mark.ci
 def test_a_store_in_memory_branches_too() -> None:
     run = train(MemoryJournal())
     assert (
@@ -487,6 +516,7 @@ def _open_once_both_wait(gate: Gate, store: Path) -> None:
     gate.open()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("donor", "at", "x", "total", "steps"), [("runs/0", 4, 2, 12, 0), ("runs/1", 7, 3, 13, 4)])
 def test_two_processes_branch_at_once_under_other_names_and_one_is_refused_under_the_same(
     donor: str, at: int, x: int, total: float, steps: int, tmp_path: Path

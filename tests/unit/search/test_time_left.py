@@ -97,6 +97,7 @@ def errors(views: list[ProgressView]) -> list[float]:
     return [(view.seconds_left or 0.0) / (end - view.elapsed) for view in judged]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("space", [grid, apart, trunks])
@@ -132,6 +133,7 @@ def test_where_few_trials_decide_how_long_it_takes_nine_of_ten_estimates_are(mon
     assert sum(0.5 <= error <= 2.0 for error in found) >= 0.9 * len(found)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("space", [grid, apart, trunks])
 def test_what_a_pruner_will_do_is_foreseen_from_what_it_did(monkeypatch, space):
     found = errors(watched(monkeypatch, OptunaPruner(20, grace=20, window=16), space, 4, 0))
@@ -209,6 +211,7 @@ def test_paused_trials_and_queued_ones_are_reported_separately(monkeypatch):
     assert (views[-1].paused, views[-1].queued, views[-1].finished) == (0, 0, 64)
 
 
+@pytest.mark.ci
 def test_trials_still_to_be_proposed_are_queued(monkeypatch):
     views = watched(monkeypatch, ASHA(10, 3, window=4), apart, 2, 0)
     assert views[0].queued >= 60

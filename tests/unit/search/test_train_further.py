@@ -56,6 +56,7 @@ def search(study: str, space: object, store: MemoryJournal, steps: int = MORE, *
     return hpstage.optimize(created, space=space, metric="score", steps=steps, store=store, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("space", "algorithm"), SPACES)
 def test_the_winner_of_any_space_is_trained_further(space: Space, algorithm: Algorithm) -> None:
     store = MemoryJournal()

@@ -78,6 +78,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
     return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in study.trials]
 
 
+@pytest.mark.ci
 def test_trials_that_are_open_follow_workers_that_join_and_leave() -> None:
     executor = SimulatedExecutor(8)
     for _ in range(12):
@@ -92,6 +93,7 @@ def test_trials_that_are_open_follow_workers_that_join_and_leave() -> None:
     assert len(seen.seen) == 300
 
 
+@pytest.mark.ci
 def test_a_worker_that_dies_and_is_replaced_does_not_show_in_the_study() -> None:
     calm, troubled = SimulatedExecutor(16), SimulatedExecutor(16)
     for number, after in enumerate((33.0, 41.0, 77.0)):
@@ -136,6 +138,7 @@ def test_a_new_search_compares_as_many_trials_as_its_workers_allow() -> None:
     assert Noting.seen[-1] == 4
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("algorithm", "sampler", "most"),
     [

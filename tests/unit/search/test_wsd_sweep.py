@@ -91,6 +91,7 @@ def test_six_horizons_and_two_decays_in_one_call_train_the_unique_steps_of_the_c
     check_values(later)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
 def test_horizons_requested_one_after_the_other_train_the_same_steps_in_any_order(order: str, tmp_path: Path) -> None:
     """Each horizon in a call, and a study, of its own; the sweep is said whole, as is known from the beginning."""
@@ -193,6 +194,7 @@ def test_a_part_of_a_sweep_waits_in_the_study_for_the_next_call(tmp_path: Path) 
     check_values(result)
 
 
+@pytest.mark.ci
 def test_a_longer_horizon_on_the_next_day_is_trained_from_the_trunk_without_wrong_advice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

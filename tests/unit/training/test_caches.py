@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+
 from hpstage.training.code.attributes import slots_of
 from hpstage.training.code.graph import Graph
 from hpstage.training.code.owner import is_users_code
 
 
+@pytest.mark.ci
 def test_a_class_that_was_looked_up_is_freed() -> None:
     cls = type("Made", (), {})
     assert is_users_code(cls)
@@ -19,6 +22,7 @@ def test_a_class_that_was_looked_up_is_freed() -> None:
     assert seen() is None
 
 
+@pytest.mark.ci
 def test_the_slots_of_the_classes_looked_up_last_are_remembered() -> None:
     cls = type("Made", (), {"__slots__": ("a",)})
     assert list(slots_of(cls)) == ["a"]
@@ -30,6 +34,7 @@ def test_the_slots_of_the_classes_looked_up_last_are_remembered() -> None:
     assert seen() is None
 
 
+@pytest.mark.ci
 def test_the_names_of_a_module_are_freed_with_the_graph_that_has_met_them() -> None:
     data = {1}
     names: dict[str, object] = {"__name__": "__main__", "value": data}
