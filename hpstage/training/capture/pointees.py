@@ -30,6 +30,11 @@ def points(obj: Any, content: bytes) -> bool:
     return any(number >= SMALLEST_ADDRESS for number in numbers)
 
 
+def is_data(kind: type) -> bool:
+    """Return whether instances of a class are memory of ctypes."""
+    return issubclass(kind, _DATA)
+
+
 @by_type
 def _offsets(kind: Any) -> tuple[int, ...]:
     """Return at which bytes of an instance there are pointers."""

@@ -195,9 +195,9 @@ def _is_blank(value: object) -> bool:
 
 
 def _classes_in(key: object) -> list[type]:
-    if isinstance(key, tuple):
-        return [part for part in key if issubclass(type(part), type)]
-    return [key] if isinstance(key, type) else []
+    """Return the classes in a key. Exceptions do not train: tblib registers all that there are when it is imported."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return [part for part in parts if issubclass(type(part), type) and not issubclass(part, BaseException)]
 
 
 def _is_code(part: Any) -> bool:
