@@ -291,7 +291,7 @@ class ChainRunner:
                 self._settle_saves(flight)
                 reruns.begin(flight, metrics)
             else:
-                reruns.see(flight)
+                reruns.see(flight, boundary)
         if verifier.is_due(flight, boundary, at_end=at_end):
             self._settle_saves(flight)
             stood_at = self._position.key

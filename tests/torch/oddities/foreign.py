@@ -168,7 +168,7 @@ def _(kept: Any, self: Odd) -> float:
 
 
 def named_by_a_library(text: str) -> Any:
-    """A class of ctypes has the module of the code that first asked for it, whose ever that is."""
+    """A class of ctypes has the module of the code that first needed it, whosever that is."""
     made = eval(text, {"ctypes": ctypes, "__name__": "tqdm.utils"})  # noqa: S307 - written here
     assert made.__module__ == "tqdm.utils"
     return made

@@ -1,0 +1,267 @@
+"""Segments of chains that wait to be trained again in a process in which nothing was trained, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints.host_memory import HostMemory
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import CheckpointError
+from hpstage.execution.retraining import Problem, Retrained, Segment
+from hpstage.execution.untrained import UntrainedFork
+from hpstage.execution.verification import MEASURING
+from hpstage.plan.facts import ChainId, ForkVerified, NodeId, StateKey, WorkerId
+
+logger = logging.getLogger("hpstage")
+
+FROM = StateKey("0" * 32)
+
+
+class Scratch:
+    """A folder for the state that a rerun begins with, where no checkpoint has it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="hpstage-rerun-", ignore_cleanup_errors=True)
+        self.store = FolderCheckpoints(self._folder.name, "trained again", sweep=False)
+
+    def save(self, state: object, step: int) -> None:
+        self.store.save(FROM, state, step=step, parent=None)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+@dataclass(kw_only=True)
+class Rerun:
+    """A segment of a chain that is to be trained again.
+
+    ``scratch``: has the state that it begins with, if that is not the segment's ``source`` in the checkpoints.
+    ``unreported``: what follows, the same, or the chain from its beginning, without the reports on the way, since a
+    trial alone has others. ``first``: what the present segment led to, if that was another state or metric, or a
+    failure.
+    """
+
+    chain: ChainId
+    node: NodeId
+    segment: Segment
+    scratch: Scratch | None = None
+    unreported: Segment | None = None
+    first: Retrained | None = None
+
+    def difference(self, found: Retrained) -> str | None:
+        """Describe what differs, given what training has led to now; ``None``: nothing that matters."""
+        first = found if self.first is None else self.first
+        begun = "step 0" if self.segment.source is None else f"the state at step {self.segment.start}"
+        if (error := _error(first.problem)) and error == _error(found.problem):
+            return (
+                f"steps {self.segment.start} to {self.segment.stop}, which were trained before, cannot be trained "
+                f"again from {begun} in a process that had trained nothing, as they would be if a worker were lost: "
+                f"{error}. "
+                f"Make what they need an attribute of the trainable that can be pickled, or open it in the step that "
+                f"uses it; what belongs to the process, such as a file descriptor, is in no state"
+            )
+        apart = first.apart
+        if apart is None or (apart.what.startswith(_METRICS) and (found.apart is None or found.apart != apart)):
+            return None
+        if not self.segment.measured:
+            return f"measuring changes training: {apart}, with reports at other steps before. {MEASURING}"
+        return (
+            f"training depends on something outside its state: {apart}. First it was trained in a process that had "
+            f"trained the steps before, or other trials; then again from {begun} in a process that had trained "
+            f"nothing. Make what changes an attribute of the trainable or attach it, or a function of the step; a "
+            f"setting of a library belongs at module level. If training does not depend on it, name it in "
+            f"`stateless`; `hpstage check` looks for it"
+        )
+
+    def close(self) -> None:
+        if self.scratch is not None:
+            self.scratch.close()
+            self.scratch = None
+
+
+class RerunQueue:
+    """Trains segments again, in the order in which they were added. Closed, it does nothing.
+
+    Args:
+        untrained: a fork of this process from before training, which this closes.
+        checkpoints: the checkpoint store.
+        load: returns one of its states, or one that is kept in memory only.
+    """
+
+    def __init__(
+        self,
+        untrained: UntrainedFork,
+        checkpoints: CheckpointStore,
+        load: Callable[[StateKey], object],
+        worker: WorkerId,
+        clock: Callable[[], float],
+    ) -> None:
+        self._untrained: UntrainedFork | None = untrained
+        self._checkpoints = checkpoints
+        self._load = load
+        self._worker = worker
+        self._clock = clock
+        self._waiting: deque[Rerun] = deque()
+        self._running: Rerun | None = None
+        self._store: FolderCheckpoints | None = None  # of the one that runs
+        self._found: ForkVerified | None = None
+        self.seconds = 0.0
+        """For which segments were trained again."""
+
+    @property
+    def closed(self) -> bool:
+        return self._untrained is None
+
+    @property
+    def last(self) -> ChainId | None:
+        """The chain of the segment that was added last, unless all have ended."""
+        return self._waiting[-1].chain if self._waiting else self._running.chain if self._running else None
+
+    def __len__(self) -> int:
+        return len(self._waiting) + (self._running is not None)
+
+    def has_room(self) -> bool:
+        """Whether memory has room for another process that trains the same: not the last of what there is."""
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return (HostMemory().available() or 0) > 2 * resident
+
+    def add(self, rerun: Rerun) -> None:
+        if self.closed:
+            rerun.close()
+        else:
+            self._waiting.append(rerun)
+
+    def begin(self) -> None:
+        """Begin what waits, if none is trained again now."""
+        if self._running is None:
+            try:
+                self._begin_next(settled=False)
+            except OSError as error:
+                self._give_up(error)
+
+    def advance(self, timeout: float = 0.0, *, settled: bool = False) -> ForkVerified | None:
+        """Begin what waits, and wait for results for so many seconds. Return the difference that was found, once.
+
+        Args:
+            settled: all states are written; one that cannot be had now was evicted.
+        """
+        deadline = time.perf_counter() + timeout
+        try:
+            while self._found is None and (self._running or self._begin_next(settled)):
+                assert self._untrained is not None, "it is closed with what it trains"
+                result = self._untrained.wait(max(0.0, deadline - time.perf_counter()))
+                if result is None:
+                    break
+                self._see(result)
+        except OSError as error:
+            self._give_up(error)
+        found, self._found = self._found, None
+        return found
+
+    def _begin_next(self, settled: bool) -> bool:
+        """Begin the next one if its state can be had; return whether it was."""
+        while self._waiting and self._untrained is not None:
+            rerun = self._waiting[0]
+            if self.has_room():
+                try:
+                    self._store = self._source(rerun)
+                    self._untrained.begin(self._store, rerun.segment)
+                    self._running = self._waiting.popleft()
+                    return True
+                except CheckpointError as error:
+                    if not settled:
+                        return False
+                    logger.debug("the steps after %s are not trained again: %s", rerun.segment.source, error)
+            self._waiting.popleft().close()
+        return False
+
+    def _source(self, rerun: Rerun) -> FolderCheckpoints:
+        """Return the store that has the state with which a segment begins. One in memory gets a file."""
+        source, kept = rerun.segment.source, self._checkpoints
+        if rerun.scratch is None:
+            if isinstance(kept, FolderCheckpoints) and (source is None or kept.has(source)):
+                return kept
+            rerun.scratch = Scratch()
+            if source is not None:
+                rerun.scratch.store.save(source, self._load(source), step=rerun.segment.start, parent=None)
+        return rerun.scratch.store
+
+    def _see(self, result: Retrained) -> None:
+        """Take over the result of the segment that is running, and train it once more, or without reports."""
+        rerun = self._running
+        assert rerun is not None and self._untrained is not None and self._store is not None
+        self.seconds += result.seconds
+        again = False
+        if result.equal and rerun.unreported is not None:
+            rerun.segment, rerun.unreported, rerun.first = rerun.unreported, None, None
+            again = True
+        elif (result.apart or result.problem) is not None and rerun.first is None:
+            # Once more: metrics such as the memory used or a process id are never the same, and a failure may pass.
+            rerun.first = result
+            again = True
+        if again:
+            self._untrained.begin(self._store, rerun.segment)
+            return
+        self._running = None
+        rerun.close()
+        if result.problem is not None and result.problem.kind == "unreadable":
+            logger.debug("the end of a chain was not trained again: %s", result.problem.text)  # evicted before
+            return
+        difference = rerun.difference(result)
+        if difference is not None:
+            self._found = ForkVerified(
+                chain=rerun.chain,
+                worker=self._worker,
+                node=rerun.node,
+                step=rerun.segment.start,
+                steps=rerun.segment.stop - rerun.segment.start,
+                seconds=result.seconds,
+                at=self._clock(),
+                difference=difference,
+            )
+        elif result.problem is not None:
+            _warn(result.problem, rerun.segment)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.debug("nothing more is trained again: %s", error)
+        self.close()
+
+    def close(self) -> None:
+        """End the fork, with what it trains. Idempotent."""
+        for rerun in (*self._waiting, *([self._running] if self._running else ())):
+            rerun.close()
+        self._waiting.clear()
+        self._running = None
+        if self._untrained is not None:
+            self._untrained.close()
+            self._untrained = None
+
+
+_METRICS = "the metric ", "state['metrics']"
+_MEMORY = "MemoryError", "OutOfMemoryError", "allocate memory"
+
+
+def _error(problem: Problem | None) -> str:
+    """Return the last line of a traceback, unless memory has run out: that of the first training is in use as well."""
+    if problem is None or problem.kind != "failed":
+        return ""
+    line = problem.text.splitlines()[-1]
+    return "" if any(words in line for words in _MEMORY) else line
+
+
+def _warn(problem: Problem, segment: Segment) -> None:
+    logger.warning(
+        "Steps %d to %d could not be trained again in a process that had trained nothing, as they would be if a "
+        "worker were lost: %s",
+        segment.start,
+        segment.stop,
+        problem.text,
+    )
