@@ -229,12 +229,12 @@ class _Training:
     def serve(self, requests: SimpleQueue[tuple[Request, Control]]) -> None:
         while True:
             if self._bundle and requests.empty():
-                self._go_on(self._bundle)
+                self._run_bundle(self._bundle)
                 continue
             request, control = requests.get()
             if isinstance(request, Finish):
                 while self._bundle:  # its chains were stopped
-                    self._go_on(self._bundle)
+                    self._run_bundle(self._bundle)
                 close = getattr(self._trainable, "close", None)
                 if close is not None:
                     close()
@@ -253,10 +253,10 @@ class _Training:
                 if of is None:
                     self._send(Done(msgspec.Raw(encode(value))))
 
-    def _go_on(self, bundle: Bundle) -> None:
+    def _run_bundle(self, bundle: Bundle) -> None:
         """Train to the next report, and send it."""
         try:
-            report = bundle.go_on()
+            report = bundle.run()
         except Exception as error:
             self._bundle = None
             for chain in bundle.close():

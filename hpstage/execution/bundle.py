@@ -100,11 +100,11 @@ class Bundle:
         self._fetcher.expect(keys)
 
     def pause(self) -> None:
-        """Make :meth:`go_on` return at the next step. May be called from a signal handler."""
+        """Make :meth:`run` return at the next step. May be called from a signal handler."""
         for _, _, control in list(self._running.values()):
             control.pause()
 
-    def go_on(self) -> ChainReport | Gathering | None:
+    def run(self) -> ChainReport | Gathering | None:
         """Train until a chain reports, or waits for its gang, and return the report; ``None`` at a pause."""
         while True:
             for worker in [worker for worker in self._running if worker not in self._due]:

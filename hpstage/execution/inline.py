@@ -121,7 +121,7 @@ class InlineExecutor(Executor):
     def wait(self, timeout: float | None) -> list[Report]:
         if not self._events and self._bundle:
             with generators_restored():
-                report = self._bundle.go_on()
+                report = self._bundle.run()
             if report is None:
                 return []
             assert not isinstance(report, Gathering), "there are no others here"

@@ -19,7 +19,7 @@ from hpstage.plan.messages import Report, WorkerJoined, WorkerLeft, host_of, nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disruptions:
-    """What becomes of simulated workers. Each has its fate by its number, whatever else happens.
+    """Slow and lost workers of a simulated cluster. What happens to a worker depends on its number alone.
 
     Attributes:
         slow: the share of workers whose steps take ``slowdown`` times as long.

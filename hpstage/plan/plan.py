@@ -248,7 +248,7 @@ class SearchPlan:
         state.kept = kept
 
     def count_parts(self, kept: Kept, change: Literal[-1, 1]) -> None:
-        """Count the parts of a state that is kept from now on, or no more."""
+        """Count the parts of a state that was saved, or is kept no longer."""
         for named in kept.parts:
             part, count = self.parts.get(named.key, (named, 0))
             if count + change:

@@ -44,7 +44,7 @@ def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.
 
 
 def until(executor: Executor, enough: Callable[[list[Report]], bool], seconds: float = 120.0) -> list[Report]:
-    """Reports up to and with those that are enough."""
+    """Reports up to and including the first that suffice."""
     reports: list[Report] = []
     deadline = time.monotonic() + seconds
     while not enough(reports):

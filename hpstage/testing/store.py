@@ -92,9 +92,9 @@ class StoreContract(JournalContract, LeasesContract, SnapshotsContract):
     def test_nobody_commits_after_the_one_who_took_his_lease(self, open_store: Callable[[], Store]) -> None:
         def commit_for_a_while(writer: int) -> None:
             with closing(open_store()) as store:
-                for _ in range(60):
+                for turn in range(60):
                     # So short that it is over, now and then, before the commit.
-                    token = store.acquire("a", f"owner {writer}", 0.0005)
+                    token = store.acquire("a", f"owner {writer}", 0.0005 * 2 ** (turn % 6))
                     if token is not None:
                         try:
                             store.append([b"%d" % token], fences={"a": token})

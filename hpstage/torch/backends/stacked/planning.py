@@ -323,7 +323,7 @@ def _equal(outcome: Any, reference: list[Any]) -> bool:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal in their bits, and in where they keep them."""
+    """Return whether two tensors have the same bits and the same layout in memory."""
     if a.shape != b.shape or a.dtype != b.dtype or _strides(a) != _strides(b):
         return False
     if not a.is_floating_point():
