@@ -13,6 +13,7 @@ import inspect
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -106,7 +107,7 @@ def whole(least: int = 1, most: int = EXACT) -> Kind:
     """Whole numbers in a range, with its ends."""
 
     def read(value: object) -> int:
-        if isinstance(value, bool):
+        if _is_bool(value):
             raise TypeError
         found = operator.index(value)  # type: ignore[arg-type]
         if found > most == EXACT:
@@ -114,6 +115,12 @@ def whole(least: int = 1, most: int = EXACT) -> Kind:
         return _within(found, least <= found <= most)
 
     return Kind(read, f"a whole number {f'of at least {least}' if most == EXACT else f'from {least} to {most:,}'}")
+
+
+def _is_bool(value: object) -> bool:
+    """Return whether it is Python's or NumPy's: of the latter, NumPy 1 makes an index."""
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
 
 
 def number(*, least: float | None = None, above: float | None = None, most: float = math.inf, unit: str = "") -> Kind:

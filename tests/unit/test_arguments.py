@@ -39,7 +39,7 @@ def test_given_arguments_are_converted_and_defaults_stay() -> None:
         ({"count": 0}, "count is 0; give a whole number of at least 1"),
         ({"count": True}, "count is True; give a whole number"),
         ({"count": 2.0}, "count is 2.0; give a whole number"),
-        ({"count": numpy.bool_(True)}, "count is np.True_; give a whole number"),
+        ({"count": numpy.bool_(True)}, f"count is {numpy.bool_(True)!r}; give a whole number"),
         ({"count": 10**30}, "give a whole number of at most 9,007,199,254,740,991"),
         ({"count": -(10**5000)}, "count is <int>; give a whole number"),  # Python writes no number of so many digits
         ({"share": math.nan}, "share is nan; give a number that is at least 0"),

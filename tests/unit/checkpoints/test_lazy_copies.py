@@ -112,6 +112,8 @@ def test_a_tensor_whose_address_is_known_has_copies_of_their_own(
     array = view_of(tensor)
     assert not lazy_copies.allow_copies(tensor)
     copy = lazy_copies.clone(tensor)
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        pytest.skip("before NumPy 2.1 it cannot be written to")
     array[0] = 7
     assert torch.equal(copy, made())
 
