@@ -112,80 +112,29 @@ class Meaning:
         Raises:
             StateError: they differ by more than rounding does.
         """
-        kind, begin, known = _kind(hp, batch), of.snapshot(), backend.state()
-        steps, tries = self._left.get(kind, (STEPS, _TRIES))
-        self._left[kind] = steps, tries - 1
-
-        def after(step: Callable[[Any], Any]) -> tuple[Reached, bool]:
-            """Return what a step changes, and whether it draws random numbers; it is undone."""
-            try:
-                with generators_restored():
-                    marks, stream = {path: _mark(value) for path, value in of.contents().items()}, _stream()
-                    for _ in range(_IN_A_ROW):
-                        loss = step(pytree.tree_map_only(Tensor, torch.clone, batch))
-                    now = of.contents()
-                    changed = {path: _kept(value) for path, value in now.items() if marks.get(path) != _mark(value)}
-                    changed |= dict.fromkeys(marks.keys() - now.keys())
-                    if isinstance(loss, Tensor | float):
-                        changed["the loss"] = torch.as_tensor(loss).detach().sum()
-                    return changed, not all(map(torch.equal, stream, _stream()))
-            finally:
-                of.put_back(begin)
-
-        def rounded(
-            other: AbstractContextManager[object],
-            values: Mapping[str, Scalar] = hp,
-            most: float = math.inf,
-        ) -> None:
-            """Take an eager step with other last bits; code may fail where a value has another one."""
-
-            def step(batch: Any) -> Any:
-                with other:
-                    return of.update(batch, values)
-
-            with contextlib.suppress(Exception):
-                apart.allow(after(step)[0], most)
-
-        with _unlogged():
-            try:
-                backend.comparing = True
-                try:
-                    found, _ = after(train)
-                except (Exception, NotDeparting):
-                    return  # it is trained as it is, or fails again where that counts
-                expected, draws = after(of.update)
-                if draws and backend.draws_otherwise:
-                    backend.as_recorded = True
-                    found, _ = after(train)
-                if not _is_finite(expected.get("the loss")):
-                    return
-                apart = _Apart(of.contents(), expected, found)
-                for seed in range(_LEAST):
-                    rounded(OtherwiseRounded(seed))
-                if apart.differs:
-                    rounded(nullcontext(), {name: _as_float32(value) for name, value in hp.items()}, _SHARE)
-                if apart.differs:
-                    with full_precision():
-                        rounded(nullcontext())
-                for seed in range(_LEAST, _MOST):
-                    if apart.differs:
-                        rounded(OtherwiseRounded(seed))
-            except (MemoryError, torch.OutOfMemoryError):
-                logger.warning("There is no memory to compare a step of %s with an eager one.", self._who)
-                return
-            finally:
-                backend.comparing = backend.as_recorded = False
-                of.put_back(begin)
-                backend.load(known)
-        if not apart.rounded:
-            return  # code that fails where a value has another last bit
+        kind, known, steps = _kind(hp, batch), backend.state(), _UndoneSteps(of, hp, batch)
+        left, tries = self._left.get(kind, (STEPS, _TRIES))
+        self._left[kind] = left, tries - 1
+        try:
+            backend.comparing = True
+            with _unlogged():
+                apart = _how_far_apart(steps, backend, train)
+        except (MemoryError, torch.OutOfMemoryError):
+            logger.warning("There is no memory to compare a step of %s with an eager one.", self._who)
+            return
+        finally:
+            backend.comparing = backend.as_recorded = False
+            steps.undo()
+            backend.load(known)
+        if apart is None or not apart.rounded:
+            return  # code that fails, or where a value has another last bit
         if apart.differs:
             self._refused = True
             raise StateError(self._message(apart, numerics))
         self.compared += 1
         self.closeness = max(self.closeness, apart.closeness)
         if apart.moved:
-            self._left[kind] = steps - 1, tries
+            self._left[kind] = left - 1, tries
 
     def _message(self, apart: _Apart, numerics: str) -> str:
         path, found, expected, allowed = apart.worst()
@@ -196,6 +145,81 @@ class Meaning:
             f"number changed in place, a value read in Python. Give numerics = 'eager', or write it in operations on "
             f"tensors"
         )
+
+
+class _UndoneSteps:
+    """Steps on one batch from where training is, each of which is undone."""
+
+    def __init__(self, of: Compared, hp: Mapping[str, Scalar], batch: Any) -> None:
+        self._of = of
+        self._hp = hp
+        self._batch = batch
+        self._begin = of.snapshot()
+        self.eager = of.update
+
+    def undo(self) -> None:
+        self._of.put_back(self._begin)
+
+    def after(self, step: Callable[[Any], Any]) -> tuple[Reached, bool]:
+        """Return what a step changes, and whether it draws random numbers."""
+        try:
+            with generators_restored():
+                marks, stream = {path: _mark(value) for path, value in self._of.contents().items()}, _stream()
+                for _ in range(_IN_A_ROW):
+                    loss = step(pytree.tree_map_only(Tensor, torch.clone, self._batch))
+                now = self._of.contents()
+                changed = {path: _kept(value) for path, value in now.items() if marks.get(path) != _mark(value)}
+                changed |= dict.fromkeys(marks.keys() - now.keys())
+                if isinstance(loss, Tensor | float):
+                    changed["the loss"] = torch.as_tensor(loss).detach().sum()
+                return changed, not all(map(torch.equal, stream, _stream()))
+        finally:
+            self.undo()
+
+    def apart(self, expected: Reached, found: Reached) -> _Apart:
+        """Compare what an eager step and another one have changed, with what eager steps with other last bits do."""
+        apart = _Apart(self._of.contents(), expected, found)
+        for seed in range(_LEAST):
+            self._allow(apart, OtherwiseRounded(seed))
+        if apart.differs:
+            self._allow(apart, hp={name: _as_float32(value) for name, value in self._hp.items()}, most=_SHARE)
+        if apart.differs:
+            with full_precision():
+                self._allow(apart)
+        for seed in range(_LEAST, _MOST):
+            if apart.differs:
+                self._allow(apart, OtherwiseRounded(seed))
+        return apart
+
+    def _allow(
+        self,
+        apart: _Apart,
+        other: AbstractContextManager[object] | None = None,
+        *,
+        hp: Mapping[str, Scalar] | None = None,
+        most: float = math.inf,
+    ) -> None:
+        """Take an eager step with other last bits; code may fail where a value has another one."""
+
+        def step(batch: Any) -> Any:
+            with other or nullcontext():
+                return self._of.update(batch, self._hp if hp is None else hp)
+
+        with contextlib.suppress(Exception):
+            apart.allow(self.after(step)[0], most)
+
+
+def _how_far_apart(steps: _UndoneSteps, backend: StepBackend, train: Callable[[Any], Any]) -> _Apart | None:
+    """Train by ``train``, and eagerly; ``None`` where it fails, or has no finite loss."""
+    try:
+        found, _ = steps.after(train)
+    except (Exception, NotDeparting):
+        return None  # it is trained as it is, or fails again where that counts
+    expected, draws = steps.after(steps.eager)
+    if draws and backend.draws_otherwise:
+        backend.as_recorded = True
+        found, _ = steps.after(train)
+    return steps.apart(expected, found) if _is_finite(expected.get("the loss")) else None
 
 
 class _Apart:
