@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from itertools import islice
@@ -268,6 +268,18 @@ class _Looks:
 
 def as_text(found: Status, width: int | None = None) -> str:
     """The tables that a terminal of ``width`` columns shows."""
+    parts = [
+        aligned(_of_plan(found), width=width),
+        _table(_STUDY, map(_study_cells, found.studies[-_LINES:]), found.studies, left=4, width=width),
+        _table(_DRIVER, map(_driver_cells, found.drivers[-_LINES:]), found.drivers, left=4, width=width),
+        _table(_CHAIN, map(_chain_cells, found.chains[-_LINES:]), found.chains, left=3, width=width),
+    ]
+    if not found.chains and any(study.state == "running" for study in found.studies):
+        parts.append("no chain is running")
+    return "\n\n".join(filter(None, parts))
+
+
+def _of_plan(found: Status) -> list[tuple[str, str]]:
     plan = found.plan
     rows = [
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
@@ -291,48 +303,56 @@ def as_text(found: Status, width: int | None = None) -> str:
             rows.append(("", f"... and {count_of(len(found.causes) - _CAUSES, 'more cause')}: see the report"))
     if plan.differences:
         rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
-    lines = [aligned(rows, width=width)]
-    if found.studies:
-        titles: tuple[str, ...]
-        titles = ("study", "state", "trials", "best", "steps requested", "merge rate", "busy", "saved")
-        cells = [
-            (
-                clean(study.study),
-                study.state,
-                _trials(study),
-                ", ".join(map(_best, study.best)) or "-",
-                f"{study.steps_asked:,}",
-                rate(study.merge_rate),
-                duration(study.seconds_used),
-                duration(max(0.0, study.seconds_saved)) if _is_shown(study) else "-",
-            )
-            for study in found.studies[-_LINES:]
-        ]
-        lines += ["", table([titles, *cells], left=4, width=width), *_left_out(found.studies)]
-    if found.drivers:
-        titles = ("driver", "host", "process", "state")
-        cells2 = [
-            (clean(driver.driver), clean(driver.host), str(driver.pid), "alive" if driver.alive else "gone")
-            for driver in found.drivers[-_LINES:]
-        ]
-        lines += ["", table([titles, *cells2], left=4, width=width), *_left_out(found.drivers)]
-    if found.chains:
-        titles = ("worker", "chain", "since", "node", "step", "to")
-        cells3 = [
-            (
-                chain.name,
-                clean(chain.chain),
-                _clock(chain.began),
-                f"{chain.node}",
-                f"{chain.step:,}",
-                f"{chain.stop:,}" + (f" of node {chain.last}" if chain.last != chain.node else ""),
-            )
-            for chain in found.chains[-_LINES:]
-        ]
-        lines += ["", table([titles, *cells3], left=3, width=width), *_left_out(found.chains)]
-    elif any(study.state == "running" for study in found.studies):
-        lines += ["", "no chain is running"]
-    return "\n".join(lines)
+    return rows
+
+
+def _table(
+    titles: tuple[str, ...],
+    cells: Iterable[tuple[str, ...]],
+    rows: Sequence[object],
+    *,
+    left: int,
+    width: int | None,
+) -> str:
+    """Return the table of the last rows, and how many were left out; empty if there are none."""
+    return "\n".join([table([titles, *cells], left=left, width=width), *_left_out(rows)]) if rows else ""
+
+
+_STUDY = "study", "state", "trials", "best", "steps requested", "merge rate", "busy", "saved"
+
+
+def _study_cells(study: StudyRow) -> tuple[str, ...]:
+    return (
+        clean(study.study),
+        study.state,
+        _trials(study),
+        ", ".join(map(_best, study.best)) or "-",
+        f"{study.steps_asked:,}",
+        rate(study.merge_rate),
+        duration(study.seconds_used),
+        duration(max(0.0, study.seconds_saved)) if _is_shown(study) else "-",
+    )
+
+
+_DRIVER = "driver", "host", "process", "state"
+
+
+def _driver_cells(driver: DriverStatus) -> tuple[str, ...]:
+    return clean(driver.driver), clean(driver.host), str(driver.pid), "alive" if driver.alive else "gone"
+
+
+_CHAIN = "worker", "chain", "since", "node", "step", "to"
+
+
+def _chain_cells(chain: ChainStatus) -> tuple[str, ...]:
+    return (
+        chain.name,
+        clean(chain.chain),
+        _clock(chain.began),
+        f"{chain.node}",
+        f"{chain.step:,}",
+        f"{chain.stop:,}" + (f" of node {chain.last}" if chain.last != chain.node else ""),
+    )
 
 
 def _is_shown(study: StudyRow) -> bool:

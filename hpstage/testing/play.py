@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,71 +92,100 @@ def play(
         trials: what can be looked up; by default :class:`Proposed`, in which trials have nothing in common.
     """
     algorithm.check(setting)
-    known = Proposed() if trials is None else trials
-    search = algorithm.start(setting, known)
-    played = Played(params=known.values if isinstance(known, Proposed) else {})
-    waiting: list[Target] = []
-    last: dict[int, int] = {}  # the last step requested of every trial
-    due: dict[Target, int] = {}  # when a target would be reported, if by_length; all at once, else
-    now = 0
-    closed = False
-    turns = iter(order)
+    session = _Session(algorithm, setting, value, Proposed() if trials is None else trials, most, stop_after)
+    for _ in range(ahead):
+        session.propose()
+    session.run(iter(order), failing)
+    return session.played
 
-    def is_idle(index: int) -> bool:
-        return index in last and index not in played.ends and all(index != other for other, _ in waiting)
 
-    def perform(actions: list[Action]) -> None:
+class _Session:
+    """The state of :func:`play`."""
+
+    def __init__(
+        self, algorithm: Algorithm, setting: Setting, value: Value, known: Trials, most: int, stop_after: int
+    ) -> None:
+        self._algorithm = algorithm
+        self._setting = setting
+        self._value = value
+        self._known = known
+        self._most = most
+        self._stop_after = stop_after
+        self._search = algorithm.start(setting, known)
+        self._waiting: list[Target] = []
+        self._last: dict[int, int] = {}  # the last step requested of every trial
+        self._due: dict[Target, int] = {}  # when a target would be reported, if by_length; all at once, else
+        self._now = 0
+        self.played = Played(params=known.values if isinstance(known, Proposed) else {})
+
+    def run(self, turns: Iterator[int], failing: Container[Target]) -> None:
+        """Propose, train and report until nothing is left."""
+        closed = False
+        for _ in range(_ROUNDS):
+            while self._more() and self._search.room() > 0:
+                self.propose()
+            if not self._more() and not closed:
+                closed = True
+                self._perform(self._search.closed())
+            if not self._waiting:
+                break
+            self._train(self._next(turns), failing)
+        assert not self._waiting and not self._more(), "the search does not come to its end"
+        assert self.played.ends.keys() == self._last.keys()
+
+    def propose(self) -> None:
+        self.played.proposed_after.append(len(self.played.reported))
+        self._perform(self._search.added(self._add()))
+
+    def _more(self) -> bool:
+        proposed, n_trials = len(self.played.proposed_after), self._setting.n_trials
+        stopped = len(self.played.reported) >= self._stop_after or proposed >= self._most
+        return not stopped and (n_trials is None or proposed < n_trials)
+
+    def _next(self, turns: Iterator[int]) -> Target:
+        """Return the target that is reported next."""
+        if self._algorithm.synchronous:
+            return self._waiting.pop(min(range(len(self._waiting)), key=lambda turn: self._due[self._waiting[turn]]))
+        return self._waiting.pop(next(turns, 0) % len(self._waiting))
+
+    def _train(self, target: Target, failing: Container[Target]) -> None:
+        index, step = target
+        self._now = self._due[target]
+        if target in failing:
+            self.played.ends[index] = "failed"
+            self._perform(self._search.failed(index))
+        else:
+            self.played.reported.append(target)
+            self._perform(self._search.reported(index, step, self._value(index, step)))
+
+    def _perform(self, actions: list[Action]) -> None:
+        played, last = self.played, self._last
         for action in actions:
             match action:
                 case Ask(index, step):
-                    assert is_idle(index) and last[index] < step <= setting.steps
-                    due[index, step] = now + step - last[index] if algorithm.by_length else 0
+                    assert self._is_idle(index) and last[index] < step <= self._setting.steps
+                    self._due[index, step] = self._now + step - last[index] if self._algorithm.by_length else 0
                     last[index] = step
-                    waiting.append((index, step))
+                    self._waiting.append((index, step))
                     played.requested.append((index, step))
                 case Finish(index, state):
-                    assert is_idle(index) and (index, last[index]) in played.reported
-                    assert (state == "complete") == (last[index] == setting.steps)
+                    assert self._is_idle(index) and (index, last[index]) in played.reported
+                    assert (state == "complete") == (last[index] == self._setting.steps)
                     played.ends[index] = state
                 case Fork(donor, step):
                     assert donor not in played.ends and (donor, step) in played.reported
-                    made = add(action)
+                    made = self._add(action)
                     played.forks.append((made, action))
-                    perform(search.forked(made, action))
+                    self._perform(self._search.forked(made, action))
 
-    def add(fork: Fork | None = None) -> int:
-        index = known.add(fork) if isinstance(known, Proposed) else len(last)
-        last[index] = 0 if fork is None else fork.step
+    def _is_idle(self, index: int) -> bool:
+        ended = index in self.played.ends or any(index == other for other, _ in self._waiting)
+        return index in self._last and not ended
+
+    def _add(self, fork: Fork | None = None) -> int:
+        index = self._known.add(fork) if isinstance(self._known, Proposed) else len(self._last)
+        self._last[index] = 0 if fork is None else fork.step
         return index
 
-    def propose() -> None:
-        played.proposed_after.append(len(played.reported))
-        perform(search.added(add()))
 
-    def more() -> bool:
-        proposed = len(played.proposed_after)
-        stopped = len(played.reported) >= stop_after or proposed >= most
-        return not stopped and (setting.n_trials is None or proposed < setting.n_trials)
-
-    for _ in range(ahead):
-        propose()
-    for _ in range(100_000):
-        while more() and search.room() > 0:
-            propose()
-        if not more() and not closed:
-            closed = True
-            perform(search.closed())
-        if not waiting:
-            break
-        first = min(range(len(waiting)), key=lambda turn: due[waiting[turn]])
-        index, step = waiting.pop(first if algorithm.synchronous else next(turns, 0) % len(waiting))
-        now = due[index, step]
-        if (index, step) in failing:
-            played.ends[index] = "failed"
-            perform(search.failed(index))
-        else:
-            played.reported.append((index, step))
-            perform(search.reported(index, step, value(index, step)))
-    assert not waiting and not more(), "the search does not come to its end"
-    assert played.ends.keys() == last.keys()
-    return played
+_ROUNDS = 100_000
