@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import re
@@ -27,6 +28,7 @@ from hpstage.errors import StateError, UsageError
 from hpstage.training.capture import world
 from hpstage.training.code import patches as patches_module
 from hpstage.training.code.patches import lacking, patches, standing
+from hpstage.training.code.tables import listed
 from hpstage.training.identity import environment, settings
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
@@ -298,3 +300,23 @@ def test_an_object_that_comes_to_be_called_is_found() -> None:
         assert later not in [found for _, found in standing()]
         Later.__call__ = mine  # type: ignore[attr-defined]
         assert later in [found for _, found in standing()]
+
+
+def test_a_table_that_changes_while_it_is_listed_is_listed_once_more() -> None:
+    """As by another thread, for which the collector stands here: it runs while pairs are made."""
+    table: dict[Any, Any] = {n: n for n in range(3000)}
+
+    def change(phase: str, info: object) -> None:
+        if len(table) < 3003:
+            table[object()] = phase
+
+    gc.collect()
+    before = gc.get_threshold()
+    gc.callbacks.append(change)
+    gc.set_threshold(100)
+    try:
+        found = listed(table.items())
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(change)
+    assert len(found) == len(table) == 3003

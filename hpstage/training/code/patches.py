@@ -8,14 +8,14 @@ import operator
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from itertools import chain, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import code_in, written_in
 from hpstage.training.code.owner import found_in, functions_in, is_users
-from hpstage.training.code.tables import Contents, registered, tables_among
+from hpstage.training.code.tables import Contents, listed, registered, tables_among
 
 _WITHOUT_TRAINING = frozenset(("sys", "time", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
 """Packages where a process attaches what observes it, the clock, and packages that run trainings."""
@@ -26,7 +26,6 @@ _HOOKS = "_global_"
 _OF_POINTERS = "PyCPointerType"
 """Of the types of ctypes' pointers: one for all modules, named after that which was the first to ask for it."""
 
-_Item = TypeVar("_Item")
 _Modules = tuple[frozenset[str], dict[str, types.ModuleType]]
 _clean: dict[str, tuple[Mapping[str, Any], list[ValuesView[Any]], Contents, list[Any]]] = {}
 """By library's module in which nothing of the user's was: its names, views of what they and those of its classes stand
@@ -71,14 +70,14 @@ def _is_as_it_was(name: str, names: Mapping[str, Any]) -> bool:
 
 def _within(sought: _Sought, name: str, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return what of the user's is in a module, its classes and tables, by its places."""
-    items = _at_once(names.items)
+    items = listed(names.items())
     values = [value for _, value in items]
     classes = [value for value in values if issubclass(type(value), type) and value.__module__ == name]
     sought.tables = False
     found = [(f"{name}:{attribute}", value) for attribute, value in sought.among(items)]
     tables = tables_among(name, dict(items), sought.own)
     for each in classes:
-        members = _at_once(vars(each).items)
+        members = listed(vars(each).items())
         values += [value for _, value in members]
         path = each.__qualname__
         found += [(f"{name}:{path}.{member}", value) for member, value in sought.among(members)]
@@ -144,7 +143,7 @@ def _text_at(place: str, here: Mapping[str, str]) -> str | None:
 
 def _modules() -> _Modules:
     """Return the names of the user's modules, and the libraries' modules by name."""
-    names, modules = _at_once(sys.modules.keys), _at_once(sys.modules.values)
+    names, modules = listed(sys.modules.keys()), listed(sys.modules.values())
     for before, there, found in _known:
         if before == names and len(there) == len(modules) and all(map(operator.is_, there, modules)):
             return found
@@ -156,7 +155,7 @@ def _modules() -> _Modules:
 def _classified() -> _Modules:
     packages: dict[str, bool] = {}
     users, libraries = set(), {}
-    for name, module in [*sys.modules.items()]:
+    for name, module in listed(sys.modules.items()):
         package = name.partition(".")[0]
         if package not in packages:
             packages[package] = is_users(package)
@@ -222,22 +221,13 @@ class _Sought:
                     yield name, value
 
 
-def _at_once(view: Callable[[], Iterable[_Item]]) -> list[_Item]:
-    """Return the items, or values, as of one moment: another thread may import concurrently."""
-    while True:
-        try:
-            return list(view())
-        except RuntimeError:  # it has changed size
-            continue
-
-
 _WRAPPERS = frozenset((staticmethod, classmethod, property, functools.partial))
 _TABLES = frozenset((dict, OrderedDict))
 
 
 def _has_code(users: frozenset[str], hooks: Mapping[Any, object]) -> bool:
     """Libraries keep functions of their own in such tables, too."""
-    functions = (hook for hook in hooks.values() if isinstance(hook, types.FunctionType))
+    functions = (hook for hook in listed(hooks.values()) if isinstance(hook, types.FunctionType))
     return any(function.__globals__.get("__name__") in users for function in functions)
 
 

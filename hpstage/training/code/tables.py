@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from hpstage.training.code.attributes import own_of
 from hpstage.training.code.owner import found_in, is_users, is_users_code
@@ -46,6 +46,7 @@ _PLAIN_OR_TEXT = _PLAIN | {str}
 _LONG = 100
 _CODE = frozenset((types.FunctionType, staticmethod, classmethod, property, functools.partial))
 
+_T = TypeVar("_T")
 Table = dict[Any, Any] | list[Any] | set[Any]
 Among = Callable[[Iterable[tuple[Any, Any]]], Iterator[tuple[Any, Any]]]
 
@@ -62,7 +63,7 @@ def tables_among(module: str, names: Mapping[str, Any], own: frozenset[int]) -> 
     kinds = {kind for kind in _kinds(names.values()) if _is_of_tables(kind)}
     return [
         (name, value)
-        for name, value in (names.items() if kinds else ())
+        for name, value in (listed(names.items()) if kinds else ())
         if type(value) in kinds and id(value) not in own and not _is_namespace(value) and not _FILLED.match(name)
     ]
 
@@ -100,6 +101,15 @@ def registered(module: str, tables: Iterable[tuple[str, Table]], among: Among) -
             yield f"{module}:{name}[{_written(key)}]", [entry, *users]
 
 
+def listed(values: Iterable[_T]) -> list[_T]:
+    """Return the values as of one moment: another thread may change their number."""
+    while True:
+        try:
+            return [*values]
+        except RuntimeError:  # it has
+            continue
+
+
 class Contents:
     """What tables consist of, without keeping it alive: their values, and those of the tables among these. Of a long
     one with nothing but numbers and texts, what is added or taken away is seen."""
@@ -114,7 +124,7 @@ class Contents:
                 continue
             self._views.append(view)
             if any(map(_is_of_tables, _kinds(view))):
-                self._views += (_view(value) for value in [*view] if _is_table(value) and not _is_plain(value))
+                self._views += (_view(value) for value in listed(view) if _is_table(value) and not _is_plain(value))
         self._before = self._now()
 
     def are_as_before(self) -> bool:
@@ -129,11 +139,7 @@ class Contents:
 
 
 def _kinds(values: Iterable[object]) -> set[type]:
-    while True:
-        try:
-            return set(map(type, values))
-        except RuntimeError:  # another thread has changed their number
-            continue
+    return set(map(type, listed(values)))
 
 
 def _is_of_tables(kind: type) -> bool:
@@ -157,7 +163,7 @@ def _is_plain(table: Table) -> bool:
         return False
     if isinstance(table, dict) and not _kinds(dict.keys(table)) <= _PLAIN_OR_TEXT:
         return False
-    return str not in kinds or all(map(_is_blank, [*_view(table)]))
+    return str not in kinds or all(map(_is_blank, listed(_view(table))))
 
 
 def _view(table: Table) -> Collection[Any]:
@@ -165,7 +171,7 @@ def _view(table: Table) -> Collection[Any]:
 
 
 def _items(table: Table) -> list[tuple[Any, Any]]:
-    return [*dict.items(table)] if isinstance(table, dict) else [(None, value) for value in [*table]]
+    return listed(dict.items(table)) if isinstance(table, dict) else [(None, value) for value in listed(table)]
 
 
 def _parts(value: Any, package: str, depth: int) -> Iterator[Any]:
@@ -177,8 +183,9 @@ def _parts(value: Any, package: str, depth: int) -> Iterator[Any]:
         yield value.__func__
     elif issubclass(kind, dict | list | tuple | set | frozenset):
         if depth and not _is_namespace(value):
-            for item in [item for item in [*_view(value)] if not _is_blank(item)]:
-                yield from _parts(item, package, depth - 1)
+            for item in listed(_view(value)):
+                if not _is_blank(item):
+                    yield from _parts(item, package, depth - 1)
     elif kind.__module__.partition(".")[0] == package:
         if depth and kind.__module__ != "torch._ops":
             for item in own_of(value).values():

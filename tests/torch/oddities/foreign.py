@@ -167,27 +167,26 @@ def _(kept: Any, self: Odd) -> float:
     return kept[0]
 
 
-def named_by_a_library(text: str) -> Any:
+def of_a_library(made: Any) -> Any:
     """A class of ctypes has the module of the code that first needed it, whosever that is."""
-    made = eval(text, {"ctypes": ctypes, "__name__": "tqdm.utils"})  # noqa: S307 - written here
-    assert made.__module__ == "tqdm.utils"
+    made.__module__ = "tqdm.utils"
     return made
 
 
-@odd("a pointer of a class that a library has made", lambda: POINTER_TO_SHORT(ctypes.c_short(0)))
+@odd("a pointer of a class that a library has made", lambda: POINTER(ctypes.c_ushort(0)))
 def _(kept: Any, self: Odd) -> float:
     kept.contents.value += 1
     return kept[0]
 
 
-@odd("an array of a class that a library has made", lambda: THREE_SHORTS())
+@odd("an array of a class that a library has made", lambda: THREE())
 def _(kept: Any, self: Odd) -> float:
     kept[1] += 1
     return kept[1]
 
 
-POINTER_TO_SHORT = named_by_a_library("ctypes.POINTER(ctypes.c_short)")
-THREE_SHORTS = named_by_a_library("ctypes.c_short * 3")
+POINTER = of_a_library(ctypes.POINTER(ctypes.c_ushort))
+THREE = of_a_library(ctypes.c_ushort * 3)
 
 
 @odd("an object of Python's in one of ctypes", lambda: ctypes.py_object([0]))
