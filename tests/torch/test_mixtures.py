@@ -182,9 +182,7 @@ def tensors(trial: hpstage.TrainedTrial) -> list[Any]:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "kind", [Mixed, InParts, *(pytest.param(kind, marks=pytest.mark.ci) for kind in (Stacked, Loading, "function"))]
-)
+@pytest.mark.parametrize("kind", [Mixed, InParts, Stacked, Loading, pytest.param("function", marks=pytest.mark.slow)])
 def test_five_mixtures_and_three_seeds_are_each_that_trial_trained_by_itself(kind: Any, tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": Unmeasured()}
     trainable = by_function if kind == "function" else kind()

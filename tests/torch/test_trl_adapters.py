@@ -81,7 +81,7 @@ def adapters(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name[name.index("transformer.") :]: value for name, value in weights.items() if "lora" in name}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_search_over_adapters_equals_separate_runs_of_sft_trainer(tmp_path: Path) -> None:
     base = seeded(gpt)
     trainable = TrainerTrainable(

@@ -94,11 +94,9 @@ def checked(name: str, numerics: str, files: Path, children: Children) -> hpstag
     return hpstage.check(trainable, CASES[name].space, steps=4, n_forks=1, children=children)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "recommender" else pytest.mark.slow) for name in WITH_BACKENDS]
-)
+@pytest.mark.parametrize("name", WITH_BACKENDS)
 def test_check_finds_nothing_in_compiled_steps(name: str, files: Path, children: Children) -> None:
     report = checked(name, "compiled", files, children)
     assert report.ok, str(report)

@@ -158,13 +158,13 @@ def test_a_dict_of_the_models_own_that_training_fills_may_be_empty_before() -> N
     assert all(trial.state.name == "COMPLETE" for trial in search(Fills()).study.trials)
 
 
-MANY = "a million metrics"
+MANY = "many metrics"
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("what", [0.5, None, [("score", 1)], MANY])
 def test_metrics_that_are_no_mapping_are_refused_before_anything_is_trained(what: object) -> None:
-    returned = {f"m{number}": 0.5 for number in range(10**6)} if what == MANY else what
+    returned = {f"m{number}": 0.5 for number in range(10**5)} if what == MANY else what
 
     class Wrong(Tape):
         version = "wrong"
@@ -177,7 +177,7 @@ def test_metrics_that_are_no_mapping_are_refused_before_anything_is_trained(what
 
     message = rf"evaluate\(\) returned {type(what).__name__}; return a dict .*, such as {{'accuracy': value}}$"
     if what == MANY:
-        message = r"evaluate\(\) returned 1,000,000 metrics, more than 10,000: log values"
+        message = r"evaluate\(\) returned 100,000 metrics, more than 10,000: log values"
     with pytest.raises(UsageError, match=message):
         search(Wrong())
 
