@@ -30,7 +30,7 @@ from hpstage.training.code.namespaces import (
     Slot,
     library_names,
 )
-from hpstage.training.code.owner import HEAP, functions_in, is_users_code, module_of, of_user
+from hpstage.training.code.owner import HEAP, bound_to, functions_in, is_users_code, module_of, of_user
 
 OF_CODE = re.compile(r"[\w.]+:")
 """Start of paths that begin at code rather than at an attribute of the trainable."""
@@ -91,6 +91,8 @@ class Graph:
             self._todo += (obj.__func__, type(obj.__self__))
         elif isinstance(obj, functools.partial):
             self._todo.append(obj.func)
+        elif (owner := bound_to(obj)) is not None:
+            self._todo.append(owner)
         elif type(obj).__name__ == "ufunc":
             self._todo += functions_into(obj)
         elif is_users_code(type(obj)):
@@ -132,7 +134,8 @@ class Graph:
             return
         value = namespace.get(name, MISSING)
         self._todo.append(value)
-        if not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
+        is_function = isinstance(value, types.BuiltinFunctionType) and bound_to(value) is None
+        if not isinstance(value, types.ModuleType) and not is_function:
             slot = Slot(f"{namespace.get('__name__', '')}:{name}", namespace, name)
             self.namespaces[id(namespace), name] = _once(namespace, slot)
 

@@ -73,6 +73,16 @@ def _answers_in_python(kind: Any) -> bool:
     return any(isinstance(vars(base).get(name), types.FunctionType) for base in kind.__mro__ for name in names)
 
 
+def bound_to(method: object) -> object:
+    """Return the object that a method written in C is called on, ``TABLE`` of ``TABLE.get``; ``None`` for a function,
+    and for a method of a library's class."""
+    if not isinstance(method, types.BuiltinFunctionType | types.MethodWrapperType):
+        return None
+    owner = method.__self__
+    of_library = isinstance(owner, types.ModuleType) or (isinstance(owner, type) and not is_users_code(owner))
+    return None if of_library else owner
+
+
 @functools.cache
 def is_users(module: str) -> bool:
     """Return whether a module is the user's: not of the standard library, not installed and not of hpstage.

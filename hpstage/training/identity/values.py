@@ -276,6 +276,8 @@ class Values:
             # A new thread has an empty context.
             settings = [self.value(context.run(_setting, value)) for context in (Context(), copy_context())]
             return f"{self._refer(kind)}{settings}"
+        if isinstance(value, weakref.ref):
+            return f"{self._refer(kind)} to {self.value(value())}"
         self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
         if not is_users_code(kind):
             if has_own_memory(kind) and not has_no_state(kind) and not issubclass(kind, _HANDLES):

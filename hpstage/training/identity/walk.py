@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, GenericAlias, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, get_args
 
 from hpstage.errors import UsageError
 from hpstage.training.code import bytecode
-from hpstage.training.code.attributes import COMPILED
+from hpstage.training.code.attributes import COMPILED, own_of
 from hpstage.training.code.bytecode import Imported, cells_of, references
 from hpstage.training.code.edited import see_as_written
 from hpstage.training.code.hashing import hashed
@@ -22,6 +22,7 @@ from hpstage.training.code.made import functions_into, is_script, script_digest
 from hpstage.training.code.names import names_in, texts_in
 from hpstage.training.code.notes import READERS, notes
 from hpstage.training.code.owner import (
+    bound_to,
     came_by_value,
     found_in,
     functions_in,
@@ -48,10 +49,12 @@ _IGNORED_MEMBERS = frozenset(
         "_abc_impl",
         *(f"__{name}__" for name in ("abstractmethods", "annotate", "annotate_func", "annotations", "classcell")),
         *(f"__{name}__" for name in ("annotations_cache", "dataclass_fields", "dataclass_params", "dict", "doc")),
-        *(f"__{name}__" for name in ("firstlineno", "match_args", "module", "orig_bases", "parameters", "qualname")),
+        *(f"__{name}__" for name in ("firstlineno", "match_args", "module", "parameters", "qualname")),
         *(f"__{name}__" for name in ("slotnames", "static_attributes", "type_params", "weakref")),
     )
 )
+_NAMES = ("__wrapped__", "__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+"""What ``functools.update_wrapper`` sets."""
 # Where a module is, and how it was loaded.
 _IGNORED_NAMES = frozenset(
     f"__{name}__"
@@ -148,6 +151,10 @@ class Walk:
             return f"partial({', '.join(map(str, arguments))})"
         if isinstance(target, MethodType) and not _is_librarys(target):
             return f"{self.refer(target.__self__)}.{self.refer(target.__func__)}"
+        if (owner := bound_to(target)) is not None:
+            return f"{self.values.content(owner)}.{name_of(target).rpartition('.')[2]}"
+        if isinstance(target, GenericAlias) and any(map(is_users_code, target.__args__)):
+            return f"{self.refer(target.__origin__)}{self.values.content(target.__args__)}"
         if isinstance(target, ModuleType):
             return self._module(target)
         if is_script(target):
@@ -156,7 +163,7 @@ class Walk:
             return self.values.content(target)
         module = module_of(target)
         name = name_of(target)
-        if not (is_users_code(target) or _is_open(module)):
+        if not (is_users_code(target) or is_users_code(type(target)) or _is_open(module)):
             self._library(module)
             return self._with_functions(f"library {module}.{name}", target)
         if target not in self._entities:
@@ -203,6 +210,8 @@ class Walk:
         for member, value in sorted(vars(cls).items()):
             if member in ignored or isinstance(value, MemberDescriptorType):  # of __slots__
                 continue
+            if member == "__orig_bases__" and not any(is_users_code(arg) for base in value for arg in get_args(base)):
+                continue
             if of_subject and is_recorded_elsewhere(member, value):
                 continue
             parts = list(functions_in(value))
@@ -220,17 +229,16 @@ class Walk:
         if not isinstance(function, FunctionType):
             if wrapped is None:
                 entity.lines.add(self._with_functions("made", function))
+            if is_users_code(type(function)):  # that has taken the name of what it wraps, by update_wrapper()
+                entity.outer.add(f"of {self.refer(type(function))}")
+                self._add_attributes(entity, function, own_of(function), _NAMES)
             return
         code = as_written(function)
         entity.lines.add(f"does {bytecode.digest(code)}")
         entity.lines.add(f"defaults {self.values.value((function.__defaults__ or (), function.__kwdefaults__ or {}))}")
         cells = cells_of(function)
         cells.pop("__class__", None)
-        for name, value in sorted(vars(function).items()):
-            if name not in ("__wrapped__", COMPILED) and not (
-                function is self._subject and is_recorded_elsewhere(name, value)
-            ):
-                entity.lines.add(f"has {name}: {self.values.content(value)}")
+        self._add_attributes(entity, function, vars(function), ("__wrapped__", COMPILED))
         self._reads.update(READERS.intersection((*names_in(code), *texts_in(code))))
         self._names_operators |= "ops" in names_in(code)
         self.names_defaults |= "defaults" in names_in(code) or "defaults" in texts_in(code)
@@ -250,6 +258,13 @@ class Walk:
             entity.outer.add(f"imports {imported.member} {self._import(imported)}")
         self.paths.update(found_at(path, function.__globals__) for path in paths_read(code, function.__globals__))
         self._look_up(entity, lookups(code, function.__globals__), function)
+
+    def _add_attributes(
+        self, entity: Entity, function: object, own: Mapping[str, object], ignored: Collection[str]
+    ) -> None:
+        for name, value in sorted(own.items()):
+            if name not in ignored and not (function is self._subject and is_recorded_elsewhere(name, value)):
+                entity.lines.add(f"has {name}: {self.values.content(value)}")
 
     def _look_up(self, entity: Entity, found: Lookups, function: FunctionType) -> None:
         """Visit everything that names computed at run time may refer to."""
