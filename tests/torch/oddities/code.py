@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import random
 import threading
 import typing
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 import tests.torch.trainables  # noqa: F401  # as an identity does with what functions import, before anything is trained
@@ -46,6 +48,26 @@ def _(kept: Any, self: Odd) -> float:
 def _(kept: Any, self: Odd) -> float:
     LOCAL.n = getattr(LOCAL, "n", 0) + 1
     return LOCAL.n
+
+
+DRAW = random.Random(7).random
+TAKE = [*range(100)].pop
+ADD = torch.zeros(()).add_
+
+
+@odd("a generator behind its method")
+def _(kept: Any, self: Odd) -> float:
+    return DRAW()
+
+
+@odd("a list behind its method")
+def _(kept: Any, self: Odd) -> float:
+    return TAKE() / 100
+
+
+@odd("a tensor behind its method")
+def _(kept: Any, self: Odd) -> float:
+    return float(ADD(1))
 
 
 class OfThread(threading.local):
