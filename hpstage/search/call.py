@@ -40,7 +40,7 @@ from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
 from hpstage.training.adapter import noisy_of
-from hpstage.training.code.unread import unread
+from hpstage.training.code.unread import may_report, unread
 from hpstage.training.identity.described import described_by, is_open
 from hpstage.training.identity.origin import origin_of
 from hpstage.training.identity.workload import by_name, code_identity
@@ -153,10 +153,12 @@ class Call:
         if not self.on_gpu and requested <= evaluated(plan):
             return evaluated(plan)
         found = self.executor.try_out(initial)
-        for name in sorted(requested):
-            if found is not None and name not in found:
+        if found is None:
+            return requested
+        for name in sorted(requested - found.keys()):
+            if not may_report(self.request.trainable, name):
                 raise UsageError(missing_metric(name, found))
-        return requested if found is None else found.keys()
+        return found.keys() | requested
 
 
 @contextmanager

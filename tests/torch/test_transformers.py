@@ -21,6 +21,7 @@ from hpstage.testing import TrainableContract
 
 pytest.importorskip("transformers")
 
+from transformers import Trainer
 
 from tests.torch.hugging_face import (
     CASES,
@@ -66,13 +67,29 @@ def test_epochs_equal_those_of_transformers_trainer() -> None:
     assert all(torch.equal(weights(adapter)[name], value) for name, value in expected.items())
 
 
+class Decaying(Trainer):
+    """Has a scheduler of its own, whatever its arguments say."""
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        optimizer = self.optimizer if optimizer is None else optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return self.lr_scheduler
+
+
 @pytest.mark.parametrize(
-    "stated", [{"lr_scheduler_type": "cosine", "warmup_steps": 3}, {"lr_scheduler_type": "linear"}]
+    ("stated", "given"),
+    [
+        ({"lr_scheduler_type": "cosine", "warmup_steps": 3}, {}),
+        ({"lr_scheduler_type": "linear"}, {}),
+        ({}, {"trainer_class": Decaying}),
+    ],
 )
-def test_a_scheduler_starts_from_the_hyperparameter_as_under_trainer(stated: dict[str, Any]) -> None:
+def test_a_scheduler_starts_from_the_hyperparameter_as_under_trainer(
+    stated: dict[str, Any], given: dict[str, Any]
+) -> None:
     hp = {"seed": 42, "learning_rate": 2e-3}
-    adapter = trained(fresh(setup(args=arguments(**stated)), hp), lambda step: hp, 0, STEPS)
-    expected = alone(setup(args=arguments(**stated, learning_rate=2e-3)), 42)
+    adapter = trained(fresh(setup(args=arguments(**stated), **given), hp), lambda step: hp, 0, STEPS)
+    expected = alone(setup(args=arguments(**stated, learning_rate=2e-3), **given), 42)
     assert all(torch.equal(weights(adapter)[name], value) for name, value in expected.items())
 
 

@@ -74,7 +74,7 @@ class Arguments:
         given: as the user has made them.
 
     Attributes:
-        scheduler: the type of the scheduler that changes the learning rate; empty if none does.
+        scheduler: what changes the learning rate, as errors name it; empty if nothing does.
 
     Raises:
         UsageError: a field is set that has no meaning in a search, or cannot be exact. The message names it.
@@ -85,7 +85,7 @@ class Arguments:
         _see(given)
         self.fields = self._stated(given)
         scheduler = str(_plain(given.lr_scheduler_type))
-        self.scheduler = "" if scheduler == "constant" else scheduler
+        self.scheduler = "" if scheduler == "constant" else f"lr_scheduler_type={scheduler!r} of TrainingArguments"
         for name in self.fields.keys() & _REFUSED.keys():
             raise UsageError(
                 f"TrainingArguments({name}={self.fields[name]!r}) has no meaning in a search: {_REFUSED[name]}"

@@ -37,13 +37,18 @@ def end_of(trainer: Any) -> str | None:
     return f"{limits(_TRAINER, _stated(trainer.args))} ends training in update {trainer.state.global_step}"
 
 
+def has_own_scheduler(kind: type[Trainer]) -> bool:
+    """Return whether a class of Trainers makes schedulers in its own way."""
+    return kind.create_scheduler is not Trainer.create_scheduler
+
+
 def horizon_of(trainer: Any, batches: int, *, by_epoch: bool) -> Horizon | None:
     """Return the end of training, in steps of trials; ``None`` if nothing goes by it."""
     if trainer.lr_scheduler is None:
         return None
     args, steps = trainer.args, trainer.state.max_steps
-    own = type(trainer).create_scheduler is not Trainer.create_scheduler
-    sizes = own or 0 < args.warmup_steps < 1 or str(args.lr_scheduler_type.value) not in _EVEN
+    sizes = 0 < args.warmup_steps < 1 or str(args.lr_scheduler_type.value) not in _EVEN
+    sizes |= has_own_scheduler(type(trainer))
     if by_epoch:
         steps = math.ceil(steps / updates_in(args, batches)[0])
     return Horizon(_TRAINER, tuple(_stated(args).items()), steps, sizes)

@@ -26,7 +26,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.transformers.arguments import Arguments, detach, warn_once
 from hpstage.torch.transformers.checkpointing import only_switched
 from hpstage.torch.transformers.groups import built, group_values
-from hpstage.torch.transformers.horizon import end_of, horizon_of, see_end
+from hpstage.torch.transformers.horizon import end_of, has_own_scheduler, horizon_of, see_end
 from hpstage.torch.transformers.logs import log_step
 from hpstage.torch.transformers.own_order import FIXED, Made, OwnBatches, has_own_order, own_loader
 from hpstage.torch.transformers.refusals import drop_callbacks, see_trainer, used_callbacks
@@ -204,7 +204,14 @@ class TrainerTrainable(TorchTrainable):
 
     def _followed(self, hp: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         """Return what the groups follow: all but the rate from which a scheduler of the arguments starts."""
-        return {name: value for name, value in hp.items() if name != "learning_rate" or not self.arguments.scheduler}
+        return {name: value for name, value in hp.items() if name != "learning_rate" or not self._scheduler}
+
+    @property
+    def _scheduler(self) -> str:
+        """What changes the learning rate, besides a schedule of the space; empty if nothing does."""
+        given = self.trainer_class
+        kind: Any = given.func if isinstance(given, partial) else given
+        return f"{kind.__name__}.create_scheduler()" if has_own_scheduler(kind) else self.arguments.scheduler
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         raise NotImplementedError("Trainer.training_step() computes the loss of each accumulated batch")
@@ -329,10 +336,10 @@ class TrainerTrainable(TorchTrainable):
         return name.startswith(MIXTURE) and isinstance(self.train_dataset, Mixture)
 
     def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
-        if name == "learning_rate" and (scheduler := self.arguments.scheduler):
+        if name == "learning_rate" and (scheduler := self._scheduler):
             return (
-                f"lr_scheduler_type={scheduler!r} of TrainingArguments sets it from its value at step 0. Branch at "
-                f"step 0, at=0, or train with lr_scheduler_type='constant' and the whole course as its schedule, and "
+                f"{scheduler} sets it from its value at step 0. Branch at step 0, at=0, or train with "
+                f"lr_scheduler_type='constant', no create_scheduler() and the whole course as its schedule, and "
                 f"branch that"
             )
         if self._weighs(name) or self.arguments.is_live(name):
@@ -347,12 +354,12 @@ class TrainerTrainable(TorchTrainable):
         for name, value in self.hp.items():
             if self._weighs(name):
                 continue
-            if name == "learning_rate" and self.arguments.scheduler:
+            if name == "learning_rate" and self._scheduler:
                 if value != self.initial[name]:
                     raise UsageError(
                         f"learning_rate changes from {self.initial[name]!r} to {value!r} by its schedule in the space, "
-                        f"and by lr_scheduler_type={self.arguments.scheduler!r} of TrainingArguments: set "
-                        f"lr_scheduler_type='constant' to follow the schedule, or give learning_rate one value"
+                        f"and by {self._scheduler}: set lr_scheduler_type='constant', without a create_scheduler(), "
+                        f"to follow the schedule, or give learning_rate one value"
                     )
             elif not self.arguments.is_live(name) or (name in FIXED and has_own_order(trainer)):
                 if value != self.initial[name]:

@@ -19,6 +19,7 @@ _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2", MIXTURE}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
 _THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
 _MAKING = {"__init__", "__post_init__"}
+_JOINTS = "_/."
 _PARTS = re.compile(r"[\W_]")
 
 _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
@@ -57,6 +58,26 @@ def may_read(code: object, name: str) -> bool:
     functions = functions_reached(code)
     words = {word for function in functions for word in _words(function.__code__)}
     return not functions or any(map(_spreads, functions)) or bool(words & _THROUGH) or _mentioned(name, words)
+
+
+def may_report(subject: object, metric: str) -> bool:
+    """Whether the user's code has the name of a metric as a text, or an end of it as in ``f"{part}_loss"``: it may be
+    there only once something was trained.
+
+    Args:
+        subject: what the user passed.
+    """
+    functions = [function for root in _roots(subject) for function in functions_reached(root)]
+    texts = {text for one in functions for part in inner(one.__code__) for text in texts_among(part.co_consts)}
+    return any(_is_of_name(text, metric) for text in texts)
+
+
+def _is_of_name(text: str, name: str) -> bool:
+    if len(text) < 3:
+        return False
+    return text == name or (
+        (text[0] in _JOINTS and name.endswith(text)) or (text[-1] in _JOINTS and name.startswith(text))
+    )
 
 
 def read_at_first(subject: object, name: str) -> bool:

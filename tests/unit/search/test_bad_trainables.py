@@ -207,6 +207,22 @@ def test_a_metric_that_comes_to_be_missing_is_named_and_nothing_is_lost():
     assert search(Forgetful(), store=journal, metric="other").study.best_value == 1.0
 
 
+@pytest.mark.parametrize("name", ["score", "train_score"])
+def test_a_metric_may_be_there_only_once_something_was_trained(name):
+    class Late(Tape):
+        version = "3"
+
+        def evaluate(self):
+            return {"other": 1.0, **({name: 1.0} if self.score else {})}
+
+        def name_of(self, part):
+            return "score" if part is None else f"{part}_score"
+
+    assert search(Late(), metric=name).study.best_value == 1.0
+    with pytest.raises(UsageError, match="gives 'other', but metric='scor'"):
+        search(Late(), metric="scor")
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), OptunaPruner()], ids=repr)
 def test_a_metric_that_is_missing_in_some_trials_fails_those_and_the_search_continues(algorithm: Algorithm) -> None:
