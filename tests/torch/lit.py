@@ -324,6 +324,14 @@ class Case:
         return LightningTrainable(self.module, None if self.own_data else self.data(), trainer=arguments)
 
 
+class ReadsGradients(LitShapes):
+    """Weighs the loss by what the batch before has left: Lightning zeroes gradients after ``training_step``."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        gradient = self.net[-1].bias.grad
+        return super().training_step(batch, batch_idx) * (1.0 if gradient is None else 1 + float(gradient.norm()))
+
+
 CASES = {
     "plain": Case(),
     "short last batch": Case(data=lambda: ShapesDataModule(drop_last=False)),
@@ -342,6 +350,8 @@ CASES = {
     "accumulation and clipping": Case(
         Frequency, trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
     ),
+    "double": Case(trainer={"precision": "64-true"}),
+    "gradients of the batch before": Case(ReadsGradients),
     "bf16": Case(trainer={"precision": "bf16-mixed"}),
     "validation within epochs": Case(Plateau, trainer={"val_check_interval": 0.5, "limit_val_batches": 2}),
     "max_steps": Case(trainer={"max_steps": 7, "max_epochs": -1}),

@@ -104,12 +104,13 @@ def test_training_equals_that_of_lightnings_trainer_and_forks_at_any_step(name: 
     assert len(alone.weights) >= 6 and alone.metrics
     hp = {**case.hp, "seed": 3}
     trainer: Any = fresh(case.trainable(), lambda step: hp)
-    states = {}
+    states, digests = {}, {}
     for step, weights in enumerate(alone.weights):
         train(trainer, step, hp)
         assert_equal(weights, trainer._attached["model"].state_dict(), step)
         if step + 1 in alone.metrics:
             assert trainer.evaluate() == alone.metrics[step + 1], step
+        digests[step] = digest(trainer.state_dict())
         if step + 1 in FORKS:
             states[step + 1] = clone(trainer.state_dict())
     end = outcome(trainer)
@@ -119,6 +120,7 @@ def test_training_equals_that_of_lightnings_trainer_and_forks_at_any_step(name: 
         other.load_state_dict(state)
         for step in range(fork, len(alone.weights)):
             train(other, step, hp)
+            assert digest(other.state_dict()) == digests[step], (fork, step)
         assert outcome(other) == end, fork
 
 

@@ -22,6 +22,8 @@ from hpstage.torch.lightning.steering import Steering
 from hpstage.torch.lightning.trainable import OWN, LightningTrainable
 from hpstage.torch.loading.mixture import Mixture, seed_in
 from hpstage.training.adapter import checked_metrics
+from hpstage.training.code.graph import functions_reached
+from hpstage.training.code.names import names_in, texts_in
 from hpstage.training.handover import Abandoned
 from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.run import Run, Steps
@@ -68,6 +70,9 @@ class Session:
         self._module = module
         self._progress: Progress | None = None
         self._steering: Steering | None = None
+        parts = (type(module), *map(type, subject.callbacks))
+        codes = (function.__code__ for part in parts for function in functions_reached(part))
+        self._reads_gradients = any("grad" in {*names_in(code), *texts_in(code)} for code in codes)
         self.ended = False
         self.trainer: Any = WatchedTrainer(
             **({} if stated_by(subject.arguments) else {"max_epochs": -1}),
@@ -191,6 +196,8 @@ class Session:
         """Drop gradients that the next batch zeroes before it adds to them: they are no part of the state."""
         loop = self.trainer.fit_loop.epoch_loop
         if not self._module.automatic_optimization or is_overridden("optimizer_zero_grad", self._module):
+            return
+        if self._reads_gradients:  # maybe in training_step(), before they are zeroed
             return
         if loop.batch_progress.current.ready == 0 or not loop._should_accumulate():
             for optimizer in self.trainer.optimizers:

@@ -79,15 +79,16 @@ class Progress:
     def _read(self, written: list[dict[str, Any]]) -> None:
         results = self._trainer.fit_loop.epoch_loop._results
         results.clear()
-        for item in written:
-            about, values = item["about"], item["values"]
-            attribute = about["metric_attribute"]
-            value = self._trainer.lightning_module
-            for part in attribute.split(".") if not item["is_tensor"] else ():
-                value = getattr(value, part)
-            about = {**about, "sync_dist_fn": self._trainer.strategy.reduce, "batch_size": 1}
-            results.log(value=values["value"] if item["is_tensor"] else value, **about)
-            vars(next(reversed(results.values()))).update(values)
+        with self._trainer.precision_plugin.forward_context():  # of its type are the numbers that a metric begins with
+            for item in written:
+                about, values = item["about"], item["values"]
+                attribute = about["metric_attribute"]
+                value = self._trainer.lightning_module
+                for part in attribute.split(".") if not item["is_tensor"] else ():
+                    value = getattr(value, part)
+                about = {**about, "sync_dist_fn": self._trainer.strategy.reduce, "batch_size": 1}
+                results.log(value=values["value"] if item["is_tensor"] else value, **about)
+                vars(next(reversed(results.values()))).update(values)
 
 
 def _flags(obj: Any) -> dict[str, Any]:
