@@ -25,6 +25,7 @@ from hpstage.testing.trainable import Make, TrainableContract, Values, fresh, ou
 from hpstage.training.identity.workload import code_identity
 from hpstage.training.step_log import Noted, recording
 from hpstage.training.trainables import as_trainable
+from hpstage.training.warned import warn_once
 
 pytest.importorskip("lightning")
 
@@ -544,3 +545,20 @@ def test_an_end_that_the_trainer_does_not_have_is_refused_by_name(module: type[S
     subject = LightningTrainable(module, ShapesDataModule(), trainer=CPU)
     with pytest.raises(UsageError, match=rf"reads trainer\.{module.reads}, but no .* states its length.*s\.onecycle"):
         advanced(subject, HP, 1)
+
+
+class UsesLogger(LitShapes):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.logger.experiment.add_scalar("loss", loss.detach(), self.global_step)
+        return loss
+
+
+def test_what_goes_to_a_logger_of_lightnings_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    expected = trained_by_lightning(Case())
+    warn_once.cache_clear()
+    module = fresh(Case(UsesLogger, trainer={"log_every_n_steps": 2}).trainable(), lambda step: HP)
+    for step in range(3):
+        train(module, step, HP)
+    assert_equal(expected.weights[2], module._attached["model"].state_dict(), "with a logger")  # type: ignore[attr-defined]
+    assert "UsesLogger or a callback uses a logger of Lightning's" in caplog.text

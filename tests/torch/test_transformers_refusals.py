@@ -24,7 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hpstage.torch.transformers.arguments import warn_once
+from hpstage.training.warned import warn_once
 from tests.torch.hugging_face import (
     OUTPUT,
     Stopping,

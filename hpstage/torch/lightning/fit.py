@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
@@ -23,10 +24,11 @@ from hpstage.torch.lightning.trainable import OWN, LightningTrainable
 from hpstage.torch.loading.mixture import Mixture, seed_in
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.code.graph import functions_reached
-from hpstage.training.code.names import names_in, texts_in
+from hpstage.training.code.names import attributes_read_in
 from hpstage.training.handover import Abandoned
 from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.run import Run, Steps
+from hpstage.training.warned import warn_once
 
 
 def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any], run: Run) -> None:
@@ -71,15 +73,22 @@ class Session:
         self._progress: Progress | None = None
         self._steering: Steering | None = None
         parts = (type(module), *map(type, subject.callbacks))
-        codes = (function.__code__ for part in parts for function in functions_reached(part))
-        self._reads_gradients = any("grad" in {*names_in(code), *texts_in(code)} for code in codes)
+        reads = {name for part in parts for one in functions_reached(part) for name in attributes_read_in(one.__code__)}
+        self._reads_gradients = "grad" in reads
+        logs = not reads.isdisjoint(("logger", "loggers"))
+        if logs:
+            warn_once(
+                f"{type(module).__name__} or a callback uses a logger of Lightning's, which a search has none of: only "
+                f"what self.log() is given is kept"
+            )
         self.ended = False
         self.trainer: Any = WatchedTrainer(
             **({} if stated_by(subject.arguments) else {"max_epochs": -1}),
-            **subject.arguments,
+            # With a logger, Lightning warns of epochs that are shorter than the steps between two logs.
+            **({"log_every_n_steps": 1} if logs else {}) | subject.arguments,
             callbacks=[_End(self), *subject.callbacks],
             devices=1,
-            logger=False,
+            logger=DummyLogger() if logs else False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from transformers import TrainingArguments
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.transformers.horizon import LENGTH
+from hpstage.training.warned import warn_once
 
 logger = logging.getLogger("hpstage")
 
@@ -193,12 +193,6 @@ def detach() -> None:
     """Leave what all Trainers of a process share to those that there are: new TrainingArguments clear it."""
     for kind in (AcceleratorState, PartialState):
         kind._shared_state = dict(kind._shared_state)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Log a warning once in a process, not for each trial."""
-    logger.warning("%s", message)
 
 
 def is_ignored(name: str) -> bool:

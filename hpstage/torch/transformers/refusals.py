@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from hpstage.errors import UsageError
-from hpstage.torch.transformers.arguments import warn_once
+from hpstage.training.warned import warn_once
 
 _NEVER_CALLED = {
     "train": "hpstage runs the loop",

@@ -23,7 +23,7 @@ from hpstage.torch.horizon import Horizon
 from hpstage.torch.loading.mixture import Mixture
 from hpstage.torch.loading.streams import is_stream
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.torch.transformers.arguments import Arguments, detach, warn_once
+from hpstage.torch.transformers.arguments import Arguments, detach
 from hpstage.torch.transformers.checkpointing import only_switched
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.horizon import end_of, has_own_scheduler, horizon_of, see_end
@@ -31,6 +31,7 @@ from hpstage.torch.transformers.logs import log_step
 from hpstage.torch.transformers.own_order import FIXED, Made, OwnBatches, has_own_order, own_loader
 from hpstage.torch.transformers.refusals import drop_callbacks, see_trainer, used_callbacks
 from hpstage.training.code.unread import may_read
+from hpstage.training.warned import warn_once
 
 
 class TrainerTrainable(TorchTrainable):

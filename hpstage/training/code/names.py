@@ -59,5 +59,14 @@ def holders_stored_to(code: types.CodeType) -> frozenset[str]:
     )
 
 
+@functools.lru_cache(_REMEMBERED)
+def attributes_read_in(code: types.CodeType) -> frozenset[str]:
+    """Return names of attributes that a code object, or one nested in it, reads, including by ``getattr``."""
+    texts: tuple[str, ...] = ()
+    if not {"getattr", "vars", "__dict__"}.isdisjoint(names_in(code)):
+        texts = tuple(text for text in texts_in(code) if text.isidentifier())
+    return frozenset((*_arguments(code, "LOAD_ATTR"), *_arguments(code, "LOAD_METHOD"), *texts))
+
+
 def _arguments(code: types.CodeType, operation: str) -> tuple[str, ...]:
     return tuple(item.argval for part in inner(code) for item in instructions_of(part) if item.opname == operation)

@@ -1,0 +1,14 @@
+"""Warnings that a process logs once, not for each trial."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+logger = logging.getLogger("hpstage")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning, unless this process has logged it."""
+    logger.warning("%s", message)
