@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hpstage.checkpoints import leaves
+from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
 from hpstage.training.capture.aliases import Places, holding
@@ -467,6 +467,12 @@ class Encoder:
         return plain
 
     def _refusal(self, path: str, value: object) -> StateError:
+        if jax_arrays.is_array(value):
+            return StateError(
+                f"{path} is an array of JAX that training has made, which only a state_dict() of the user's can give: "
+                f"train it by an object with setup(), train(), evaluate(), state_dict() and load_state_dict(), as on "
+                f'the page "JAX and Flax"; {excluding(path)}'
+            )
         return StateError(
             f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model(), in "
             f"__init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "

@@ -46,6 +46,8 @@ _MAPPED = 512 << 20
 _BLOCKS, _BLOCK = 256, 64 << 10
 _HANDLES = (io.IOBase, type(threading.Lock()), type(threading.RLock()), BaseException, weakref.ref)
 """Classes written in C whose instances have no content of their own."""
+_MADE_OF = {"_struct.Struct": "format", "torch.finfo": "dtype", "torch.iinfo": "dtype"}
+"""Classes written in C whose instances never change and cannot be pickled, with what tells them apart."""
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_ENUM = frozenset(("_value_", "_name_", "_sort_order_", "__objclass__"))
 _LONG_NUMBER = re.compile(r"\d{9,}")
@@ -196,6 +198,9 @@ class Values:
             # Not its seeds: `jumped()` gives random ones, and otherwise the state shows them.
             parts = value.state, getattr(value.seed_seq, "n_children_spawned", 0)
             return self._joined(self._refer(type(value)), map(self.value, parts))
+        kind = f"{module_of(type(value))}.{type(value).__qualname__}"
+        if kind in _MADE_OF:
+            return f"{kind} {getattr(value, _MADE_OF[kind])!r}"
         return self._array(value) or self._reduced(value)
 
     def _plainly(self, values: list[Any] | tuple[Any, ...]) -> str | None:
