@@ -16,6 +16,7 @@ from hpstage.errors import UsageError
 pytest.importorskip("transformers")
 
 from transformers import (
+    DataCollatorForLanguageModeling,
     EarlyStoppingCallback,
     PrinterCallback,
     ProgressCallback,
@@ -53,6 +54,10 @@ from tests.torch.hugging_face import (
         ({"model_init": None}, "a model or a model_init"),
         ({"eval_dataset": None}, "eval_dataset"),
         ({"model_init": lambda hp, more: None}, "more than one argument"),
+        (
+            {"data_collator": DataCollatorForLanguageModeling(None, mlm=False, seed=3)},
+            r"DataCollatorForLanguageModeling\(seed=3\) seeds a generator in each process",
+        ),
         ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback has no meaning"),
         ({"callbacks": [type("Mine", (TrainerCallback,), {"on_save": print})()]}, r"Mine\.on_save\(\)"),
         (

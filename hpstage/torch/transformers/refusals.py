@@ -42,6 +42,16 @@ def see_trainer(make: Any) -> None:
             raise UsageError(f"{kind.__name__}.{name}() is not called in a search: {why}")
 
 
+def see_collator(collator: Any) -> None:
+    """Raise :class:`UsageError` if a data collator has random numbers of its own, which begin in each process."""
+    seed = getattr(collator, "seed", None)
+    if seed is not None and hasattr(collator, "create_rng"):
+        raise UsageError(
+            f"{type(collator).__name__}(seed={seed!r}) seeds a generator in each process that it meets, so that what a "
+            f"trial draws would depend on where it is trained. Leave `seed` out: it draws by the trial's own seed then"
+        )
+
+
 def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
     """Return the callbacks without those of transformers that only show or save: a warning names them.
 

@@ -29,7 +29,7 @@ from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.horizon import end_of, has_own_scheduler, horizon_of, see_end
 from hpstage.torch.transformers.logs import log_step
 from hpstage.torch.transformers.own_order import FIXED, Made, OwnBatches, has_own_order, own_loader
-from hpstage.torch.transformers.refusals import drop_callbacks, see_trainer, used_callbacks
+from hpstage.torch.transformers.refusals import drop_callbacks, see_collator, see_trainer, used_callbacks
 from hpstage.training.code.unread import may_read
 from hpstage.training.warned import warn_once
 
@@ -103,6 +103,7 @@ class TrainerTrainable(TorchTrainable):
         if model_init is not None and len(inspect.signature(model_init).parameters) > 1:
             raise UsageError("model_init takes more than one argument; it is called with the hyperparameters alone")
         see_trainer(trainer_class)
+        see_collator(data_collator)
         self.arguments = Arguments(args)
         self.pretrained = model
         self.model_init = model_init
