@@ -15,11 +15,17 @@ import optuna
 import pytest
 
 import hpstage
+from hpstage import schedule
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.testing import TrainableContract
 from hpstage.testing.trainable import fresh, trained
 
-pytest.importorskip("flax", reason="pip install flax")
+flax = pytest.importorskip("flax", reason="pip install flax")
+import jax  # noqa: E402
+import optax  # noqa: E402
+from flax import linen  # noqa: E402
+from flax.training.train_state import TrainState  # noqa: E402
+
 PAGE = Path(hpstage.__file__).parent.parent / "notebooks" / "flax.md"
 
 
@@ -85,3 +91,45 @@ def test_a_search_gives_each_trial_the_metrics_of_its_own_run(page: ModuleType, 
         own_at = lambda step, space=space: {"lr": space["lr"].value(step), "seed": 0}  # noqa: E731
         own = trained(fresh(page.Digits(), own_at), own_at, 0, 10)
         assert dict(own.evaluate()) == result.load(trial.number).metrics
+
+
+class Linen:
+    """As the guides of Flax Linen train: a TrainState, whose functions are those of a module that setup() makes."""
+
+    version = "1"
+
+    def setup(self, hp: Any) -> None:
+        net = linen.Dense(3)
+        parameters = net.init(jax.random.key(0), X)["params"]
+        self.state = TrainState.create(apply_fn=net.apply, params=parameters, tx=optax.sgd(1.0, momentum=0.9))
+
+    def train(self, step: int, hp: Any) -> None:
+        def loss(parameters: Any) -> Any:
+            return ((self.state.apply_fn({"params": parameters}, X) - 1) ** 2).mean() * hp["lr"]
+
+        self.state = self.state.apply_gradients(grads=jax.grad(loss)(self.state.params))
+
+    def evaluate(self) -> dict[str, float]:
+        return {"size": float(optax.global_norm(self.state.params))}
+
+    def state_dict(self) -> Any:
+        return flax.serialization.to_state_dict(self.state)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = flax.serialization.from_state_dict(self.state, state)
+
+
+X = jax.numpy.arange(12.0).reshape(4, 3) / 12
+
+
+def test_a_module_of_linen_may_be_made_where_training_begins(tmp_path: Path) -> None:
+    """Each has another number in a process, which training does not depend on."""
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [2, 3]}, seed=0))
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": schedule.multistep(0.1, [trial.suggest_categorical("drop", [2, 3])], gamma=0.1)}
+
+    result = hpstage.optimize(
+        study, Linen(), space, metric="size", steps=5, executor=hpstage.InlineExecutor(), store=tmp_path
+    )
+    assert result.savings.steps_trained < 10

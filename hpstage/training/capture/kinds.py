@@ -97,6 +97,7 @@ _MACHINERY = (
     "importlib",
     "hpstage",
     "keras.src.utils.tracking",  # which layer has which variables, by ids
+    "flax.ids",  # which module is which, in this process
 )
 # Their instances show, record or run what is trained. Of those, the attributes count that the user's code reads.
 _SKIPPED = (
