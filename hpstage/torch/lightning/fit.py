@@ -95,6 +95,8 @@ class Session:
             num_sanity_val_steps=0,
         )
 
+        self._of_lightning = frozenset(vars(self.trainer))
+
     def training_batches(self, training: TrainingSet) -> TrainingBatches:
         self._batches = TrainingBatches(training, self._next)
         self._batches.batch_size = self._size()
@@ -176,7 +178,7 @@ class Session:
     def _begin(self) -> None:
         """Attach what training changes, and load a state if there is one."""
         trainer, run = self.trainer, self._run
-        self._progress = Progress(trainer)
+        self._progress = Progress(trainer, self._of_lightning)
         optimizers = list(trainer.optimizers)
         weights = [name for name in run.hp if name.startswith(MIXTURE) and isinstance(self._batches.dataset, Mixture)]
         self._steering = Steering(self._module, optimizers, run.hp, (*OWN, *weights))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hpstage.training.step_log import log
 
 _CLOCKS = ("_last_val_time", "_train_start_time")
 _PLAIN = (type(None), bool, int, float, str)
+_HOLD = (list, dict, tuple)
 _LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _METRIC = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count", "has_reset")
 """Attributes of what was logged under one name that change from batch to batch."""
@@ -21,11 +23,16 @@ class Progress:
     """The progress of a Trainer that waits for a batch. Another Trainer that also waits for one can continue from it.
 
     A checkpoint of Lightning's is one of a fit that is begun again, which skips what remains of an epoch's hooks and
-    forgets what was logged. Here both Trainers are within the same lines of code, so that counters and flags suffice.
+    forgets what was logged. Here both Trainers are within the same lines of code, so that counters and flags suffice,
+    and the lists and tables that callbacks keep on a Trainer.
+
+    Args:
+        own: names of the attributes that Lightning gave the Trainer.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, own: Collection[str]) -> None:
         self._trainer: Any = trainer
+        self._own = own
         self._base = {name: _flags(obj) for name, obj in self._parts()}
         self._log_as_well()
 
@@ -48,6 +55,7 @@ class Progress:
         return {
             "loops": self._trainer.fit_loop.state_dict(),
             "flags": flags,
+            "added": {name: copy.deepcopy(value) for name, value in self._added()},
             "logged": {name: dict(getattr(connector, name)) for name in _LOGGED},
             "results": [_written(metric) for metric in self._trainer.fit_loop.epoch_loop._results.values()],
         }
@@ -58,11 +66,21 @@ class Progress:
         for name, values in state["logged"].items():
             setattr(connector, name, dict(values))
         self._read(state["results"])
+        for name, _ in self._added():
+            delattr(self._trainer, name)
+        vars(self._trainer).update(copy.deepcopy(state.get("added", {})))
         for name, obj in self._parts():
             own, flags = vars(obj), self._base[name] | state["flags"].get(name, {})
             for key in _flags(obj).keys() - flags.keys():
                 del own[key]
             own.update(flags)
+
+    def _added(self) -> list[tuple[str, Any]]:
+        """Return the containers of data that were set on the Trainer."""
+        held = vars(self._trainer).items()
+        return [
+            (name, value) for name, value in held if name not in self._own and type(value) in _HOLD and _is_data(value)
+        ]
 
     def _log_as_well(self) -> None:
         """Log what the module logs in training, as it comes: a number of each batch, before Lightning sums them up."""
@@ -89,6 +107,13 @@ class Progress:
                 about = {**about, "sync_dist_fn": self._trainer.strategy.reduce, "batch_size": 1}
                 results.log(value=values["value"] if item["is_tensor"] else value, **about)
                 vars(next(reversed(results.values()))).update(values)
+
+
+def _is_data(value: Any) -> bool:
+    if type(value) in _HOLD:
+        items = value.values() if type(value) is dict else value
+        return all(map(_is_data, items)) and (type(value) is not dict or all(type(key) in _PLAIN for key in value))
+    return type(value) in _PLAIN or (type(value) is torch.Tensor and not value.requires_grad)
 
 
 def _flags(obj: Any) -> dict[str, Any]:
