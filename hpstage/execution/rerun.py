@@ -34,6 +34,8 @@ beginning."""
 _SECONDS, _SHARE = 0.15, 0.01
 """What the steps that are trained again may take, in seconds and of the seconds since the first: those of one chain,
 and those of all beyond these."""
+_WAITING_FORKS = 2
+"""States on the way from which steps wait to be trained again, at the most: the end of the chain waits for them."""
 _WAITING = 1 / 8
 """What a step takes is what its thread computes, which a loaded machine makes no longer, but at least this share of the
 time that has passed: a step may wait for data."""
@@ -172,7 +174,7 @@ class Reruns:
             self._add(flight, None, fork=fork)
             flight.start_clock()
         is_source = flight.step == flight.chain.stages[0].start
-        if boundary is not None and kept and not is_source and self._has_time():
+        if boundary is not None and kept and not is_source and len(self._queue) < _WAITING_FORKS and self._has_time():
             self._fork = _Fork(flight.step, boundary.key)
 
     def begin(self, flight: Flight, metrics: Metrics | None) -> None:
