@@ -80,7 +80,11 @@ def bound_to(method: object) -> object:
         return None
     owner = method.__self__
     of_library = isinstance(owner, types.ModuleType) or (isinstance(owner, type) and not is_users_code(owner))
-    return None if of_library else owner
+    return None if of_library or type(owner).__name__.startswith(_OF_FUNCTIONS) else owner
+
+
+_OF_FUNCTIONS = "PyCapsule", "pybind11_detail_function_record"
+"""What functions made by pybind11 are bound to."""
 
 
 @functools.cache
