@@ -132,7 +132,7 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
         store.written.clear()
         bundle.start(WORKER, planned(number), Control())
         while bundle:
-            report = bundle.go_on()
+            report = bundle.run()
             if report is not None:
                 reports.append(report)
         reached = [report.reached for report in reports if isinstance(report, BoundaryReached)]
@@ -196,11 +196,11 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
             store.loaded.clear()
             bundle.expect([key(2)])
         while bundle:
-            bundle.go_on()
+            bundle.run()
         following = chain("b", KEPT_AT + 2, start=2)
         bundle.start(WORKER, replace(following, boundaries=tuple(without(following))), Control())
         while bundle:
-            report = bundle.go_on()
+            report = bundle.run()
             if isinstance(report, BoundaryReached):
                 assert report.reached.source == ("live" if prefetched else "disk")
                 seconds[prefetched].append(report.reached.load_seconds)

@@ -32,7 +32,7 @@ class Played:
         self.control = Control()
         self.bundle.start(WORKER, chain, self.control)
         while self.bundle:
-            report = self.bundle.go_on()
+            report = self.bundle.run()
             if report is not None:
                 self.reports.put(report)
         reports = self.given()

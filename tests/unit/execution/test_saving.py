@@ -360,7 +360,7 @@ def test_closing_leaves_nothing_half_written_and_gives_no_more_reports(tmp_path:
     store = Shaky(tmp_path, {key(3): waits(closed)})
     played = Played(Sums({5: lambda: played.bundle.pause()}), store, background=True)
     played.bundle.start(WORKER, chain("c", 9, 3, 4), played.control)
-    assert played.bundle.go_on() is None
+    assert played.bundle.run() is None
     assert played.bundle.close() == ["c"]
     closed.set()
     for thread in threading.enumerate():

@@ -136,7 +136,7 @@ KILLED = """
     bundle = Bundle(Sums({9: trained_on.set}), Dying(folder, "w"), LiveCache(), worker=WORKER, on_report=show)
     bundle.start(WORKER, chain("c", 12, 3, 6, 8), Control())
     while bundle:
-        show(bundle.go_on())
+        show(bundle.run())
 """
 
 
