@@ -110,7 +110,7 @@ class Linen:
         self.state = self.state.apply_gradients(grads=jax.grad(loss)(self.state.params))
 
     def evaluate(self) -> dict[str, float]:
-        return {"size": float(optax.global_norm(self.state.params))}
+        return {"size": float(jax.numpy.abs(self.state.params["kernel"]).sum())}
 
     def state_dict(self) -> Any:
         return flax.serialization.to_state_dict(self.state)
@@ -133,3 +133,40 @@ def test_a_module_of_linen_may_be_made_where_training_begins(tmp_path: Path) -> 
         study, Linen(), space, metric="size", steps=5, executor=hpstage.InlineExecutor(), store=tmp_path
     )
     assert result.savings.steps_trained < 10
+
+
+def error(weights: Any, noise: Any) -> Any:
+    return ((X @ weights["w"] + noise - 1) ** 2).mean()
+
+
+def fitted(run: hpstage.Run) -> None:
+    """Arrays, a key, and the state of an optimizer of optax, as local variables that each step replaces."""
+    weights, key, momentum = {"w": jax.numpy.zeros((3, 3))}, jax.random.key(3), optax.adam(0.1)
+    state = momentum.init(weights)
+    run.attach()
+    for _ in run.steps():
+        key, now = jax.random.split(key)
+        noise = jax.random.normal(now, (3,))
+        gradient = jax.grad(error)(weights, noise)
+        updates, state = momentum.update(gradient, state)
+        weights = jax.tree.map(lambda w, u: w + run.hp["lr"] * u, weights, updates)
+        if run.wants_report:
+            run.report(size=float(jax.numpy.abs(weights["w"]).sum()))
+
+
+def test_a_training_function_of_jax_is_forked_bit_for_bit(tmp_path: Path) -> None:
+    def values(drops: list[int]) -> dict[int, float]:
+        study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": drops}, seed=0))
+        result = hpstage.optimize(
+            study,
+            fitted,
+            lambda trial: {"lr": schedule.multistep(1.0, [trial.suggest_categorical("drop", drops)], gamma=0.1)},
+            metric="size",
+            steps=8,
+            executor=hpstage.InlineExecutor(),
+            store=tmp_path / str(drops),
+        )
+        assert result.savings.steps_trained == max(drops) + sum(8 - drop for drop in drops)
+        return {trial.params["drop"]: trial.value for trial in study.trials}
+
+    assert values([2, 4, 6]) == values([2]) | values([4]) | values([6])

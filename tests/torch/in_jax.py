@@ -172,25 +172,3 @@ def test_an_array_that_no_state_restores_is_named(tmp_path: Path) -> None:
             executor=hpstage.InlineExecutor(),
             store=tmp_path,
         )
-
-
-def test_an_array_of_a_training_function_is_refused_with_the_way_to_train_it(tmp_path: Path) -> None:
-    def train(run: hpstage.Run) -> None:
-        weights = {"w": jax.numpy.zeros(3)}
-        run.attach()
-        for _ in run.steps():
-            weights = {"w": weights["w"] + run.hp["lr"]}
-            if run.wants_report:
-                run.report(loss=float(weights["w"].sum()))
-
-    with pytest.raises(StateError, match=r"weights\S* is an array of JAX .* by an object with setup"):
-        hpstage.optimize(
-            optuna.create_study(),
-            train,
-            lambda trial: {"lr": 0.1},
-            metric="loss",
-            steps=3,
-            n_trials=1,
-            executor=hpstage.InlineExecutor(),
-            store=tmp_path,
-        )

@@ -18,7 +18,7 @@ from hpstage.training.capture import pure
 from hpstage.training.capture.kind import RUNNERS, numpy, torch
 from hpstage.training.capture.survey import Survey
 from hpstage.training.code.attributes import has_own_memory
-from hpstage.training.code.owner import is_users_code
+from hpstage.training.code.owner import found_in, is_users_code
 
 RANDOM: dict[str, Callable[[], Any]] = {
     "Random": lambda: sys.modules["random"].Random,
@@ -55,8 +55,8 @@ def may_be_given(function: object) -> bool:
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
     """Return the class of that name if its instances are defined by their attributes: a class of the user, or a
-    dataclass, met before training began, or one of torch's modules and optimizers. Creating an instance
-    runs none of its code."""
+    dataclass, met before training began, a named tuple of a module that is imported, or one of torch's modules and
+    optimizers. Creating an instance runs none of its code."""
     library = torch()
     if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
         kinds = _kinds_of_torch(library)
@@ -64,8 +64,11 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
         if not isinstance(kind, type) or not issubclass(kind, kinds):
             return None
     else:
-        kind = base.named.get((module, qualname))
-        if not isinstance(kind, type) or not (is_users_code(kind) or dataclasses.is_dataclass(kind)):
+        kind = base.named.get((module, qualname)) or found_in(sys.modules.get(module), qualname)
+        if not isinstance(kind, type):
+            return None
+        met = (module, qualname) in base.named and (is_users_code(kind) or dataclasses.is_dataclass(kind))
+        if not met and not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
             return None
     if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
         return None

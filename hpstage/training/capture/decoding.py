@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
 from hpstage.training.capture.aliases import Rebuilt
@@ -274,6 +275,11 @@ class Decoder:
         made = made.copy(order="K")
         made.flags.writeable = writeable
         return made
+
+    def _create_jax_array(self, array: Any) -> Any:
+        if not jax_arrays.is_array(array):
+            raise StateError("the state holds something else in place of an array of JAX")
+        return array
 
     def _create_array_view(
         self, place: Plain, description: Plain, shape: Any, strides: Any, writeable: bool, base: str | None

@@ -294,6 +294,8 @@ class Encoder:
             return self._tensor(path, number, value)
         if arrays is not None and kind is arrays.ndarray:
             return self._array(path, number, value)
+        if jax_arrays.is_array(value):
+            return "jax array", number, value
         if arrays is not None and kind is arrays.memmap and (where := where_map_is(value)):
             return "map", number, *where, _description(value.dtype), list(value.shape)
         if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
@@ -467,12 +469,6 @@ class Encoder:
         return plain
 
     def _refusal(self, path: str, value: object) -> StateError:
-        if jax_arrays.is_array(value):
-            return StateError(
-                f"{path} is an array of JAX that training has made, which only a state_dict() of the user's can give: "
-                f"train it by an object with setup(), train(), evaluate(), state_dict() and load_state_dict(), as on "
-                f'the page "JAX and Flax"; {excluding(path)}'
-            )
         return StateError(
             f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model(), in "
             f"__init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "

@@ -47,7 +47,7 @@ _BLOCKS, _BLOCK = 256, 64 << 10
 _HANDLES = (io.IOBase, type(threading.Lock()), type(threading.RLock()), BaseException, weakref.ref)
 """Classes written in C whose instances have no content of their own."""
 _MADE_OF = {"_struct.Struct": "format", "torch.finfo": "dtype", "torch.iinfo": "dtype"}
-"""Classes written in C whose instances never change and cannot be pickled, with what tells them apart."""
+"""Classes written in C whose instances never change and cannot be pickled, with the attribute that decides."""
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_ENUM = frozenset(("_value_", "_name_", "_sort_order_", "__objclass__"))
 _LONG_NUMBER = re.compile(r"\d{9,}")
