@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 
 import pytest
 
@@ -16,7 +18,9 @@ from hpstage.testing.journal import JournalContract
 from hpstage.testing.leases import LeasesContract
 from hpstage.testing.snapshots import SnapshotsContract
 
-_WRITERS = 3
+_WRITERS, _TURNS = 3, 60
+_PATIENCE = 120.0
+"""Seconds after which two writers should have committed on any machine."""
 
 
 class StoreContract(JournalContract, LeasesContract, SnapshotsContract):
@@ -90,16 +94,24 @@ class StoreContract(JournalContract, LeasesContract, SnapshotsContract):
             store.append([b"x"], expect=Cursor().after([b"b"]), fences={"a": token})
 
     def test_nobody_commits_after_the_one_who_took_his_lease(self, open_store: Callable[[], Store]) -> None:
+        committed: set[int] = set()
+        until = time.monotonic() + _PATIENCE
+
         def commit_for_a_while(writer: int) -> None:
             with closing(open_store()) as store:
-                for turn in range(60):
-                    # So short that it is over, now and then, before the commit.
-                    token = store.acquire("a", f"owner {writer}", 0.0005 * 2 ** (turn % 6))
-                    if token is not None:
-                        try:
-                            store.append([b"%d" % token], fences={"a": token})
-                        except LeaseLost:
-                            continue
+                for turn in count():
+                    if turn >= _TURNS and (len(committed) > 1 or time.monotonic() > until):
+                        return
+                    # So short that it is over, now and then, before the commit; each of an owner of its own.
+                    token = store.acquire("a", f"owner {writer}.{turn}", 0.0005 * 2 ** (turn % 6))
+                    if token is None:
+                        time.sleep(0.0005)
+                        continue
+                    try:
+                        store.append([b"%d" % token], fences={"a": token})
+                        committed.add(token)
+                    except LeaseLost:
+                        continue
 
         if not self.between_processes:
             pytest.skip("closing one handle may close all")
