@@ -76,6 +76,19 @@ class Decaying(Trainer):
         return self.lr_scheduler
 
 
+def decaying(**given: Any) -> Trainer:
+    return Decaying(**given)
+
+
+def test_a_function_may_make_the_trainer() -> None:
+    hp = {"seed": 42, "learning_rate": 2e-3}
+    one, other = (
+        weights(trained(fresh(setup(args=arguments(), trainer_class=make), hp), lambda step: hp, 0, STEPS))
+        for make in (Decaying, decaying)
+    )
+    assert one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 @pytest.mark.parametrize(
     ("stated", "given"),
     [

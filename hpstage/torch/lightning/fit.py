@@ -25,6 +25,7 @@ from hpstage.torch.loading.mixture import Mixture, seed_in
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.code.graph import functions_reached
 from hpstage.training.code.names import attributes_read_in
+from hpstage.training.code.owner import by_type
 from hpstage.training.handover import Abandoned
 from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.run import Run, Steps
@@ -60,6 +61,12 @@ def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any],
         session.trainer.fit(module)
 
 
+@by_type
+def _attributes_read(kind: type) -> frozenset[str]:
+    """Return the names of attributes that the user's code of a module or callback reads. Once, not for each fork."""
+    return frozenset(name for one in functions_reached(kind) for name in attributes_read_in(one.__code__))
+
+
 class Session:
     """A Trainer within ``fit``, its module and its data. Its state is what belongs to neither model nor optimizer."""
 
@@ -73,7 +80,7 @@ class Session:
         self._progress: Progress | None = None
         self._steering: Steering | None = None
         parts = (type(module), *map(type, subject.callbacks))
-        reads = {name for part in parts for one in functions_reached(part) for name in attributes_read_in(one.__code__)}
+        reads = frozenset().union(*map(_attributes_read, parts))
         self._reads_gradients = "grad" in reads
         logs = not reads.isdisjoint(("logger", "loggers"))
         if logs:

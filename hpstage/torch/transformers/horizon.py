@@ -37,9 +37,10 @@ def end_of(trainer: Any) -> str | None:
     return f"{limits(_TRAINER, _stated(trainer.args))} ends training in update {trainer.state.global_step}"
 
 
-def has_own_scheduler(kind: type[Trainer]) -> bool:
+def has_own_scheduler(kind: type) -> bool:
     """Return whether a class of Trainers makes schedulers in its own way."""
-    return kind.create_scheduler is not Trainer.create_scheduler
+    usual = Trainer.create_scheduler
+    return getattr(kind, "create_scheduler", usual) is not usual
 
 
 def horizon_of(trainer: Any, batches: int, *, by_epoch: bool) -> Horizon | None:

@@ -213,6 +213,8 @@ class TrainerTrainable(TorchTrainable):
         """What changes the learning rate, besides a schedule of the space; empty if nothing does."""
         given = self.trainer_class
         kind: Any = given.func if isinstance(given, partial) else given
+        if not isinstance(kind, type):  # a function makes it
+            kind = type(self.trainer)
         return f"{kind.__name__}.create_scheduler()" if has_own_scheduler(kind) else self.arguments.scheduler
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
