@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import torch
 from hpstage.errors import UsageError
 from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.kinds import kind_of
-from hpstage.training.code.owner import is_users
+from hpstage.training.code.owner import is_users, is_users_file
 from hpstage.training.code.source import distributions_of
 from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
@@ -386,6 +387,11 @@ def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_d
     assert kind_of(type("Made", (), {"__module__": "hpstage.workloads.made"})()) is expected
     assert not is_users("hpstage.training.borrowed")
     assert kind_of(Borrowed(Made(), Made())) is not expected
+
+
+def test_what_lies_with_the_commands_of_an_environment_is_a_librarys() -> None:
+    """Python finds it there first, for commands such as ``pytest`` and ``hpstage``."""
+    assert not is_users_file(os.path.join(sysconfig.get_path("scripts"), "bottle.py"))
 
 
 def test_what_an_installer_has_put_into_any_folder_is_a_librarys(

@@ -24,10 +24,12 @@ from hpstage.training.code.names import attributes_stored_in, holders_stored_to,
 from hpstage.training.code.namespaces import (
     MISSING,
     OF_MODULES,
+    SETTER,
     ClassAttributes,
     Globals,
     LibraryAttribute,
     Slot,
+    accessed,
     library_names,
 )
 from hpstage.training.code.owner import HEAP, bound_to, functions_in, is_users_code, module_of, of_user
@@ -160,7 +162,9 @@ class Graph:
                 self._todo.append(_imported(Imported(text)))
         if "modules" in names and "sys" in names:
             for text in texts_in(code):
-                if text in sys.modules and text != "__main__":
+                if text == "__main__":
+                    continue
+                if text in sys.modules:
                     self._todo.append(sys.modules[text])
                 elif text.isidentifier() and find_spec(text) is None:  # one that code would make by hand
                     slot = Slot(f"sys:.modules[{text!r}]", sys.modules, text)
@@ -174,6 +178,11 @@ class Graph:
         """Add the libraries that a function names, and their attributes that it sets."""
         names = {*names_in(function.__code__)}
         pending = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
+        setters = {*filter(SETTER.fullmatch, names)}
+        for name in setters:
+            value = function.__globals__.get(name)
+            if isinstance(value, types.BuiltinFunctionType | types.FunctionType) and not is_users_code(value):
+                self._set_by(sys.modules.get(module_of(value)), value.__name__)
         for name in names:
             paths = (name, *(f"{owner}.{name}" for owner in names))
             pending += [sys.modules[path] for path in paths if path in sys.modules]
@@ -191,6 +200,8 @@ class Graph:
             if isinstance(obj, types.ModuleType):
                 if not of_user(obj.__name__):
                     self._todo.append(obj)
+                    for name in setters:
+                        self._set_by(obj, name)
                     for name in holders:
                         if _is_instance(vars(obj).get(name)):  # whose attributes are then state
                             self._global(name, vars(obj))
@@ -201,6 +212,12 @@ class Graph:
             elif isinstance(obj, type):
                 self._todo.append(obj)
             self._attributes(obj, stored, read)
+
+    def _set_by(self, module: types.ModuleType | None, name: str) -> None:
+        """Add what a library's function of this name sets."""
+        slot = None if module is None else accessed(module, name)
+        if slot is not None:
+            self.namespaces[id(slot.namespace), slot.path] = _once(module, slot)
 
     def _attributes(self, owner: Any, stored: set[str], read: set[str]) -> None:
         """Add the attributes of a module, or of a library's function or class, that code sets, and those that it reads

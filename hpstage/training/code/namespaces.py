@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import is_
 from typing import Any
 
@@ -50,6 +52,68 @@ class LibraryAttribute(Slot):
             setattr(self.owner, self.name, value)
         elif self.name in vars(self.owner):
             delattr(self.owner, self.name)
+
+
+class Accessed(Slot):
+    """What a library's module sets by a function named ``set...`` and returns by its sibling ``get...``, kept where no
+    name of Python's leads to it, such as ``socket.setdefaulttimeout``: of plain values, or several in a tuple or dict.
+    """
+
+    __slots__ = ("_get", "_module", "_set")
+
+    def __init__(self, module: types.ModuleType, name: str) -> None:
+        super().__init__(f"{module.__name__}:.{name}()", vars(module), name)
+        self._module = module
+        self._get, self._set = self.namespace[_getter_of(name)], self.namespace[name]
+
+    def get(self) -> object:
+        value = self._get()
+        return tuple(value.items()) if type(value) is dict else value
+
+    def set(self, value: Any) -> None:
+        if type(self._get()) is dict:
+            self._set(**dict(value))
+        elif type(value) is tuple:
+            self._set(*value)
+        else:
+            self._set(value)
+        if self.get() != value:
+            raise ValueError(f"{self.path} has not set {value!r}")
+
+
+def accessed(module: types.ModuleType, name: str) -> Accessed | None:
+    """Return what the function of this name sets in a library's module; ``None`` if that is not known."""
+    functions = [vars(module).get(of) for of in (name, _getter_of(name))]
+    if not all(map(callable, functions)) or module.__name__.partition(".")[0] in _WITH_SETTINGS:
+        return None
+    found = Accessed(module, name)
+    try:
+        plain = _is_plain(found.get()) and not _parameters(functions[1])
+    except Exception:  # it needs arguments, or what it returns is not there
+        return None
+    return found if plain else None
+
+
+_WITH_SETTINGS = frozenset(("torch", "jax", "random", "hpstage"))
+"""Libraries whose settings, and generators, are known."""
+SETTER = re.compile(r"set_?[A-Za-z]\w*")
+
+
+def _parameters(function: Any) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # of C, which does not say
+        return ()
+
+
+def _getter_of(name: str) -> str:
+    return f"g{name[1:]}"
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, bytes)
 
 
 _OF_ANY = ("_abc_impl", "__pydantic_setattr_handlers__")

@@ -26,6 +26,7 @@ _LIBRARIES = tuple(
     for path in (
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib"),
+        sysconfig.get_path("scripts"),  # where modules are found by what is started there
         _HERE,
         _HERE / "algos",
         _HERE / "cluster",

@@ -5,11 +5,15 @@ from __future__ import annotations
 import decimal
 import functools
 import os
+import socket
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from sys import setrecursionlimit
 from typing import Any
 
+import numpy
 import torch
 
 from tests.torch.oddities.oddity import Odd, odd
@@ -91,6 +95,25 @@ def _(kept: Any, self: Odd) -> float:
     context = decimal.getcontext()
     context.prec -= 1
     return context.prec
+
+
+@odd("what C keeps, set and returned by a pair of functions")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        socket.setdefaulttimeout(7)
+    return socket.getdefaulttimeout() or 0
+
+
+@odd("what a pair of functions sets, imported by their names")
+def _(kept: Any, self: Odd) -> float:
+    setrecursionlimit(sys.getrecursionlimit() + 1)
+    return sys.getrecursionlimit()
+
+
+@odd("how arrays are printed")
+def _(kept: Any, self: Odd) -> float:
+    numpy.set_printoptions(precision=self.steps)
+    return len(str(numpy.array([1 / 3])))
 
 
 @odd("the working directory")
