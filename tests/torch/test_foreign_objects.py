@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from unittest.mock import MagicMock
 
@@ -81,3 +82,13 @@ def test_code_that_names_a_foreign_object_is_described(
     assert code_identity(kind()) == code_identity(kind())
     assert Graph(kind).reached()
     assert kind.train in functions_reached(kind)
+
+
+def test_the_main_module_may_be_taken_from_the_table_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a script names it: it has no spec, and what it consists of is known from its functions."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+
+    def name() -> str:
+        return sys.modules["__main__"].__name__
+
+    assert name in Graph(name).functions
