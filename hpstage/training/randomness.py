@@ -91,7 +91,7 @@ def generators_restored() -> Iterator[None]:
     """Restore the global generators on exit, as far as their libraries were imported before."""
     python = random.getstate()
     numpy: Any = sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state()
+    of_numpy = None if numpy is None else numpy.random.get_state(legacy=False)
     torch: Any = sys.modules.get("torch")
     of_torch = None if torch is None else torch.get_rng_state()
     of_cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
@@ -101,7 +101,9 @@ def generators_restored() -> Iterator[None]:
     finally:
         random.setstate(python)
         if numpy is not None:
-            numpy.random.set_state(of_numpy)
+            here = numpy.random.get_state(legacy=False)
+            if here["bit_generator"] == of_numpy["bit_generator"]:  # else training has put another one in its place
+                numpy.random.set_state(of_numpy)
         if torch is not None:
             torch.set_rng_state(of_torch)
         if of_cuda is not None:

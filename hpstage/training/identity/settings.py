@@ -119,6 +119,10 @@ def _all(*libraries: str) -> dict[str, Setting]:
             lambda: tuple(sorted(arrays.geterr().items())),
             lambda value: arrays.seterr(**dict(value)),
         )
+        found["numpy generator"] = (
+            functools.partial(_of_numpy, arrays.random),
+            functools.partial(_set_numpy, arrays.random),
+        )
     if "jax" in libraries:
         config: Any = sys.modules["jax"].config
         for name in JAX_SETTINGS:
@@ -215,6 +219,18 @@ def _set_saved(library: Any, hooks: Any) -> None:
         library._push_saved_tensors_default_hooks(*hooks)
 
 
+def _of_numpy(library: Any) -> str | None:
+    """Return the name of NumPy's global generator, if code has put another in place of the usual one."""
+    name: str = library.get_state(legacy=False)["bit_generator"]
+    return None if name == _MERSENNE_TWISTER else name
+
+
+def _set_numpy(library: Any, name: str | None) -> None:
+    if _of_numpy(library) != name:
+        library.set_bit_generator(getattr(library, name or _MERSENNE_TWISTER)())
+
+
+_MERSENNE_TWISTER = "MT19937"
 _DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 

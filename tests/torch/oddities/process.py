@@ -110,6 +110,13 @@ def _(kept: Any, self: Odd) -> float:
     return sys.getrecursionlimit()
 
 
+@odd("which generator of NumPy's is the global one")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    return numpy.random.random()
+
+
 @odd("how arrays are printed")
 def _(kept: Any, self: Odd) -> float:
     numpy.set_printoptions(precision=self.steps)
