@@ -114,7 +114,7 @@ def _(kept: Any, self: Odd) -> float:
 def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
         numpy.random.set_bit_generator(numpy.random.PCG64(1))
-    return numpy.random.random()
+    return float(numpy.random.random())
 
 
 @odd("how arrays are printed")
