@@ -91,7 +91,7 @@ def generators_restored() -> Iterator[None]:
     """Restore the global generators on exit, as far as their libraries were imported before."""
     python = random.getstate()
     numpy: Any = sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state(legacy=False)
+    of_numpy: Any = None if numpy is None else numpy.random.get_state(legacy=False)
     torch: Any = sys.modules.get("torch")
     of_torch = None if torch is None else torch.get_rng_state()
     of_cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
