@@ -123,5 +123,5 @@ class Membership:
                 return
         if incarnation in (None, getattr(self._present.get(worker), "incarnation", None)):
             self._present.pop(worker, None)
-        # Otherwise their tasks would wait forever for a worker at that address.
+        # Otherwise the tasks of its chains would wait forever for a worker at that address.
         self._lost(self._inbox.leave(worker, reason, message, incarnation=incarnation))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpstage.executor import Executor
     from hpstage.rehearsal.preflight import Preflight, preflight
     from hpstage.schedule import Schedule
-    from hpstage.search.opened import open
+    from hpstage.search.open import open
     from hpstage.search.optimize import optimize
     from hpstage.search.results import LoadedState, MicroAnneals, Soup, StoredPlan, TrainedTrial, TrialDiff
     from hpstage.search.results.result import Result
@@ -82,7 +82,7 @@ _HOMES = {
     "check": "hpstage.checking",
     "local_cluster": "hpstage.cluster",
     "log": "hpstage.training.step_log",
-    "open": "hpstage.search.opened",
+    "open": "hpstage.search.open",
     "optimize": "hpstage.search.optimize",
     "pickled": "hpstage.training.pickles",
     "preflight": "hpstage.rehearsal.preflight",

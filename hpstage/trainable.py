@@ -24,7 +24,8 @@ class Trainable(Protocol):
 
     Optional methods are called if defined: ``synchronize()`` before time is measured, ``announce(report)`` before
     each step with whether the state after it will be evaluated or kept, ``expect(more)`` with whether another step
-    follows it at once, to which what it finds may be left (if none follows after all, ``settle(step)`` is called),
+    follows it at once, which may then finish what this one has begun (if none follows after all, ``settle(step)`` is
+    called),
     ``foresee(names)`` before each stretch of training with the hyperparameters that change in it, ``close()`` at the
     end, ``portrait()`` (paths and short strings of everything that training has changed, by which two runs are
     compared), ``describe_data()`` (a short string) and ``describe_environment()`` (a dict of short strings) for

@@ -1,13 +1,14 @@
 """Eviction: keeps the checkpoints of a plan within a budget of bytes, while searches run on it.
 
 :mod:`hpstage.checkpoints.eviction_policy` decides which checkpoints are evicted. The eviction is first written to the
-journal, on condition that it holds no records unknown here: a driver that wants to start from the same state either
-wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A process that dies in
-between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing takes a tenth of a second on an
-object store, so a few threads do it, a batch at a time. The plan is checked again before each batch, since an evicted
-state may be trained and saved again. Checkpoints that a running chain will save are not removed while it runs, and this
-driver's own chains wait for removals on their path. One race is accepted: another driver may train and save a state
-while it is being removed. The state is then missing when it is next loaded, and is trained once more.
+journal, which accepts it only if no other driver has written what is unknown here: a driver that wants to start from
+the same state either wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A
+process that dies in between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing takes a
+tenth of a second on an object store, so a few threads do it, a batch at a time. The plan is checked again before each
+batch, since an evicted state may be trained and saved again. Checkpoints that a running chain will save are not removed
+while it runs, and this driver's own chains wait for removals on their path. One race is accepted: another driver may
+train and save a state while it is being removed. The state is then missing when it is next loaded, and is trained once
+more.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Eviction:
         self.removed = 0  # checkpoints
         self.failed = 0  # number that could not be removed
 
-    def keep(self, log: Log) -> None:
+    def enforce(self, log: Log) -> None:
         """Evict so that what running chains will publish next fits into the budget, and continue removals, without
         blocking. O(running chains), except for a decision each time that the checkpoints have grown by a share of
         themselves, or as many facts were added as there are checkpoints."""
@@ -110,9 +111,9 @@ class Eviction:
         return True
 
     def settle(self, log: Log) -> None:
-        """Keep the budget and finish all removals, when the search has ended and little is still needed."""
+        """Enforce the budget and finish all removals, when the search has ended and little is still needed."""
         self._again = self._grown = 0
-        self.keep(log)
+        self.enforce(log)
         self.finish(log)
 
     def evict(self, log: Log, budget: int, why: str, *, for_forks: bool = True) -> EvictionPlan:

@@ -9,7 +9,8 @@ The cost depends on the checkpoints evicted before it:
 - Each evicted checkpoint below it would have to repeat its training, too.
 
 So the seconds lost are the sum, over all evicted checkpoints, of the seconds from the nearest kept ancestor to each: as
-if each were requested once more, without the others. Which will be is unknown; those known to be wanted are needed.
+if each evicted state were requested once more, and none of them kept. Which will be requested is unknown; those known
+to be are needed.
 
 What several states have in common, a *part*, takes its bytes once, and is freed with the last of them. The order of
 choice ignores that: parts are of what no training changes, and rarely all states that have one are evicted.

@@ -3,8 +3,8 @@
 A state is *needed*, and its checkpoint must be kept, if
 
 - it is the nearest saved one at or before a state that a driver waits for: training will start from there;
-- it is the nearest saved one at or before the farthest state requested of an unfinished trial that may be continued:
-  not of one that has its last result, or has failed, and waits for trials of lower numbers to end;
+- it is the nearest saved one at or before the farthest state requested of an unfinished trial that may be continued (a
+  trial that has its last result, or has failed, and only waits for trials of lower numbers to end, will not be);
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;
 - a trial of the plan names its step as one at which further trials will be forked (``keep_at``): no search evicts it,

@@ -132,7 +132,7 @@ def branch(
     hpstage branch STORE --trial runs/0 --at 20 --set 'lr=cosine(0.03, 60)' --set batch_size=256 --steps 80
     hpstage branch STORE search.py:Digits --trial 3 --at 60 --steps 120
     """
-    from hpstage.search.opened import open as open_store
+    from hpstage.search.open import open as open_store
 
     with ExitStack() as closing:
         chosen = open_store(store, checkpoints=checkpoints).trial(trial)

@@ -398,7 +398,7 @@ class Driver:
         """Start and stop what there is, and make room for what that will publish."""
         self._perform()
         if self._eviction is not None:
-            self._eviction.keep(self.log)
+            self._eviction.enforce(self.log)
 
     def _perform(self) -> None:
         if self.log.requested:

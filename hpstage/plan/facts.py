@@ -139,8 +139,8 @@ class TrialAdded(Record, frozen=True, tag=True, omit_defaults=True):
     """A trial of ``steps`` steps. After the steps ``keep_at``, states are kept on its way if it is trained past them:
     trials are to be forked there that are not known yet.
 
-    Schedules of the hyperparameters ``plateaus`` are decided by metrics: written are those of the decisions so far,
-    and each decision adds the trial again."""
+    Schedules of the hyperparameters ``plateaus`` are decided by metrics: ``schedules`` has them as decided so far, and
+    each decision adds the trial again."""
 
     trial: TrialId
     schedules: dict[str, Schedule]
@@ -418,10 +418,11 @@ class SearchStarted(Record, frozen=True, tag=True):
     """A call of ``optimize`` began to propose trials. ``study``: its name, or a longer one where another study of that
     name (with another ``identity``) uses the plan. The search ends with its :class:`SearchEnded`; until then a call
     with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
-    ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. Of ``defaults``, a trial without
-    the hyperparameter is one with this value, on this plan for ever. ``workers``: their number, which a call that
-    continues keeps: algorithms may compare the more trials. ``continues``: it takes over the trials of an interrupted
-    call under other arguments; ``given``: the ``n_trials`` of that call, if its trials are fewer than all."""
+    ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. ``defaults``: the value that
+    a hyperparameter has in trials without it, on this plan for ever. ``workers``: their number, which a call that
+    continues keeps: some algorithms compare more trials with more workers. ``continues``: it takes over the trials of an
+    interrupted call under other arguments; ``given``: the ``n_trials`` of that call, if its trials are fewer than all.
+    """
 
     study: str
     algorithm: str

@@ -146,8 +146,8 @@ class NodeTree:
     def default(self, defaults: Mapping[str, Scalar]) -> None:
         """Give hyperparameters a value that trials without them have. O(nodes) if any of them is new.
 
-        Nodes get them in place. What was trained without keeps its keys: only there a value may be left out, since a
-        key must not depend on what another store takes for the default.
+        Nodes get them in place. Only what was trained without them keeps its keys, in which they are missing: any other
+        key names every value, since it must not depend on what another store takes for the default.
         """
         new = {name: value for name, value in defaults.items() if name not in self.defaults}
         if not new:

@@ -1,6 +1,6 @@
 """Handling of a worker's death in the middle of a chain. Pure.
 
-1. The executor notices it: ``cluster/connection.py`` that a worker's process is gone, ``cluster/site.py`` that only
+1. The executor notices it: ``cluster/connection.py`` where a worker's process is gone, ``cluster/site.py`` where only
    its training process is. After all earlier reports of the chain, ``WorkerLeft``, or ``ChainEnded`` with outcome
    ``lost``, comes through ``cluster/membership.py`` and ``cluster/inbox.py``.
 2. The driver passes the report to ``Reports`` (``reports.py``), which calls :func:`facts_of_loss`: the chain is closed,

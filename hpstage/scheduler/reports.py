@@ -45,7 +45,7 @@ class Reports:
 
     Args:
         running: the ids of the driver's chains.
-        max_losses: number of consecutive worker deaths at the same place after which its trials fail.
+        max_losses: number of consecutive deaths on the path from one state after which its trials fail.
     """
 
     def __init__(

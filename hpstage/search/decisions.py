@@ -119,6 +119,8 @@ class Decisions:
         return []
 
     def _request(self, trial: TrialId, open: _Open) -> None:
+        """Request what waits up to the next look. The search requests the looks themselves (:meth:`looks`), as steps on
+        the way to its targets."""
         self._decide(trial, open)
         while open.waiting and (not open.looks or open.waiting[0] <= open.looks[0]):
             self._driver.ask(trial, open.waiting.pop(0))

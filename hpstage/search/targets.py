@@ -28,7 +28,7 @@ class Targets:
         # A heap: in the order of asking, or of steps and then of asking, if synchronous, else of complete answers.
         self._order: list[tuple[int, int, Target]] = []
         self._number = count()
-        self._now = 0  # steps after which the last target that was given back would have been answered
+        self._now = 0  # in steps: when the target returned last would have been answered, by the order of `by_length`
         self._steps: dict[Target, Sequence[int]] = {}  # steps to be answered for each open target, its own the last
         self._of_trial: dict[int, list[int]] = defaultdict(list)  # the steps of its open targets
         self._answers: dict[int, dict[int, Answer]] = defaultdict(dict)

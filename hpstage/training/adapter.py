@@ -17,7 +17,9 @@ from hpstage.training.identity.workload import StandsFor, identify, packages
 
 
 class Adapter(StandsFor):
-    """Base class of Trainables that wrap a user's object, ``subject``, whose identity is used as theirs.
+    """Base class of Trainables that wrap a user's object, ``subject``: what is in the key of their states is its code,
+    not theirs. A subclass has the five methods of a Trainable (``hpstage/trainable.py``); the shortest is ``Keyed``
+    (``trainables.py``).
 
     A function that returns the adapter of an object is registered in the entry-point group ``hpstage.trainables``,
     under the dotted path of the object's class.

@@ -111,7 +111,7 @@ class Keyed(Adapter):
     """
 
     answers_for_state = True
-    """Attributes that a fork has not set are not part of the state."""
+    """Whether ``state_dict()`` decides what is state: an attribute that it leaves out is none."""
 
     def __init__(self, subject: Trainable) -> None:
         self.subject: Trainable = subject

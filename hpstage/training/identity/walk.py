@@ -15,7 +15,7 @@ from hpstage.errors import UsageError
 from hpstage.training.code import bytecode
 from hpstage.training.code.attributes import COMPILED, own_of
 from hpstage.training.code.bytecode import Imported, cells_of, references
-from hpstage.training.code.edited import see_as_written
+from hpstage.training.code.edited_since_import import see_as_written
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest

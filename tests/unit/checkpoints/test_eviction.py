@@ -222,8 +222,8 @@ def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(w
             )
 
     class Watching(Eviction):
-        def keep(self, log):
-            super().keep(log)
+        def enforce(self, log):
+            super().enforce(log)
             wait([removal.done for removal in self._removing.values()])  # as a disk that is fast
 
     shelf = Shelf(Disk())
@@ -473,7 +473,7 @@ def test_eviction_decides_once_per_tenth_of_the_budget() -> None:
     log, eviction = Log(plan), Eviction(Shelf(), 5_000)
     for step in range(1, 10_001):
         reach(log, step)
-        eviction.keep(log)
+        eviction.enforce(log)
     eviction.finish(log)
     eviction.close()
     assert plan.kept_bytes <= 5_000 and eviction.removed >= 5_000
@@ -504,7 +504,7 @@ def test_a_budget_that_cannot_be_kept_is_looked_at_each_time_that_checkpoints_ha
             StateReached(ChainId("c"), WorkerId("w"), node.id, 0, 1, 0.0, 1.0, metrics={"value": 0.0}, kept=kept)
         )
         plan.cursor = plan.cursor.after([b""] * 4)
-        eviction.keep(log)
+        eviction.enforce(log)
     assert len(plan.kept) == 3_000 and looked < 200
 
 
