@@ -420,8 +420,8 @@ class SearchStarted(Record, frozen=True, tag=True):
     with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
     ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. ``defaults``: the value that
     a hyperparameter has in trials without it, on this plan for ever. ``workers``: their number, which a call that
-    continues keeps: some algorithms compare more trials with more workers. ``continues``: it takes over the trials of an
-    interrupted call under other arguments; ``given``: the ``n_trials`` of that call, if its trials are fewer than all.
+    continues keeps: some algorithms compare more trials with more workers. ``continues``: it takes over the trials of
+    an interrupted call under other arguments; ``given``: the ``n_trials`` of that call, if fewer than all its trials.
     """
 
     study: str
