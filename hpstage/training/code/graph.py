@@ -179,9 +179,9 @@ class Graph:
         names = {*names_in(function.__code__)}
         pending = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
         setters = {*filter(SETTER.fullmatch, names)}
-        for name in setters:
-            value = function.__globals__.get(name)
-            if isinstance(value, types.BuiltinFunctionType | types.FunctionType) and not is_users_code(value):
+        for value in (function.__globals__[name] for name in names & function.__globals__.keys()):
+            is_function = isinstance(value, types.BuiltinFunctionType | types.FunctionType)
+            if is_function and SETTER.fullmatch(value.__name__) and not is_users_code(value):
                 self._set_by(sys.modules.get(module_of(value)), value.__name__)
         for name in names:
             paths = (name, *(f"{owner}.{name}" for owner in names))

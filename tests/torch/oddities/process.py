@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from sys import setrecursionlimit
+from sys import setrecursionlimit as limit_recursion
 from typing import Any
 
 import numpy
@@ -104,9 +104,9 @@ def _(kept: Any, self: Odd) -> float:
     return socket.getdefaulttimeout() or 0
 
 
-@odd("what a pair of functions sets, imported by their names")
+@odd("what a pair of functions sets, imported by another name")
 def _(kept: Any, self: Odd) -> float:
-    setrecursionlimit(sys.getrecursionlimit() + 1)
+    limit_recursion(sys.getrecursionlimit() + 1)
     return sys.getrecursionlimit()
 
 
