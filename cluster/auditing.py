@@ -16,7 +16,6 @@ from hpstage.cluster.feed import publish
 from hpstage.cluster.messages import BeginAudit, Load, Retrain, decode_loaded, decode_retrained, encode
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.execution.retraining import Retrained
-from hpstage.execution.segments import audited
 from hpstage.executor import Environment
 from hpstage.plan.facts import WorkerId
 from hpstage.plan.messages import Audit, AuditEnded, AuditId
@@ -99,7 +98,7 @@ class Auditing:
             return _failed(order.audit, loaded.problem.summary)
         if loaded.environment != self._described():
             return _failed(order.audit, "a new process does not load what the worker has loaded: files were edited")
-        trainer.send(Retrain(audited(order.audit), order.checkpoints))
+        trainer.send(Retrain(order.audit.segment, order.checkpoints))
         return _outcome(order.audit, await trainer.answer(decode_retrained))
 
     def _report(self, ended: AuditEnded) -> None:

@@ -38,9 +38,10 @@ from hpstage.cluster.messages import (
 )
 from hpstage.cluster.outputs import outputs
 from hpstage.errors.text import how_it_ended
-from hpstage.execution.retraining import Problem, Retrained, Segment
+from hpstage.execution.retraining import Problem, Retrained
 from hpstage.execution.runs import Record, Run
 from hpstage.executor import Environment
+from hpstage.plan.messages import Segment
 
 _TAIL = 2000
 """Characters of a process's output that are shown if it died."""

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import msgspec
 
 from hpstage.execution.flight import Gathering
-from hpstage.execution.retraining import Retrained, Segment
+from hpstage.execution.retraining import Retrained
 from hpstage.execution.runs import Record, Run
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
-from hpstage.plan.messages import Amendment, Audit, AuditEnded, AuditId, Chain, ChainReport
+from hpstage.plan.messages import Amendment, Audit, AuditEnded, AuditId, Chain, ChainReport, Segment
 from hpstage.schedule import Scalar
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -37,7 +37,6 @@ from planted_faults import FAULTS, Small
 import hpstage
 from hpstage import schedule as s
 from hpstage.execution.retraining import retrain
-from hpstage.execution.segments import audited
 from hpstage.plan.facts import NodeId
 from hpstage.plan.messages import AuditId
 from hpstage.scheduler.audit_draw import WHOLE, AuditDraw, Drawn
@@ -133,7 +132,7 @@ def measure(fault: type[Small], trials: int, seeds: int, count: int) -> Shown:
         every = AuditDraw(plan, "all")
         found: dict[tuple[NodeId, int, bool], bool] = {}
         for drawn in [*drain(every, len(every))]:
-            segment = audited(every.audit(drawn, AuditId("audit")))
+            segment = every.audit(drawn, AuditId("audit")).segment
 
             def again(segment: object = segment) -> int:
                 os.environ[VARIABLE] = "1"

@@ -12,10 +12,11 @@ from hpstage.cluster.fresh import FreshProcess
 from hpstage.cluster.messages import Load
 from hpstage.cluster.shipping import pack
 from hpstage.errors.text import count_of
-from hpstage.execution.retraining import Problem, Retrained, Segment
+from hpstage.execution.retraining import Problem, Retrained
 from hpstage.executor import Environment
 from hpstage.plan.devices import are_any
 from hpstage.plan.log import differing
+from hpstage.plan.messages import Segment
 from hpstage.training.identity.described import candidates, described_by, is_open
 from hpstage.training.identity.workload import by_name, code_identity, packages
 

@@ -11,11 +11,11 @@ import msgspec
 from msgspec.structs import replace
 
 from hpstage.errors import UsageError
-from hpstage.execution.retraining import Compared, Segment
-from hpstage.execution.segments import segment_of
 from hpstage.plan.facts import Metrics, PlanCreated, StateKey, TrialAdded, TrialId, to_metrics
+from hpstage.plan.messages import Compared, Segment
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.segments import segment_of
 from hpstage.report.files import replacing
 from hpstage.schedule import Schedule
 
@@ -50,7 +50,7 @@ class Certificate(msgspec.Struct, frozen=True):
         plan.apply(TrialAdded(self.trial, self.schedules, self.steps))
         kept = [state for state in self.states if state.digest]
         return replace(
-            segment_of(plan.trials[self.trial], self.steps),
+            segment_of(plan.trials[self.trial].last, self.steps),
             compared=tuple(Compared(state.step, _NOT_HERE, state.digest, state.marks) for state in kept),
             metrics={state.step: state.metrics for state in self.states if state.metrics},
         )

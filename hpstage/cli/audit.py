@@ -21,9 +21,10 @@ from hpstage.cli.naming import recorded, trainable_of
 from hpstage.cli.terminal import echo
 from hpstage.errors import HpstageError, UsageError
 from hpstage.errors.text import clean
-from hpstage.execution.retraining import Retrained, Segment
-from hpstage.execution.segments import whole
+from hpstage.execution.retraining import Retrained
 from hpstage.plan.log import read_header
+from hpstage.plan.messages import Segment
+from hpstage.plan.segments import whole
 from hpstage.report.files import refusing
 from hpstage.search.results import open as open_store
 from hpstage.store.opening import open_journal

@@ -39,12 +39,14 @@ def audited_difference(facts: Iterable[Fact], audit: Audit, report: AuditEnded) 
         facts: the journal.
         report: the end of the audit.
     """
-    goal = next((goal for goal in audit.goals if goal.step == report.step), audit.goals[-1])
-    begun = "from nothing" if audit.source is None else f"from the checkpoint at step {audit.start}"
-    alone = ", alone and with nothing captured" if audit.whole else ""
+    segment = audit.segment
+    step = segment.stop if report.step is None else report.step
+    node = next(stage.node for stage in segment.stages if step <= stage.stop)
+    begun = "from nothing" if segment.source is None else f"from the checkpoint at step {segment.start}"
+    alone = "" if segment.captured else ", alone and with nothing captured"
     again = f"{begun}{alone}, in a fresh process by an audit on worker {report.worker}"
-    first = _first_kept(facts, goal.node, goal.step)
-    return StateDiffers(goal.node, goal.step, report.worker, report.at, report.where, (_way(first), again))
+    first = _first_kept(facts, node, step)
+    return StateDiffers(node, step, report.worker, report.at, report.where, (_way(first), again))
 
 
 def _first_kept(facts: Iterable[Fact], node: NodeId, step: int) -> StateReached:

@@ -20,10 +20,9 @@ from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError
 from hpstage.execution.flight import Flight
 from hpstage.execution.rerun_queue import FROM, Rerun, RerunQueue, Scratch
-from hpstage.execution.retraining import Compared, Segment
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ForkVerified, Metrics, StateKey, WorkerId
-from hpstage.plan.messages import Boundary, Stage
+from hpstage.plan.messages import Boundary, Compared, Segment, Stage
 from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import state_texts
 

@@ -15,10 +15,11 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError
-from hpstage.execution.retraining import Problem, Retrained, Segment
+from hpstage.execution.retraining import Problem, Retrained
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.execution.verification import MEASURING
 from hpstage.plan.facts import ChainId, ForkVerified, NodeId, StateKey, WorkerId
+from hpstage.plan.messages import Segment
 
 logger = logging.getLogger("hpstage")
 

@@ -254,15 +254,17 @@ class SimulatedExecutor(Executor):
     # --- audits -------------------------------------------------------------------------------------------
 
     def _seconds_of(self, audit: Audit) -> float:
-        chain, start, now = Chain(ChainId(audit.id), audit.source, audit.initial, audit.stages, ()), audit.start, 0.0
+        segment, start, now = audit.segment, audit.segment.start, 0.0
+        chain = Chain(ChainId(audit.id), segment.source, segment.initial, segment.stages, ())
         course, seconds = Course(chain), self._step_seconds
         alone = SimulatedChain(chain, WorkerId(""), course, seconds, start, now, start, start, now, 0.0, None)
-        return alone.seconds_between(start, audit.stages[-1].stop)
+        return alone.seconds_between(start, segment.stop)
 
     def _finish(self, worker: WorkerId, audit: Audit) -> None:
         if worker in self._audits and self._audits[worker][0] is audit:
-            differs = next((goal.step for goal in audit.goals if goal.key in self._inexact), None)
-            self._end_audit(worker, "equal" if differs is None else "differs", len(audit.goals), differs)
+            compared = audit.segment.compared
+            differs = next((one.step for one in compared if one.key in self._inexact), None)
+            self._end_audit(worker, "equal" if differs is None else "differs", len(compared), differs)
 
     def _end_audit(self, worker: WorkerId, outcome: AuditOutcome, compared: int = 0, step: int | None = None) -> None:
         if worker in self._audits:

@@ -13,7 +13,8 @@ import msgspec
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.execution.fork import Fork, forked, obstacle
-from hpstage.execution.retraining import Retrained, Segment, retrain
+from hpstage.execution.retraining import Retrained, retrain
+from hpstage.plan.messages import Segment
 from hpstage.trainable import Trainable
 
 logger = logging.getLogger("hpstage")

@@ -208,35 +208,63 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
-class Goal(msgspec.Struct, frozen=True):
-    """A state that an audit compares with what was kept there first, under ``key``, and with the objectives' values."""
+class Compared(msgspec.Struct, frozen=True):
+    """A state on the way to compare with: that after ``step`` steps, kept under ``key`` with this digest, and if known
+    the marks of its leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`), or the texts that describe them, by
+    path; with these, the state need not have been kept."""
 
-    node: NodeId
     step: int
     key: StateKey
     digest: str
-    metrics: Metrics = {}
+    marks: str = ""
+    texts: dict[str, str] = {}
 
 
-class Audit(msgspec.Struct, frozen=True):
-    """Training to be repeated in a fresh process: consecutive stages from the checkpoint ``source`` (``None``: from
-    nothing) to the last of its ``goals``.
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps to train again: a part of one path, or all of it.
 
-    ``whole``: a whole trial, alone, for which nothing is captured or put back. ``initial`` and ``numerics`` as in
-    :class:`Chain`.
+    Attributes:
+        initial: the values at step 0, from which the trainable is set up.
+        stages: consecutive; their forms give the values at each step.
+        stop: number of steps after which it ends.
+        source: the saved state to begin with, at the start of the first stage; ``None``: train from nothing.
+        compared: saved states on the way, by which training again is compared with training before.
+        metrics: known metrics by step, compared in the same way.
+        reported: further steps after which a report was wanted: evaluating may change what no step reads.
+        measured: ``False`` compares only what training may depend on, which must be the same without these reports: no
+            local variables, and no metrics in states.
+        numerics: the step backend, where the trainable leaves the choice to the search.
+        captured: ``False`` trains without capture, as a loop of one's own would. Then of a state only the tensors of
+            models are compared, and metrics after the last step alone.
     """
 
-    id: AuditId
-    source: StateKey | None
     initial: dict[str, Scalar]
     stages: tuple[Stage, ...]
-    goals: tuple[Goal, ...]
-    whole: bool = False
+    stop: int
+    source: StateKey | None = None
+    compared: tuple[Compared, ...] = ()
+    metrics: dict[int, Metrics] = {}
+    reported: tuple[int, ...] = ()
     numerics: str = ""
+    captured: bool = True
+    measured: bool = True
 
     @property
     def start(self) -> int:
         return self.stages[0].start
+
+    def values(self, step: int) -> dict[str, Scalar]:
+        """Return the value of every hyperparameter in a step."""
+        stage = next(stage for stage in self.stages if step < stage.stop)
+        return {name: form.value(step) for name, form in stage.forms.items()}
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """A segment to be trained again in a fresh process. One that is not captured is a whole trial, alone, for which
+    nothing is captured or put back."""
+
+    id: AuditId
+    segment: Segment
 
 
 class AuditEnded(msgspec.Struct, frozen=True, tag=True):

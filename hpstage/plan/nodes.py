@@ -146,6 +146,18 @@ class Node:
         branch.reverse()
         return branch
 
+    def path_to(self, stop: int) -> list[tuple[Node, int, int]]:
+        """Return ``(node, start, stop)`` along this node's branch, from step 0 to step ``stop``."""
+        path = []
+        node: Node | None = self
+        while node is not None:
+            if node.start < stop:
+                path.append((node, node.start, stop))
+                stop = node.start
+            node = node.parent
+        path.reverse()
+        return path
+
     def step_seconds(self) -> float | None:
         """Return its measured seconds per step, or its nearest measured ancestor's, if there are any."""
         node: Node | None = self
@@ -331,13 +343,4 @@ class PlannedTrial:
 
     def path_to(self, stop: int) -> list[tuple[Node, int, int]]:
         """Return ``(node, start, stop)`` along the path to step ``stop``. O(segments)."""
-        path = []
-        end = min(stop, self.steps)
-        node: Node | None = self.last
-        while node is not None:
-            if node.start < end:
-                path.append((node, node.start, end))
-                end = node.start
-            node = node.parent
-        path.reverse()
-        return path
+        return self.last.path_to(min(stop, self.steps))

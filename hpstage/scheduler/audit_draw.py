@@ -12,11 +12,12 @@ import heapq
 import math
 from dataclasses import dataclass
 
-from hpstage.plan.facts import NodeId, StateRef, TrialId, to_metrics
-from hpstage.plan.messages import Audit, AuditId, Goal, Stage
+from hpstage.plan.facts import NodeId, StateRef, TrialId
+from hpstage.plan.messages import Audit, AuditId
 from hpstage.plan.nodes import Node, State
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.regimes import Regime
+from hpstage.plan.segments import segment_of
 
 UNSEEN = 4.0
 """How many times as likely a state is drawn whose regime has not been audited."""
@@ -125,44 +126,22 @@ class AuditDraw:
 
     def audit(self, drawn: Drawn, id: AuditId) -> Audit:
         """Return the audit of a drawn state: training from the nearest checkpoint before it, or its whole trial."""
-        node, step = self._plan.nodes[drawn.node], drawn.step
-        source = None if drawn.whole else _kept_before(node, step)
-        begins = 0 if source is None else source.step
-        branch = node.ancestry()
-        stages: list[Stage] = []
-        goals: list[Goal] = []
-        for own, after in zip(branch, [*branch[1:], None], strict=True):
-            start, stop = max(own.start, begins), step if after is None else after.start
-            if start >= stop:
-                continue
-            forms = dict(zip(own.names, own.forms, strict=True))
-            stages.append(Stage(own.id, start, stop, forms, own.seen(start + 1).digest))
-            # What was reported on the way is reported again: evaluating may change what no step reads.
-            known = sorted(at for at in own.states if start < at <= stop)
-            goals += [goal for at in known if (goal := self._goal(own.states[at])) is not None]
-        return Audit(
-            id=id,
-            source=None if source is None else self._plan.key(source.node, source.step),
-            initial=branch[0].hyperparameters(0),
-            stages=tuple(stages),
-            goals=tuple(goals),
-            whole=drawn.whole,
+        node = self._plan.nodes[drawn.node]
+        segment = segment_of(
+            node,
+            drawn.step,
+            source=None if drawn.whole else _kept_before(node, drawn.step),
+            # Only the objectives: other metrics may be a time or the memory in use, which differ between runs.
+            objectives={name for record in self._plan.searches.values() for name in record.started.metric},
             numerics=self._numerics,
+            captured=not drawn.whole,
         )
-
-    def _goal(self, state: State) -> Goal | None:
-        if state.digest is None:
-            return None
-        key = self._plan.key(state.node, state.step)
-        # Only the objectives: other reported metrics may be a time or the memory in use, which differ between runs.
-        objectives = {name for record in self._plan.searches.values() for name in record.started.metric}
-        reported = {name: value for name, value in (state.metrics or {}).items() if name in objectives}
-        return Goal(state.node.id, state.step, key, state.digest, to_metrics(reported))
+        return Audit(id, segment)
 
     def seconds(self, audit: Audit) -> float:
         """Estimate the seconds of an audit's steps."""
-        nodes = self._plan.nodes
-        return sum((stage.stop - stage.start) * self._plan.step_seconds(nodes[stage.node]) for stage in audit.stages)
+        nodes, stages = self._plan.nodes, audit.segment.stages
+        return sum((stage.stop - stage.start) * self._plan.step_seconds(nodes[stage.node]) for stage in stages)
 
     def _is_comparable(self, drawn: Drawn) -> bool:
         """Whether the state's content is known and training did not end before it."""

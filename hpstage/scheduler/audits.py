@@ -165,10 +165,10 @@ class Audits:
         its = self._running[report.audit]
         waited = 0.0 if self._rest_since is None else max(0.0, report.at - max(self._rest_since, its.began))
         return Audited(
-            of="trial" if its.audit.whole else "segment",
+            of="segment" if its.audit.segment.captured else "trial",
             worker=its.worker,
             node=its.drawn.node,
-            start=its.audit.start,
+            start=its.audit.segment.start,
             step=its.drawn.step,
             at=report.at,
             seconds=report.seconds,
@@ -195,7 +195,7 @@ class Audits:
         return []
 
     def _failed(self, audit: Audit, report: AuditEnded) -> list[str]:
-        what = f"steps {audit.start} to {audit.goals[-1].step}"
+        what = f"steps {audit.segment.start} to {audit.segment.stop}"
         more = "" if self._failures == 1 else " Several in a row have failed: no more are tried."
         return [
             f"An audit on worker {report.worker} could not train {what} again: {report.message}. The search itself is "

@@ -10,6 +10,7 @@ from hpstage.plan.messages import Boundary, Chain, Stage, Verify
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.regimes import Regimes, is_news
+from hpstage.plan.segments import stage_of
 from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import step_after
@@ -147,8 +148,7 @@ class ChainBuilder:
                 steps.append(span.stop)
             if keep := node.keep_at and node.keep_at.irange(span.start, span.stop, (False, True)):
                 steps = sorted({*steps, *(step for step in keep if step not in branch.sources)})
-            forms = dict(zip(node.names, node.forms, strict=True))
-            stages.append(Stage(node.id, span.start, span.stop, forms, node.seen(span.start + 1).digest, verify))
+            stages.append(stage_of(node, span.start, span.stop, verify=verify))
             for step in sorted([*steps, *self._likely_forks(branch, span.start, steps)]):
                 if step in orders.marks or (not begins and step <= orders.chain.at):
                     continue

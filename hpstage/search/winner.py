@@ -12,10 +12,10 @@ from hpstage.cluster.script import this_script
 from hpstage.driver.driver import Driver
 from hpstage.errors import StateError
 from hpstage.execution.inline import InlineExecutor
-from hpstage.execution.segments import whole
 from hpstage.plan.facts import Audited, AuditOutcome, PlanCreated, StateDiffers, TrialId, WorkerId
 from hpstage.plan.log import read_header
 from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.segments import whole
 from hpstage.search.call import Call
 from hpstage.search.session import Session
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from hpstage.errors import InternalError
 from hpstage.executor import Executor
 from hpstage.plan.facts import WorkerId
-from hpstage.plan.messages import Audit, AuditEnded, AuditId, ChainEnded, Goal, Report
-from hpstage.testing.chains import NODE, chain, ended, key, outcome, reached, stage, until
+from hpstage.plan.messages import Audit, AuditEnded, AuditId, ChainEnded, Compared, Report, Segment
+from hpstage.testing.chains import chain, ended, key, outcome, reached, stage, until
 from hpstage.testing.executor_case import ENDLESS, ExecutorCase
 
 
@@ -20,13 +20,14 @@ class Audits(ExecutorCase):
         """Train a chain, and return an audit of its steps from the 5th on, which is queued."""
         executor.start(worker, chain("audited", 10, 5))
         digests = {r.step: r.kept.digest for r in reached(ended(executor, "audited"), "audited") if r.kept is not None}
-        return Audit(
-            id=AuditId("a"),
-            source=key(5),
+        segment = Segment(
             initial={"x": 1.0},
             stages=(stage(5, stop),),
-            goals=(Goal(NODE, 10, key(10), digests[10]),),
+            stop=stop,
+            source=key(5),
+            compared=(Compared(stop, key(10), digests[10]),),
         )
+        return Audit(AuditId("a"), segment)
 
     def _ended(self, executor: Executor, worker: WorkerId, audit: Audit) -> AuditEnded:
         """Return how an audit has ended that has begun: a chain reports its end a moment before its worker is idle."""
@@ -51,19 +52,19 @@ class Audits(ExecutorCase):
     def test_an_audit_trains_again_from_a_kept_state_or_from_nothing(self, executor: Executor) -> None:
         worker = self._auditor(executor)
         audit = self._audit(executor, worker)
-        whole = replace(audit, id=AuditId("whole"), source=None, stages=(stage(0, 10),), whole=True)
-        for one in (audit, whole):
+        whole = replace(audit.segment, source=None, stages=(stage(0, 10),), captured=False)
+        for one in (audit, Audit(AuditId("whole"), whole)):
             end = self._ended(executor, worker, one)
             assert (end.audit, end.worker, end.outcome) == (one.id, worker, "equal"), end
-            assert end.compared == len(one.goals) and end.seconds >= 0
+            assert end.compared == 1 and end.seconds >= 0
         self._check_works(executor, worker)
 
     def test_an_audit_reports_after_which_step_a_state_differs(self, executor: Executor) -> None:
         self._need_training()
         worker = self._auditor(executor)
         audit = self._audit(executor, worker)
-        wrong = replace(audit, goals=(replace(audit.goals[0], digest="0" * 32),))
-        end = self._ended(executor, worker, wrong)
+        wrong = replace(audit.segment.compared[0], digest="0" * 32)
+        end = self._ended(executor, worker, replace(audit, segment=replace(audit.segment, compared=(wrong,))))
         assert (end.outcome, end.step) == ("differs", 10), end
         assert end.where
         self._check_works(executor, worker)
@@ -72,13 +73,13 @@ class Audits(ExecutorCase):
         self._need_training()
         worker = self._auditor(executor)
         audit = self._audit(executor, worker)
-        end = self._ended(executor, worker, replace(audit, source=key(7)))
+        end = self._ended(executor, worker, replace(audit, segment=replace(audit.segment, source=key(7))))
         assert end.outcome == "stopped", end
 
     def test_an_audit_that_is_stopped_ends_at_once(self, executor: Executor) -> None:
         worker = self._auditor(executor)
         audit = self._audit(executor, worker, stop=ENDLESS)
-        executor.audit(worker, replace(audit, goals=(replace(audit.goals[-1], step=ENDLESS),)))
+        executor.audit(worker, audit)
         executor.stop_audit(audit.id)
         [end] = audits_ended(until(executor, lambda received: bool(audits_ended(received))))
         assert (end.outcome, end.compared) == ("stopped", 0)
@@ -88,7 +89,7 @@ class Audits(ExecutorCase):
     def test_an_audit_makes_way_for_a_chain_on_its_worker(self, executor: Executor) -> None:
         worker = self._auditor(executor)
         audit = self._audit(executor, worker, stop=ENDLESS)
-        executor.audit(worker, replace(audit, goals=(replace(audit.goals[-1], step=ENDLESS),)))
+        executor.audit(worker, audit)
         executor.start(worker, chain("c", 3))
         reports = until(executor, lambda received: bool(audits_ended(received)) and _has_ended(received, "c"))
         assert [end.outcome for end in audits_ended(reports)] == ["stopped"]

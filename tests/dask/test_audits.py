@@ -19,10 +19,10 @@ from hpstage.cluster import DaskExecutor
 from hpstage.errors import StateError
 from hpstage.plan.facts import Audited, StateDiffers
 from hpstage.plan.log import open_existing_plan, read_facts
-from hpstage.plan.messages import Audit, AuditId, Goal
+from hpstage.plan.messages import Audit, AuditId, Compared, Segment
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
-from hpstage.testing.chains import NODE, key, stage, until, workers
+from hpstage.testing.chains import key, stage, until, workers
 from hpstage.testing.executor_audits import audits_ended
 from hpstage.testing.executor_case import ENDLESS
 from hpstage.testing.toys import Counter, Gate
@@ -144,8 +144,9 @@ def test_an_audit_makes_way_for_any_task_on_its_worker(client: Client, tmp_path:
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
     try:
         worker, *_ = workers(executor, 2)
-        goal = Goal(NODE, ENDLESS, key(ENDLESS), "0" * 32)
-        executor.audit(worker, Audit(AuditId("a"), None, {"x": 1.0}, (stage(0, ENDLESS),), (goal,)))
+        goal = Compared(ENDLESS, key(ENDLESS), "0" * 32)
+        segment = Segment(initial={"x": 1.0}, stages=(stage(0, ENDLESS),), stop=ENDLESS, compared=(goal,))
+        executor.audit(worker, Audit(AuditId("a"), segment))
         running = tmp_path / "running"
         running.touch()
         other = client.submit(run_while, running, workers=[worker], allow_other_workers=False, pure=False)

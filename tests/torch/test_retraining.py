@@ -19,9 +19,10 @@ from hpstage.cluster.fresh import FreshProcess
 from hpstage.cluster.messages import Load
 from hpstage.cluster.shipping import pack
 from hpstage.errors import CheckpointMissing
-from hpstage.execution.retraining import Segment, retrain
-from hpstage.execution.segments import segment_of
+from hpstage.execution.retraining import retrain
 from hpstage.plan.facts import StateKey
+from hpstage.plan.messages import Segment
+from hpstage.plan.segments import segment_of
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import CASES, Small, ordinary_loop
 
@@ -50,8 +51,10 @@ def searched(trainable: object, store: Path, **options: Any) -> hpstage.Result:
     )
 
 
-def segment(result: hpstage.Result, trial: int = 1, **options: Any) -> Segment:
-    return segment_of(result.trial(trial).planned, **options)
+def segment(result: hpstage.Result, *, start: int = 0, captured: bool = True) -> Segment:
+    planned = result.trial(1).planned
+    source = planned.node_at(start).state(start) if start else None
+    return segment_of(planned.node_at(planned.requested), planned.requested, source=source, captured=captured)
 
 
 class Leaking(Small):

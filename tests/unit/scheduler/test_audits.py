@@ -64,16 +64,18 @@ def test_an_idle_worker_trains_again_what_a_chain_trained_between_two_kept_state
     assert executor.audited
     for _, worker, audit in executor.audited:
         assert worker == "sim-1", "the other one trains"
-        [goal] = audit.goals
-        assert audit.stages[-1].stop == goal.step
-        known = search.plan.nodes[goal.node].state(goal.step)
+        segment = audit.segment
+        [goal] = segment.compared
+        last = segment.stages[-1]
+        assert segment.stop == last.stop == goal.step
+        known = search.plan.nodes[last.node].state(goal.step)
         assert known is not None and known.digest == goal.digest
-        if audit.source is None:
-            assert audit.start == 0
+        if segment.source is None:
+            assert segment.start == 0
         else:
-            source = search.plan.kept[audit.source]
-            assert (source.step, source.node.id) == (audit.start, goal.node)
-            between = [step for step in search.plan.nodes[goal.node].states if audit.start < step < goal.step]
+            source = search.plan.kept[segment.source]
+            assert (source.step, source.node.id) == (segment.start, last.node)
+            between = [step for step in source.node.states if segment.start < step < goal.step]
             assert not between
     found = audits_of(search)
     assert {fact.outcome for fact in found} <= {"equal", "stopped"}
@@ -209,7 +211,7 @@ def test_after_the_last_stage_regimes_are_audited_that_idle_time_has_not_reached
     search = run(executor, two_regimes())
     assert not executor.audited, "no worker was idle"
     search.driver.audit_rest(100.0, lambda: True)
-    regimes = Counter(search.plan.nodes[audit.goals[-1].node].regime for _, _, audit in executor.audited)
+    regimes = Counter(search.plan.nodes[audit.segment.stages[-1].node].regime for _, _, audit in executor.audited)
     assert sorted(regimes.values()) == [1, 1]
     assert all(fact.waited == fact.seconds > 0 for fact in audits_of(search))
 
@@ -228,7 +230,7 @@ def test_among_what_is_too_long_there_may_be_something_short() -> None:
     search.run(trials, [62, 62])
     assert not executor.audited
     search.driver.audit_rest(4.0, lambda: True)
-    assert [audit.stages[-1].stop - audit.start for _, _, audit in executor.audited] == [2]
+    assert [audit.segment.stop - audit.segment.start for _, _, audit in executor.audited] == [2]
 
 
 def test_an_ended_audit_is_gone_before_its_worker_audits_again() -> None:
@@ -343,13 +345,13 @@ def test_now_and_then_a_whole_trial_is_trained_from_nothing_and_all_that_it_kept
         search.driver.log.write([TrialEnded("study", one.trial, "COMPLETE", (1.0,), 40, at=0.0)])
     draw = AuditDraw(search.plan, "1")
     audits = [draw.audit(one, AuditId("a")) for one in iter(draw.next, None)]
-    whole = [audit for audit in audits if audit.whole]
+    whole = [audit.segment for audit in audits if not audit.segment.captured]
     assert len(whole) == 2
-    for audit in whole:
-        assert (audit.source, audit.start, audit.stages[-1].stop) == (None, 0, 40)
-        assert [stage.start for stage in audit.stages[1:]] == [stage.stop for stage in audit.stages[:-1]]
-        assert [goal.step for goal in audit.goals] == list(range(4, 41, 4))
-    assert [audit.whole for audit in audits[7::8]][:2] == [True, True]
+    for segment in whole:
+        assert (segment.source, segment.start, segment.stop) == (None, 0, 40)
+        assert [stage.start for stage in segment.stages[1:]] == [stage.stop for stage in segment.stages[:-1]]
+        assert [goal.step for goal in segment.compared] == list(range(4, 41, 4))
+    assert [audit.segment.captured for audit in audits[7::8]][:2] == [False, False]
 
 
 def test_where_the_state_before_is_gone_training_begins_at_the_one_before_and_compares_what_is_known_between() -> None:
@@ -359,8 +361,9 @@ def test_where_the_state_before_is_gone_training_begins_at_the_one_before_and_co
     draw = AuditDraw(plan, "1")
 
     def audited(step: int) -> tuple[StateKey | None, Mapping[int, int], list[int]]:
-        audit = draw.audit(Drawn(1.0, node.id, step, whole=False), AuditId("a"))
-        return audit.source, {stage.start: stage.stop for stage in audit.stages}, [goal.step for goal in audit.goals]
+        segment = draw.audit(Drawn(1.0, node.id, step, whole=False), AuditId("a")).segment
+        stages = {stage.start: stage.stop for stage in segment.stages}
+        return segment.source, stages, [goal.step for goal in segment.compared]
 
     assert audited(16) == (plan.key(node.parent, 12), {12: 16}, [16])
     plan._keep(node.parent.states[12], None)
