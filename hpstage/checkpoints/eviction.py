@@ -17,10 +17,11 @@ import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hpstage.checkpoints.eviction_policy import EvictionPlan, choose_evictions
 from hpstage.checkpoints.needed import kept_states
+from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError
 from hpstage.errors.arguments import Kind, whole
 from hpstage.plan.facts import ChainId, StateKey, StateLost, StateRef
@@ -40,12 +41,6 @@ _PATIENCE = 16
 _GROWTH = 0.05
 
 
-class Removes(Protocol):
-    """The part of a checkpoint store that is needed here."""
-
-    def delete(self, key: StateKey) -> None: ...
-
-
 class _Removal(NamedTuple):
     """A checkpoint being removed by a thread; without ``ref``, a part."""
 
@@ -61,7 +56,7 @@ class Eviction:
         budget: maximum total bytes of all checkpoints; ``None``: limited by the disk only.
     """
 
-    def __init__(self, checkpoints: Removes, budget: int | None = None, *, batch: int = _BATCH) -> None:
+    def __init__(self, checkpoints: CheckpointStore, budget: int | None = None, *, batch: int = _BATCH) -> None:
         self._checkpoints = checkpoints
         self._budget = budget
         self._batch = batch

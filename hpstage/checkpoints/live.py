@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hpstage.checkpoints import lazy_copies, unmodified
 from hpstage.checkpoints.host_memory import HostMemory, give_back
 from hpstage.checkpoints.leaves import Leaf
-from hpstage.checkpoints.on_device import CudaMover, Mover, is_out_of_memory
+from hpstage.checkpoints.on_device import CudaMover, is_out_of_memory
 from hpstage.checkpoints.state_tree import NOTHING, FlatState, Room, flatten
 from hpstage.errors import DeviceFull
 from hpstage.plan.facts import StateKey
@@ -104,7 +104,7 @@ class LiveCache:
         host_bytes: int = 2 << 30,
         device_bytes: int = 2 << 30,
         *,
-        mover: Mover | None = None,
+        mover: CudaMover | None = None,
         memory: HostMemory | None = None,
     ) -> None:
         self._memory = memory
@@ -113,7 +113,7 @@ class LiveCache:
         self._host = _Tier(host_bytes)
         self._device = _Tier(device_bytes)
         self._device_bytes = device_bytes
-        self._mover: Mover = CudaMover() if mover is None else mover
+        self._mover = CudaMover() if mover is None else mover
         self._expected: dict[StateKey, None] = {}  # soonest first
         self._room: tuple[Room, int] | None = None  # for the next copy in host memory
         self._last: dict[str, tuple[Leaf, weakref.ref[Any]]] = {}  # the last copy's leaves, by name

@@ -5,39 +5,26 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from hpstage.checkpoints.state_tree import FlatState, unflatten
 
 
-class Mover(Protocol):
-    """Copies states from a device to the host. In tests the CPU may stand for the device."""
-
-    def is_on_device(self, flat: FlatState) -> bool:
-        """Whether any part of a state is on the device."""
-
-    def room(self, flat: FlatState) -> int:
-        """Return how many bytes of such states the device has room for, besides what training needs of it."""
-
-    def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
-        """Begin to copy a state to the host. Return the copy, and what waits until it is complete.
-
-        The state may be freed before that; work queued on the device so far comes before the copy.
-        """
-
-
 class CudaMover:
-    """Copies tensors of CUDA devices on a stream of each device; other leaves are those of the state."""
+    """Copies states from CUDA devices to the host, their tensors on a stream of each device; other leaves are those of
+    the state. In tests the CPU may stand for the device."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
         self._returned: Counter[Any] = Counter()  # bytes of each device
 
     def is_on_device(self, flat: FlatState) -> bool:
+        """Whether any part of a state is on the device."""
         return any(_is_on_device(value) for value in flat.values)
 
     def room(self, flat: FlatState) -> int:
-        """By what each device has free, without what steps have taken for as long as they run."""
+        """Return how many bytes of such states the device has room for: what it has free, without what steps have taken
+        for as long as they run."""
         import torch
 
         sizes: Counter[Any] = Counter()
@@ -55,6 +42,10 @@ class CudaMover:
         return int(min(rooms, default=0.0) * flat.nbytes)
 
     def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
+        """Begin to copy a state to the host. Return the copy, and what waits until it is complete.
+
+        The state may be freed before that; work queued on the device so far comes before the copy.
+        """
         streams: dict[Any, Any] = {}
         values = [self._copied(value, streams) if _is_on_device(value) else value for value in flat.values]
         events = [stream.record_event() for stream in streams.values()]

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from typing import Protocol
 
 from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import UsageError
@@ -27,15 +26,7 @@ def sharers() -> int:
     return int(os.environ.get(SHARERS, "1"))
 
 
-class Memory(Protocol):
-    """A device's memory, see :class:`~hpstage.execution.device_memory.DeviceMemory`."""
-
-    def reset_peak(self) -> None: ...
-    def free_bytes(self) -> int: ...
-    def taken_bytes(self) -> int: ...
-
-
-def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory | None = None) -> None:
+def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: DeviceMemory | None = None) -> None:
     """Train a step where several workers share the device, or where siblings are trained as one, and count its memory.
 
     Args:
