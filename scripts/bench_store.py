@@ -38,7 +38,7 @@ from typing import Any
 import redis
 from command_line import parser_of, write
 
-from hpstage.store import MemoryJournal, RedisJournal, SQLiteJournal, Store
+from hpstage.store import Journal, MemoryJournal, RedisJournal, SQLiteJournal
 
 PREFIX = "bench-store"
 BATCH = 1000
@@ -101,12 +101,12 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def fill(store: Store, records: Iterator[bytes], count: int, batch: int) -> None:
+def fill(store: Journal, records: Iterator[bytes], count: int, batch: int) -> None:
     for start in range(0, count, batch):
         store.append(list(islice(records, min(batch, count - start))))
 
 
-def claim(open_store: Callable[[], Store], owner: int, seconds: float, ready: Barrier) -> list[tuple[float, bool]]:
+def claim(open_store: Callable[[], Journal], owner: int, seconds: float, ready: Barrier) -> list[tuple[float, bool]]:
     """Seconds and outcome of each claim."""
     with closing(open_store()) as store:
         store.acquire(f"warm {owner}", str(owner), 60)
@@ -123,7 +123,7 @@ def _claim_in_process(pipe: Any, *arguments: Any) -> None:
     pipe.send(claim(*arguments))
 
 
-def contend(open_store: Callable[[], Store], processes: int, seconds: float) -> dict[str, float]:
+def contend(open_store: Callable[[], Journal], processes: int, seconds: float) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(processes + 1)
     pipes, workers = [], []
@@ -150,7 +150,7 @@ def contend(open_store: Callable[[], Store], processes: int, seconds: float) -> 
     }
 
 
-def measure(new_store: Callable[[str], Callable[[], Store]], records: list[bytes], options: Any) -> dict[str, float]:
+def measure(new_store: Callable[[str], Callable[[], Journal]], records: list[bytes], options: Any) -> dict[str, float]:
     """The figures of one kind of store; ``new_store`` gives what opens an empty one of a name."""
     from hpstage.plan.log import read_facts
 

@@ -26,7 +26,7 @@ from hpstage.plan.facts import DriverId, StateKey
 from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.trial_log import all_log_keys
-from hpstage.store import Journal, Leases
+from hpstage.store import Journal
 from hpstage.store.copying import common_end, copy_records
 from hpstage.store.opening import address_of, is_on_server, open_journal, open_or_make
 from hpstage.store.redaction import shown
@@ -221,8 +221,8 @@ def _notes(states: _States, journal: Journal, store: str, left: str | None) -> I
         yield f"Not copied, since missing or damaged: {count_of(lacking, 'checkpoint')}, to be trained again if needed"
     for error in states.damaged[:_SHOWN]:
         yield f"  {error}"
-    leases = DriverLeases(journal, DriverId("")) if isinstance(journal, Leases) else None
-    if leases is not None and any(not leases.seems_gone(driver) for driver in plan.drivers.values()):
+    leases = DriverLeases(journal, DriverId(""))
+    if any(not leases.seems_gone(driver) for driver in plan.drivers.values()):
         yield "A search runs on the store: the same command copies what it records from now on."
     if Path(study := default_storage(store)).parent == Path(store) and Path(study).exists():
         yield f"The Optuna study stays in {shown(study)}: give it as --storage with the copy."

@@ -25,7 +25,6 @@ from hpstage.errors.text import table
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
 from hpstage.report.trial_log import all_log_keys
-from hpstage.store import Leases
 
 # Checkpoints that are removed between two looks whether a driver has come, and by how many threads.
 _BATCH = 16
@@ -117,10 +116,8 @@ class Collection:
 
     def _remove_dead_drivers(self) -> None:
         """Declare drivers dead that died, as the next driver would."""
-        plan, journal = self.log.plan, self.log.journal
-        if not isinstance(journal, Leases):
-            return
-        leases = DriverLeases(journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
+        plan = self.log.plan
+        leases = DriverLeases(self.log.journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
         for other in list(plan.drivers.values()):
             if leases.seems_gone(other) if self.dry_run else leases.is_gone(other, plan.searches.identities()):
                 self.dead_drivers += 1

@@ -31,7 +31,7 @@ from hpstage.plan.facts import DriverId
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.messages import host_of
 from hpstage.report.names import worker_names, workers_in_order
-from hpstage.store import Journal, Leases
+from hpstage.store import Journal
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, last_written, open_journal
 
 # Lines of running chains, studies and drivers, and causes of failures, on a terminal; --json has all.
@@ -252,17 +252,17 @@ class _Looks:
     """Looks at leases, and changes none."""
 
     def __init__(self, journal: Journal) -> None:
-        self._leases = journal if isinstance(journal, Leases) else None
-        self._driver_leases = None if self._leases is None else DriverLeases(self._leases, DriverId("looking on"))
+        self._journal = journal
+        self._driver_leases = DriverLeases(journal, DriverId("looking on"))
 
     def seems_gone(self, account: Account, driver: DriverId) -> bool:
-        return self._driver_leases is not None and self._driver_leases.seems_gone(account.plan.drivers[driver])
+        return self._driver_leases.seems_gone(account.plan.drivers[driver])
 
     def holder(self, account: Account, study: str) -> str | None:
         record = account.plan.searches.get(study)
-        if self._leases is None or record is None:
+        if record is None:
             return None
-        held = self._leases.holder(f"study/{record.started.identity}")
+        held = self._journal.holder(f"study/{record.started.identity}")
         return None if held is None else held.owner
 
 

@@ -11,7 +11,7 @@ from hpstage.checkpoints.processes import host_identity, is_alive, start_of
 from hpstage.errors import StoreError, UsageError
 from hpstage.plan.checks import VERSION
 from hpstage.plan.facts import DriverId, DriverJoined
-from hpstage.store.leases import Leases
+from hpstage.store.journal import Journal
 
 # Seconds after which a silent driver is considered dead. A shorter time loses work when its process or the store
 # pauses; a longer one delays the work that a dead driver had begun. The environment variable is only for testing this;
@@ -26,7 +26,7 @@ class DriverLeases:
     continue the work it had begun. Its own writes are fenced with the driver's lease, so no write can follow later.
     """
 
-    def __init__(self, leases: Leases, driver: DriverId) -> None:
+    def __init__(self, leases: Journal, driver: DriverId) -> None:
         self._leases = leases
         self._driver = driver
         self._seconds = LEASE_SECONDS

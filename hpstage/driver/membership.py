@@ -24,7 +24,7 @@ from hpstage.plan.log import open_plan
 from hpstage.plan.messages import Verify
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.scheduler import Scheduler
-from hpstage.store import Journal, Leases, Snapshots
+from hpstage.store import Journal
 
 logger = logging.getLogger("hpstage")
 
@@ -88,8 +88,8 @@ def join_plan(
     )
     check_inputs(plan, executor)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
-    leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None
-    snapshots = SnapshotWriter(journal, plan) if isinstance(journal, Snapshots) else None
+    leases = DriverLeases(journal, me)
+    snapshots = SnapshotWriter(journal, plan)
     scheduler = Scheduler(
         plan,
         driver=me,
@@ -115,15 +115,13 @@ def join_plan(
         snapshots=snapshots,
     )
     with ExitStack() as leaving:
-        if snapshots is not None:
-            leaving.callback(snapshots.close)
-        if leases is not None:
-            leaving.callback(leases.close)
-            place, others = checkpoints.identity(), list(plan.drivers.values())
-            _compare_with_last(plan, place, checkpoints)
-            driver.log.write([leases.enter(study, identity, executor.pool, place, others)])
-            driver.remove_dead_drivers()
-            _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
+        leaving.callback(snapshots.close)
+        leaving.callback(leases.close)
+        place, others = checkpoints.identity(), list(plan.drivers.values())
+        _compare_with_last(plan, place, checkpoints)
+        driver.log.write([leases.enter(study, identity, executor.pool, place, others)])
+        driver.remove_dead_drivers()
+        _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
         try:
             yield driver
         except (LeaseLost, HistoryChanged):
@@ -134,8 +132,7 @@ def join_plan(
                 driver.leave()
                 driver.write_snapshot()
             raise
-        if leases is not None:
-            driver.leave()
+        driver.leave()
         driver.write_snapshot()
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from hpstage.errors import StoreError
 from hpstage.plan.plan import SearchPlan
-from hpstage.store import Snapshots
+from hpstage.store import Journal
 
 logger = logging.getLogger("hpstage")
 
@@ -19,12 +19,9 @@ GROWTH = 1 / 8
 
 
 class SnapshotWriter:
-    """Writes snapshots of a plan into its store, each from a thread of its own.
+    """Writes snapshots of a plan into its store, each from a thread of its own."""
 
-    A store that cannot hold one is a store without: the journal has everything.
-    """
-
-    def __init__(self, store: Snapshots, plan: SearchPlan) -> None:
+    def __init__(self, store: Journal, plan: SearchPlan) -> None:
         self._store = store
         self._plan = plan
         self._last = plan.restored  # records in the last snapshot, as far as this driver knows

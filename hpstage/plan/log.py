@@ -19,7 +19,6 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import NO_FENCES, Journal
-from hpstage.store.snapshots import Snapshots
 
 logger = logging.getLogger("hpstage")
 
@@ -71,8 +70,6 @@ def open_plan(
 
 def from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> SearchPlan | None:
     """Return the plan of a journal, folded from its snapshot on; ``None`` if that is of no use."""
-    if not isinstance(journal, Snapshots):
-        return None
     try:
         content = journal.read_snapshot()
         if content is None:

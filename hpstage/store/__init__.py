@@ -1,16 +1,14 @@
-"""Journal, Leases and Snapshots ports, and the stores that implement all: where facts and rights are persisted."""
+"""The Journal port and the stores that implement it: where facts and rights are persisted."""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from hpstage.store.cursor import Cursor
-from hpstage.store.journal import Journal
-from hpstage.store.leases import Lease, Leases
+from hpstage.store.journal import Journal, Lease
 from hpstage.store.memory import MemoryJournal
-from hpstage.store.snapshots import Snapshots
 from hpstage.store.sqlite import SQLiteJournal
-from hpstage.store.store import Store
 
 if TYPE_CHECKING:
     from hpstage.store.redis import RedisJournal
@@ -19,12 +17,9 @@ __all__ = [
     "Cursor",
     "Journal",
     "Lease",
-    "Leases",
     "MemoryJournal",
     "RedisJournal",
     "SQLiteJournal",
-    "Snapshots",
-    "Store",
 ]
 
 
@@ -34,4 +29,7 @@ def __getattr__(name: str) -> Any:
         from hpstage.store.redis import RedisJournal
 
         return RedisJournal
+    if name in ("Store", "Leases", "Snapshots"):  # until 0.3
+        warnings.warn(f"hpstage.store.{name} is deprecated; use Journal", DeprecationWarning, stacklevel=2)
+        return Journal
     raise AttributeError(f"module 'hpstage.store' has no attribute {name!r}")

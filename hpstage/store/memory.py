@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from hpstage.errors import LeaseLost, StoreError
 from hpstage.store.cursor import Cursor, chain
-from hpstage.store.journal import NO_FENCES, history_changed
-from hpstage.store.leases import Lease, check_seconds
-from hpstage.store.store import Store
+from hpstage.store.journal import NO_FENCES, Journal, Lease, check_seconds, history_changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,7 @@ class _Held:
     expires: float
 
 
-class MemoryJournal(Store):
+class MemoryJournal(Journal):
     """A journal, leases and a snapshot in the memory of this process, for all of its threads.
 
     Args:

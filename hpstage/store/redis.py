@@ -14,11 +14,9 @@ from urllib.parse import quote
 from hpstage.errors import LeaseLost, StoreError, UsageError
 from hpstage.store import redis_scripts as scripts
 from hpstage.store.cursor import HASH_LENGTH, Cursor
-from hpstage.store.journal import NO_FENCES, history_changed
-from hpstage.store.leases import Lease, check_seconds
+from hpstage.store.journal import NO_FENCES, Journal, Lease, check_seconds, history_changed
 from hpstage.store.redis_scripts import Script
 from hpstage.store.redis_server import Argument, RedisServer
-from hpstage.store.store import Store
 
 logger = logging.getLogger("hpstage")
 
@@ -32,7 +30,7 @@ FORGOTTEN = 600
 CHUNK = 1000
 
 
-class RedisJournal(Store):
+class RedisJournal(Journal):
     """A journal and leases on the Redis server at ``url``, under keys that start with ``{prefix}:``.
 
     Redis 6.2 or newer, a single server (no Redis Cluster). Acknowledged records are as safe as the server keeps them:

@@ -14,11 +14,9 @@ from pathlib import Path
 from hpstage.errors import LeaseLost, StoreError
 from hpstage.store.cursor import Cursor, chain
 from hpstage.store.held_files import GENERATION, HeldFiles
-from hpstage.store.journal import NO_FENCES, history_changed
-from hpstage.store.leases import Lease, check_seconds
+from hpstage.store.journal import NO_FENCES, Journal, Lease, check_seconds, history_changed
 from hpstage.store.mounts import network_mount
 from hpstage.store.snapshot_file import SnapshotFile
-from hpstage.store.store import Store
 
 # PRAGMA user_version of the file. A change to the tables must raise it.
 SCHEMA = 4
@@ -62,7 +60,7 @@ class _Changed(sqlite3.DatabaseError):
     sqlite_errorcode = sqlite3.SQLITE_ERROR
 
 
-class SQLiteJournal(Store):
+class SQLiteJournal(Journal):
     """A journal and leases in the SQLite file ``path``, for all threads and processes of one host.
 
     The snapshot is a file next to it, ``path`` with ``-snapshot`` at its end, which can be removed at any time.

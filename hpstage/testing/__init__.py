@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,10 +15,7 @@ if TYPE_CHECKING:
     from hpstage.testing.checkpoints import CheckpointContract
     from hpstage.testing.executor import ExecutorContract
     from hpstage.testing.journal import JournalContract
-    from hpstage.testing.leases import LeasesContract
-    from hpstage.testing.snapshots import SnapshotsContract
     from hpstage.testing.step_backend import StepBackendContract
-    from hpstage.testing.store import StoreContract
     from hpstage.testing.trainable import TrainableContract
 
 __all__ = [
@@ -25,10 +23,7 @@ __all__ = [
     "CheckpointContract",
     "ExecutorContract",
     "JournalContract",
-    "LeasesContract",
-    "SnapshotsContract",
     "StepBackendContract",
-    "StoreContract",
     "TrainableContract",
 ]
 
@@ -38,20 +33,20 @@ _HOMES = {
     "CheckpointContract": "hpstage.testing.checkpoints",
     "ExecutorContract": "hpstage.testing.executor",
     "JournalContract": "hpstage.testing.journal",
-    "LeasesContract": "hpstage.testing.leases",
-    "SnapshotsContract": "hpstage.testing.snapshots",
     "StepBackendContract": "hpstage.testing.step_backend",
-    "StoreContract": "hpstage.testing.store",
     "TrainableContract": "hpstage.testing.trainable",
 }
 
 if "pytest" in sys.modules:
     # Before they are imported, so that their failed assertions show what was compared.
-    more = ("chains", "executor_audits", "executor_case", "play")
+    more = ("chains", "executor_audits", "executor_case", "leases", "play")
     sys.modules["pytest"].register_assert_rewrite(*_HOMES.values(), *(f"hpstage.testing.{name}" for name in more))
 
 
 def __getattr__(name: str) -> Any:
+    if name == "StoreContract":  # until 0.3
+        warnings.warn("StoreContract is deprecated; call it JournalContract", DeprecationWarning, stacklevel=2)
+        name = "JournalContract"
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hpstage.testing' has no attribute {name!r}")

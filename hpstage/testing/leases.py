@@ -1,34 +1,33 @@
-"""LeasesContract: what every implementation of the Leases port must do."""
+"""The part of JournalContract that concerns leases, and what opens the journals of its tests."""
 
 from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any, TypeVar
 
 import pytest
 
-from hpstage.errors import StoreError, UsageError
-from hpstage.store.store import Store
+from hpstage.errors import UsageError
+from hpstage.store.journal import Journal
 
+R = TypeVar("R")
 _OWNERS = 3
 _NAMES = [f"node {number}" for number in range(60)]
 
 
-class LeasesContract:
-    """Subclass it, name the subclass ``Test...`` and override the fixtures ``open_store`` and ``advance``.
-
-    The tests let leases last 100 s and more and take it that they themselves are done sooner.
-    """
+class Leases:
+    """Leases last 100 s and more in these tests, which take it that they themselves are done sooner."""
 
     between_processes = True
-    """Whether the leases are shared between processes and outlive their handles."""
+    """Whether the journal is shared between processes and outlives its handles."""
 
     @pytest.fixture
-    def open_store(self) -> Callable[[], Store]:
-        """A function, sendable to another process, that opens the store of this test, empty at first.
+    def open_store(self) -> Callable[[], Journal]:
+        """A function, sendable to another process, that opens the journal of this test, empty at first.
 
         Each call may give a handle of its own; if ``between_processes`` is false it may give the same one.
         """
@@ -36,15 +35,19 @@ class LeasesContract:
 
     @pytest.fixture
     def advance(self) -> Callable[[float], None]:
-        """A function that sets the clock of this test's store ahead by so many seconds."""
+        """A function that sets the clock of this test's leases ahead by so many seconds."""
         raise NotImplementedError("override the fixture advance")
 
     @pytest.fixture
-    def store(self, open_store: Callable[[], Store]) -> Iterator[Store]:
+    def store(self, open_store: Callable[[], Journal]) -> Iterator[Journal]:
         with closing(open_store()) as store:
             yield store
 
-    def test_what_nobody_holds_can_be_acquired(self, store: Store) -> None:
+    def _need_processes(self) -> None:
+        if not self.between_processes:
+            pytest.skip("a journal within one process: closing one handle may close all")
+
+    def test_what_nobody_holds_can_be_acquired(self, store: Journal) -> None:
         assert store.holder("a") is None
         token = store.acquire("a", "me", 100)
         assert token is not None and token > 0
@@ -53,7 +56,7 @@ class LeasesContract:
         assert (lease.owner, lease.token) == ("me", token)
         assert 0 < lease.seconds <= 100
 
-    def test_what_another_holds_cannot_be_acquired(self, store: Store) -> None:
+    def test_what_another_holds_cannot_be_acquired(self, store: Journal) -> None:
         token = store.acquire("a", "me", 100)
         assert store.acquire("a", "you", 1000) is None
         lease = store.holder("a")
@@ -62,7 +65,7 @@ class LeasesContract:
         assert lease.seconds <= 100
 
     def test_the_holder_that_acquires_again_gets_its_token_and_a_new_expiry(
-        self, store: Store, advance: Callable[[float], None]
+        self, store: Journal, advance: Callable[[float], None]
     ) -> None:
         token = store.acquire("a", "me", 100)
         advance(80)
@@ -71,7 +74,7 @@ class LeasesContract:
         assert store.acquire("a", "you", 100) is None
 
     def test_after_its_expiry_another_may_take_it_with_a_larger_token(
-        self, store: Store, advance: Callable[[float], None]
+        self, store: Journal, advance: Callable[[float], None]
     ) -> None:
         mine = store.acquire("a", "me", 100)
         advance(101)
@@ -81,7 +84,7 @@ class LeasesContract:
         assert store.acquire("a", "me", 100) is None
 
     def test_tokens_of_a_name_grow_over_release_and_expiry_also_for_one_owner(
-        self, store: Store, advance: Callable[[float], None]
+        self, store: Journal, advance: Callable[[float], None]
     ) -> None:
         tokens = []
         for end in (store.release, lambda *_: advance(101), store.release, lambda *_: advance(101)):
@@ -91,7 +94,7 @@ class LeasesContract:
             end("a", token)
         assert sorted(set(tokens)) == tokens
 
-    def test_renewing_puts_the_expiry_off(self, store: Store, advance: Callable[[float], None]) -> None:
+    def test_renewing_puts_the_expiry_off(self, store: Journal, advance: Callable[[float], None]) -> None:
         token = store.acquire("a", "me", 100)
         assert token is not None
         advance(80)
@@ -103,7 +106,7 @@ class LeasesContract:
         assert store.acquire("a", "you", 100) is not None
 
     def test_a_lease_that_expired_is_renewed_as_long_as_nobody_has_taken_it(
-        self, store: Store, advance: Callable[[float], None]
+        self, store: Journal, advance: Callable[[float], None]
     ) -> None:
         token = store.acquire("a", "me", 100)
         assert token is not None
@@ -114,7 +117,7 @@ class LeasesContract:
         assert store.acquire("a", "you", 100) is not None
         assert store.renew_all({"a": token}, 100)
 
-    def test_only_the_token_of_the_holder_renews_and_releases(self, store: Store) -> None:
+    def test_only_the_token_of_the_holder_renews_and_releases(self, store: Journal) -> None:
         token = store.acquire("a", "me", 100)
         assert token is not None
         for wrong in (token - 1, token + 1, 0):
@@ -126,7 +129,7 @@ class LeasesContract:
         assert not store.release("b", token)
         assert store.holder("b") is None
 
-    def test_what_is_released_is_free_at_once(self, store: Store) -> None:
+    def test_what_is_released_is_free_at_once(self, store: Journal) -> None:
         token = store.acquire("a", "me", 100)
         assert token is not None
         assert store.release("a", token)
@@ -135,7 +138,7 @@ class LeasesContract:
         assert store.renew_all({"a": token}, 100)
         assert store.acquire("a", "you", 100) is not None
 
-    def test_several_are_acquired_together_or_not_at_all(self, store: Store) -> None:
+    def test_several_are_acquired_together_or_not_at_all(self, store: Journal) -> None:
         tokens = store.acquire_all(["a", "b"], "me", 100)
         assert tokens is not None and list(tokens) == ["a", "b"]
         assert store.acquire_all(["c", "b", "d"], "you", 100) is None
@@ -149,7 +152,7 @@ class LeasesContract:
         assert lease is not None and lease.seconds > 100
         assert store.acquire_all([], "me", 100) == {}
 
-    def test_a_refused_acquire_puts_off_no_expiry(self, store: Store, advance: Callable[[float], None]) -> None:
+    def test_a_refused_acquire_puts_off_no_expiry(self, store: Journal, advance: Callable[[float], None]) -> None:
         assert store.acquire("a", "me", 100) is not None
         assert store.acquire("b", "you", 1000) is not None
         assert store.acquire_all(["a", "b"], "me", 1000) is None
@@ -157,7 +160,7 @@ class LeasesContract:
         assert store.holder("a") is None
 
     def test_several_are_renewed_and_released_each_for_itself(
-        self, store: Store, advance: Callable[[float], None]
+        self, store: Journal, advance: Callable[[float], None]
     ) -> None:
         tokens = store.acquire_all(["a", "b", "c"], "me", 100)
         assert tokens is not None
@@ -172,7 +175,7 @@ class LeasesContract:
         assert store.renew_all({}, 100) == store.release_all({}) == set()
 
     @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
-    def test_no_lease_lasts_no_time_or_for_ever(self, store: Store, seconds: float) -> None:
+    def test_no_lease_lasts_no_time_or_for_ever(self, store: Journal, seconds: float) -> None:
         with pytest.raises(UsageError, match="positive, finite"):
             store.acquire("a", "me", seconds)
         with pytest.raises(UsageError, match="positive, finite"):
@@ -180,7 +183,7 @@ class LeasesContract:
         assert store.holder("a") is None
 
     @pytest.mark.parametrize("name", ["", " ", "a b", "{a}", "ä€\U0001f600", "a\nb", "a\x00b", "x" * 10_000])
-    def test_names_and_owners_are_any_text(self, store: Store, name: str) -> None:
+    def test_names_and_owners_are_any_text(self, store: Journal, name: str) -> None:
         token = store.acquire(name, name, 100)
         assert token is not None
         assert store.acquire(name, name + "x", 100) is None
@@ -189,7 +192,7 @@ class LeasesContract:
         assert store.renew_all({name: token, name + "x": 1}, 100) == {name + "x"}
         assert store.release(name, token)
 
-    def test_all_handles_see_the_same_leases(self, open_store: Callable[[], Store]) -> None:
+    def test_all_handles_see_the_same_leases(self, open_store: Callable[[], Journal]) -> None:
         with closing(open_store()) as one, closing(open_store()) as other:
             token = one.acquire("a", "me", 100)
             assert token is not None
@@ -198,46 +201,33 @@ class LeasesContract:
             assert other.release("a", token)
             assert one.holder("a") is None
 
-    def test_leases_outlive_their_handles(self, open_store: Callable[[], Store]) -> None:
-        if not self.between_processes:
-            pytest.skip("leases within one process")
-        with closing(open_store()) as store:
-            token = store.acquire("a", "me", 100)
-        with closing(open_store()) as store:
-            assert store.acquire("a", "you", 100) is None
-            assert store.acquire("a", "me", 100) == token
-
-    def test_a_closed_store_refuses_every_call(self, store: Store) -> None:
-        store.close()
-        for call in (
-            lambda: store.acquire("a", "me", 100),
-            lambda: store.renew_all({"a": 1}, 100),
-            lambda: store.release("a", 1),
-            lambda: store.holder("a"),
-        ):
-            with pytest.raises(StoreError):
-                call()
-
-    def test_exactly_one_of_many_threads_gets_each_lease(self, store: Store) -> None:
+    def test_exactly_one_of_many_threads_gets_each_lease(self, store: Journal) -> None:
         with ThreadPoolExecutor(_OWNERS) as pool:
             _check_shares(list(pool.map(lambda owner: _acquire_names(store, owner), range(_OWNERS))))
 
-    def test_exactly_one_of_many_processes_gets_each_lease(self, open_store: Callable[[], Store]) -> None:
-        if not self.between_processes:
-            pytest.skip("leases within one process")
-        with multiprocessing.get_context("forkserver").Pool(_OWNERS) as pool:
-            shares = pool.starmap(_acquire_in_process, [(open_store, owner) for owner in range(_OWNERS)], 1)
-            pool.close()
-            pool.join()
-        _check_shares(shares)
+    def test_exactly_one_of_many_processes_gets_each_lease(self, open_store: Callable[[], Journal]) -> None:
+        self._need_processes()
+        _check_shares(in_processes(_acquire_names, open_store, range(_OWNERS)))
 
 
-def _acquire_in_process(open_store: Callable[[], Store], owner: int) -> dict[str, int]:
+def in_processes(
+    act: Callable[[Journal, int], R], open_store: Callable[[], Journal], numbers: Iterable[int]
+) -> list[R]:
+    """Return what several processes return at once, each with a number and a handle of its own."""
+    calls = [(act, open_store, number) for number in numbers]
+    with multiprocessing.get_context("forkserver").Pool(len(calls)) as pool:
+        found = pool.starmap(_with_handle, calls, 1)
+        pool.close()
+        pool.join()
+    return found
+
+
+def _with_handle(act: Callable[[Journal, int], Any], open_store: Callable[[], Journal], number: int) -> Any:
     with closing(open_store()) as store:
-        return _acquire_names(store, owner)
+        return act(store, number)
 
 
-def _acquire_names(store: Store, owner: int) -> dict[str, int]:
+def _acquire_names(store: Journal, owner: int) -> dict[str, int]:
     tokens = ((name, store.acquire(name, f"owner {owner}", 1000)) for name in _NAMES)
     return {name: token for name, token in tokens if token is not None}
 

@@ -49,7 +49,7 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.log import open_plan
 from hpstage.report import frames, open_book
-from hpstage.store import RedisJournal, SQLiteJournal, Store
+from hpstage.store import Journal, RedisJournal, SQLiteJournal
 from hpstage.testing.toys import Failing
 from tests.redis_server import RedisServer
 from tests.unit.searches import WORKLOAD, trial
@@ -97,7 +97,7 @@ def store(tmp_path: Path) -> Path:
     return folder
 
 
-def write(journal: Store, facts: Sequence[Fact]) -> None:
+def write(journal: Journal, facts: Sequence[Fact]) -> None:
     import msgspec
 
     open_plan(journal, WORKLOAD, {})

@@ -1,4 +1,4 @@
-"""Every store keeps the contracts of the Journal and of the Leases."""
+"""Every store keeps the contract of the Journal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpstage.store import MemoryJournal, RedisJournal, SQLiteJournal, Store
-from hpstage.testing import StoreContract
+from hpstage.store import Journal, MemoryJournal, RedisJournal, SQLiteJournal
+from hpstage.testing import JournalContract
 from tests.redis_server import RedisServer
 
 
@@ -34,11 +34,11 @@ def clock(tmp_path: Path) -> ShiftedClock:
     return ShiftedClock(tmp_path / "clock")
 
 
-class TestMemoryJournal(StoreContract):
+class TestMemoryJournal(JournalContract):
     between_processes = False
 
     @pytest.fixture
-    def open_store(self, clock: ShiftedClock) -> Callable[[], Store]:
+    def open_store(self, clock: ShiftedClock) -> Callable[[], Journal]:
         journal = MemoryJournal(clock=clock)
         return lambda: journal
 
@@ -47,9 +47,9 @@ class TestMemoryJournal(StoreContract):
         return clock.advance
 
 
-class TestSQLiteJournal(StoreContract):
+class TestSQLiteJournal(JournalContract):
     @pytest.fixture
-    def open_store(self, tmp_path: Path, clock: ShiftedClock) -> Callable[[], Store]:
+    def open_store(self, tmp_path: Path, clock: ShiftedClock) -> Callable[[], Journal]:
         return functools.partial(SQLiteJournal, tmp_path / "deep" / "journal.db", clock=clock)
 
     @pytest.fixture
@@ -61,13 +61,13 @@ _prefixes = (f"contract {number}" for number in itertools.count())
 
 
 @pytest.mark.redis
-class TestRedisJournal(StoreContract):
+class TestRedisJournal(JournalContract):
     @pytest.fixture
     def prefix(self) -> str:
         return next(_prefixes)
 
     @pytest.fixture
-    def open_store(self, shared_redis: RedisServer, prefix: str) -> Callable[[], Store]:
+    def open_store(self, shared_redis: RedisServer, prefix: str) -> Callable[[], Journal]:
         return functools.partial(RedisJournal, shared_redis.url, prefix=prefix)
 
     @pytest.fixture

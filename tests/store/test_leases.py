@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpstage.errors import LeaseLost, StoreError
-from hpstage.store import RedisJournal, SQLiteJournal, Store
+from hpstage.store import Journal, RedisJournal, SQLiteJournal
 from tests.redis_server import RedisServer
 
 _prefixes = (f"leases {number}" for number in itertools.count())
@@ -40,7 +40,7 @@ for line in sys.stdin:
 class Place:
     """A store of this test, for this process and for others."""
 
-    def __init__(self, open_store: Callable[[], Store], *arguments: str) -> None:
+    def __init__(self, open_store: Callable[[], Journal], *arguments: str) -> None:
         self.open = open_store
         self._arguments = arguments
 
@@ -59,7 +59,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(functools.partial(RedisJournal, server.url, prefix=prefix), "redis", server.url, prefix)
 
 
-def take_over(store: Store) -> int:
+def take_over(store: Journal) -> int:
     """Ask for the lease until its owner's time is over."""
     end = time.monotonic() + 60
     while time.monotonic() < end:

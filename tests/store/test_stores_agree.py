@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from hpstage.errors import HistoryChanged, LeaseLost
-from hpstage.store import Cursor, MemoryJournal, RedisJournal, SQLiteJournal, Store
+from hpstage.store import Cursor, Journal, MemoryJournal, RedisJournal, SQLiteJournal
 from tests.redis_server import RedisServer
 
 NAMES = ["a", "b", "c"]
@@ -40,7 +40,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.now = 0.0
         memory = MemoryJournal(clock=lambda: self.now)
-        self.open: dict[str, Callable[[], Store]] = {"memory": lambda: memory, "sqlite": self.open_sqlite}
+        self.open: dict[str, Callable[[], Journal]] = {"memory": lambda: memory, "sqlite": self.open_sqlite}
         if server is not None:
             self.prefix = next(_prefixes)
             self.open["redis"] = lambda: RedisJournal(server.url, prefix=self.prefix)
@@ -48,10 +48,10 @@ class StoresAgree(RuleBasedStateMachine):
         # For each store and name, its tokens in the order in which they were given.
         self.tokens: dict[str, dict[str, list[int]]] = {store: {name: [] for name in NAMES} for store in self.open}
 
-    def open_sqlite(self) -> Store:
+    def open_sqlite(self) -> Journal:
         return SQLiteJournal(Path(self.folder.name) / "journal.db", clock=lambda: self.now)
 
-    def all_agree(self, handle: int, call: Callable[[Store, str], Any]) -> Any:
+    def all_agree(self, handle: int, call: Callable[[Journal, str], Any]) -> Any:
         """What the call does to each store; it must be the same. ``call`` is given the store's name too."""
         outcomes: dict[str, Any] = {}
         for store, handles in self.handles.items():
@@ -100,7 +100,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(handle=HANDLE, names=SEVERAL, owner=OWNER, seconds=SECONDS)
     def acquire(self, handle: int, names: list[str], owner: str, seconds: float) -> None:
-        def acquire(leases: Store, store: str) -> dict[str, int] | None:
+        def acquire(leases: Journal, store: str) -> dict[str, int] | None:
             before = self.tokens[store]
             last = max((token for tokens in before.values() for token in tokens), default=0)
             given = leases.acquire_all(names, owner, seconds)
@@ -148,7 +148,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @invariant()
     def holders_agree(self) -> None:
-        def holder(leases: Store, store: str, name: str) -> tuple[str, int, int] | None:
+        def holder(leases: Journal, store: str, name: str) -> tuple[str, int, int] | None:
             lease = leases.holder(name)
             if lease is None:
                 return None
