@@ -75,7 +75,7 @@ from hpstage.execution.shared_device import see_room, sharers
 from hpstage.execution.trying_out import measured
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
-from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
+from hpstage.plan.messages import ChainEnded, ChainReport
 from hpstage.trainable import Bundling, Trainable
 from hpstage.training.identity.environment import describe
 from hpstage.training.identity.inputs import inputs_of
@@ -201,8 +201,7 @@ class _Training:
             self._reply(reply)
 
     def _report(self, report: ChainReport | Gathering) -> None:
-        chain = report.reached.chain if isinstance(report, BoundaryReached) else report.chain
-        self._send(Reported(encode(report), chain))
+        self._send(Reported(encode(report), report.chain))
 
     def _report_late(self, report: ChainReport) -> None:
         """Send a report that had to wait until a state was written. Called in the thread that writes."""

@@ -143,6 +143,10 @@ class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     ending: TrainingEnded | None = None
     noticed: tuple[Noticed, ...] = ()
 
+    @property
+    def chain(self) -> ChainId:
+        return self.reached.chain
+
 
 class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
     """An amendment came too late: the chain had already passed ``step`` of ``node`` and is at ``position``."""

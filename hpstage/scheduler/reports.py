@@ -62,19 +62,7 @@ class Reports:
 
     def is_over(self, report: ChainReport | WorkerJoined | WorkerLeft) -> bool:
         """Whether the report is from a chain that is no longer running (a zombie), and must be ignored."""
-        match report:
-            case BoundaryReached(reached):
-                return reached.chain not in self._running
-            case (
-                BoundaryMissed(chain)
-                | ForkVerified(chain)
-                | InputsRead(chain)
-                | StepsMeasured(chain)
-                | TrainingEnded(chain)
-                | ChainEnded(chain)
-            ):
-                return chain not in self._running
-        return False
+        return not isinstance(report, WorkerJoined | WorkerLeft) and report.chain not in self._running
 
     def facts(self, report: ChainReport | WorkerJoined | WorkerLeft) -> list[Fact]:
         """Return the facts that follow from a report, which must not be from a chain that is over."""

@@ -12,7 +12,7 @@ import pytest
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.executor import Executor
 from hpstage.plan.facts import ChainId, WorkerId, to_numbers
-from hpstage.plan.messages import BoundaryReached, Report
+from hpstage.plan.messages import Report
 from hpstage.testing.chains import chain, ended, outcome, reached, until, workers
 from hpstage.testing.toys import Counter, Gate
 
@@ -105,4 +105,4 @@ class ExecutorCase:
 
 
 def chain_of(report: Report) -> ChainId | None:
-    return report.reached.chain if isinstance(report, BoundaryReached) else getattr(report, "chain", None)
+    return getattr(report, "chain", None)
