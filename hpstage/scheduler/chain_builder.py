@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 from hpstage.plan.facts import Span
@@ -175,10 +175,6 @@ class ChainBuilder:
             orders.verifying.add(regime)
             self._verifying.add(regime)
         return verify
-
-    def validate(self, running: Iterable[Orders]) -> None:
-        """Assert that the forks to verify by running chains are counted, for tests."""
-        assert self._verifying == Regimes(regime for orders in running for regime in orders.verifying)
 
     def ended(self, orders: Orders) -> None:
         """Remove the forks that an ended chain was to verify."""

@@ -13,7 +13,6 @@ on trees).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 
 from hpstage.plan.facts import (
     ChainClosed,
@@ -41,7 +40,6 @@ from hpstage.plan.facts import (
     WorkerId,
     to_numbers,
 )
-from hpstage.plan.invariants import validate
 from hpstage.plan.messages import (
     AuditEnded,
     BoundaryMissed,
@@ -442,29 +440,3 @@ class Scheduler:
     def demand(self, now: float, start_seconds: float) -> int:
         """Return how many workers can be used, where starting one takes so many seconds."""
         return self._demands.at(now, start_seconds)
-
-    def idle(self) -> bool:
-        """Whether nothing is running and nothing is wanted."""
-        return not self._running and self._tree.is_done()
-
-    def validate(self) -> None:
-        """Assert every cross-collection invariant, for tests. O(plan)."""
-        validate(self._plan)
-        self._tree.validate()
-        self._builder.validate(self._running.values())
-        for worker in self.workers.values():
-            assert worker.chain is None or worker.chain in self._plan.chains
-        for id, orders in self._running.items():
-            chain = orders.chain
-            assert chain is self._plan.chains[id]
-            assert list(orders.marks) == sorted(set(orders.marks))
-            assert all(chain.at <= mark <= chain.spans[-1].stop for mark in orders.marks)
-        for chain in self._plan.chains.values():
-            assert chain.kept <= chain.at
-            for a, b in pairwise(chain.spans):
-                assert b.start == a.stop
-                parent = self._plan.nodes[b.node].parent
-                assert parent is not None and parent.id == a.node
-        for node in self._plan.nodes:
-            for id in self._tree.branch(node).covers:
-                assert id in self._plan.chains, f"node {node.id} is covered by {id}, which is over"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.branches import Branch, Wanted, WorkLeft, steps_left
+from hpstage.scheduler.branches import Branch, Wanted, WorkLeft
 from hpstage.scheduler.ready import ReadyStage, ReadyStages
 
 # Relative changes of a node's measured seconds per step below this do not trigger re-sorting.
@@ -393,48 +393,3 @@ class StageTree:
             step = branch.node.start
             above.lengthen(self._to(above, step) + length, step, branch.node.id)
             branch = above
-
-    # --- reading ------------------------------------------------------------------------------------------
-
-    def is_done(self) -> bool:
-        """Whether nothing is wanted. O(branches): for tests and the end of a run."""
-        return not any(branch.wanted for branch in self._branches)
-
-    def validate(self) -> None:
-        """Assert that the incremental structures equal a recomputation. O(tree)."""
-        for branch in self._branches:
-            node = branch.node
-            assert list(branch.sources) == sorted(s for s, state in node.states.items() if state.kept is not None)
-            assert [wanted.step for wanted in branch.wanted] == sorted({wanted.step for wanted in branch.wanted})
-            for wanted in branch.wanted:
-                step = wanted.step
-                assert step > node.start
-                assert wanted.evaluate or wanted.children
-                if wanted.evaluate:
-                    assert self._plan.open_targets.waiting(node.states[step])
-                for id, child in wanted.children.items():
-                    assert child.needy and child.node.id == id and child.node.start == step
-                    assert step not in branch.sources
-                source = self.source_of(branch, step)
-                if source is not None:
-                    assert source in branch.ready, f"wanted step {step} of node {node.id} has no ready stage"
-                elif branch.sources.last(step) is None and all(c.start >= step for c in branch.covers.values()):
-                    assert branch.needy and node.parent is not None
-                    assert self._is_needed_above(branch)
-            if branch.wanted and branch.needy and node.parent is not None and not self._begins(branch):
-                assert self._is_needed_above(branch)
-            assert all(self._is_open(branch, step) for step in branch.ready), (
-                f"node {node.id} has a ready stage that is closed"
-            )
-        assert self.ready == sum(len(branch.ready) for branch in self._branches)
-        left = self.left
-        seconds = sum(steps_left(branch) * branch.cost for branch in self._branches)
-        assert abs(left.seconds - seconds) <= 1e-6 * (1.0 + seconds)
-        assert left.steps == sum(map(steps_left, self._branches))
-        assert left.evaluations == sum(wanted.evaluate for branch in self._branches for wanted in branch.wanted)
-        assert left.stages_left == sum(bool(branch.wanted or steps_left(branch)) for branch in self._branches)
-
-    @staticmethod
-    def _is_needed_above(branch: Branch) -> bool:
-        wanted = None if branch.above is None else branch.above.wanted.at(branch.node.start)
-        return wanted is not None and branch.node.id in wanted.children

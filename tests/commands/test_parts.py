@@ -16,11 +16,11 @@ from hpstage import schedule as s
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.opening import open_checkpoints
 from hpstage.cli.app import app
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.opening import open_journal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 FROZEN = np.arange(100_000.0)

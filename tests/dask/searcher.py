@@ -17,8 +17,8 @@ from hpstage import schedule as s
 from hpstage.accounting.savings import merged
 from hpstage.algos import SuccessiveHalving
 from hpstage.executor import Executor
-from hpstage.plan.invariants import validate
 from tests.dask.steady import Noted
+from tests.invariants import validate
 
 STEPS = 16
 TRIALS = 12

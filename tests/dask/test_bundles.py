@@ -15,7 +15,6 @@ from distributed import Client
 import hpstage
 from hpstage.cluster import DaskExecutor
 from hpstage.plan.facts import ChainLost, ChainStarted
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.plan.messages import Verify
 from hpstage.schedule import Scalar
@@ -23,6 +22,7 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.bundled import Tapes
 from tests.dask.studies import space
+from tests.invariants import validate
 
 TRIALS, STEPS = 12, 16
 

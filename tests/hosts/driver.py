@@ -18,10 +18,10 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.executor import Executor
-from hpstage.plan.invariants import validate
 from hpstage.store import Journal, MemoryJournal
 from tests.dask.studies import Trials, trials
 from tests.hosts.watched import Watched
+from tests.invariants import validate
 
 RUNG, STEPS = 8, 32
 TRIALS = 12

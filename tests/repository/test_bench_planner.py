@@ -13,6 +13,7 @@ import pytest
 from hpstage.accounting.savings import merged
 from hpstage.plan.log import open_existing_plan
 from hpstage.store import SQLiteJournal
+from tests.invariants import validate_scheduler
 from tests.records import separated
 
 OPTIONS = argparse.Namespace(workers=20, turns=50, store=None)
@@ -35,7 +36,7 @@ def load(bench: ModuleType) -> ModuleType:
 def test_trials_share_what_their_kind_says(load: ModuleType, kind: str, trials: int, nodes: int) -> None:
     driver, _, _, _ = load.new_driver(1)
     load.insert(driver, kind, trials)
-    driver.scheduler.validate()
+    validate_scheduler(driver.scheduler)
     assert len(driver.plan.trials) == trials and len(driver.plan.nodes) == nodes
     assert (
         merged(driver.plan).steps_unique == nodes * load.LENGTH
@@ -50,7 +51,7 @@ def test_its_executor_trains_all_that_is_requested(load: ModuleType) -> None:
     answered = 0
     while answered < 100:
         answered += len(driver.wait())
-        driver.scheduler.validate()
+        validate_scheduler(driver.scheduler)
     assert driver.plan.totals.steps_trained == merged(driver.plan).steps_unique
 
 

@@ -28,12 +28,12 @@ from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointError, StoreError, UsageError
 from hpstage.errors.text import size
 from hpstage.plan.facts import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import SQLiteJournal
 from hpstage.store.redis import RedisJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.sampled(4)

@@ -14,9 +14,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.errors import StoreError
-from hpstage.plan.invariants import validate
 from hpstage.store import RedisJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.redis

@@ -24,11 +24,11 @@ from hpstage.driver.driver_leases import host_identity
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import DriverId, DriverJoined, StateLost
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 
 pytestmark = pytest.mark.sampled(8)
 

@@ -15,6 +15,7 @@ from hpstage.plan.messages import WorkerJoined, WorkerLeft
 from hpstage.scheduler.answers import Answer
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
+from tests.invariants import validate_scheduler
 
 WORKLOAD = StateKey("w" * 32)
 
@@ -80,11 +81,11 @@ class Search:
                 break
             answers += self.driver.wait()
             if validate:
-                self.scheduler.validate()
+                validate_scheduler(self.scheduler)
         assert len(answers) == count, "the search hangs"
         self.driver.finish()
         if validate:
-            self.scheduler.validate()
+            validate_scheduler(self.scheduler)
         return answers
 
 
@@ -103,5 +104,5 @@ def failures_after(losses: Iterable[WorkerLeft]) -> list[StageFailed]:
             scheduler.fold(fact)
             failures += [fact] if isinstance(fact, StageFailed) else []
         scheduler.note(left)
-        scheduler.validate()
+        validate_scheduler(scheduler)
     return failures

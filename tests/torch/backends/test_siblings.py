@@ -21,11 +21,11 @@ from hpstage.algos import ASHA, SuccessiveHalving
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import UsageError
 from hpstage.plan.facts import ChainStarted, StateReached
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.torch.backends.siblings import StackedLoop
 from tests.bundled import Unmeasured
+from tests.invariants import validate
 
 pytestmark = pytest.mark.sampled(5)
 

@@ -24,9 +24,9 @@ from hpstage.algos import (
 )
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna import StageTreeSampler
-from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape, alone
+from tests.invariants import validate
 from tests.unit.search.test_resume import SEARCHES, Fuse, call, outcome
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -34,11 +34,11 @@ from hpstage.plan.facts import (
     TrialId,
     WorkerId,
 )
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import BoundaryReached, Chain, ChainEnded, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.memory import MemoryJournal
+from tests.invariants import validate, validate_scheduler
 from tests.records import separated
 from tests.unit.checkpoints.test_kept_states import ended, proposed, started
 from tests.unit.driver.test_several_drivers import Study
@@ -165,7 +165,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
         study.turn()
         eviction.settle(study.driver.log)
         eviction.close()
-        study.scheduler.validate()
+        validate_scheduler(study.scheduler)
     final = open_plan(journal, WORKLOAD, {})
     validate(final)
     assert set(final.kept) == shelf.keys, "what is kept is there, and nothing else"

@@ -31,6 +31,7 @@ from hpstage.plan.facts import (
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.memory import MemoryJournal
+from tests.invariants import validate_scheduler
 from tests.unit.driver.test_several_drivers import Study
 from tests.unit.driver.test_several_drivers import searches as wishes
 from tests.unit.searches import Search, schedules, searches, trial
@@ -140,7 +141,7 @@ def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed
         if not next(state for state in kept_states(plan) if state.key == key).needed:
             ref = plan.kept[key].ref
             one.driver.log.write([StateLost(ref.node, ref.step, "evicted")])
-    one.scheduler.validate()
+    validate_scheduler(one.scheduler)
     assert seen(kept_states(plan)) == Oracle(plan).states(open_trials)
 
 

@@ -16,9 +16,9 @@ from hpstage.accounting.savings import merged
 from hpstage.algos import ASHA, SuccessiveHalving
 from hpstage.errors import HistoryChanged
 from hpstage.plan.facts import DriverLeft
-from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 from tests.records import separated
 
 pytestmark = pytest.mark.sampled(4)

@@ -34,6 +34,7 @@ from hpstage.plan.log import open_plan
 from hpstage.scheduler.answers import Answer
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
+from tests.invariants import is_idle, validate_scheduler
 from tests.unit.searches import WORKLOAD, histories, schedules
 
 
@@ -74,7 +75,7 @@ class Study:
 
     def turn(self) -> None:
         self.answers += self.driver.wait()
-        self.scheduler.validate()
+        validate_scheduler(self.scheduler)
 
 
 def run(studies: list[Study], choose: random.Random, turns: int = 5000) -> None:
@@ -125,7 +126,7 @@ def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wi
     other.driver.log.write([DriverLeft(DriverId("dying"), 0.0, "gone")])
     run([other], choose)
     other.driver.finish()
-    other.scheduler.validate()
+    validate_scheduler(other.scheduler)
     assert not [chain for chain in other.plan.chains.values() if chain.driver == "dying"]
 
 
@@ -170,7 +171,7 @@ def test_a_driver_that_is_done_leaves_and_the_other_continues_from_its_states(mi
     while not leaving.done:
         choose.choice([leaving, other]).turn()
     leaving.driver.finish()
-    leaving.scheduler.validate()
+    validate_scheduler(leaving.scheduler)
     leaving.driver.leave()
     run([other], choose)
     final = open_plan(journal, WORKLOAD, {})
@@ -259,7 +260,7 @@ def test_drivers_of_one_time_agree_that_a_stage_fails_and_one_that_comes_after_t
     first.turn()
     assert {answer.failure for answer in first.answers} == {failure}
     second = Study("second", journal, kept)  # or the first, killed and called again
-    assert second.scheduler.idle()
+    assert is_idle(second.scheduler)
     second.ask(line, [6])
     second.turn()
     assert [(answer.metrics, answer.failure) for answer in second.answers] == [(None, failure)]

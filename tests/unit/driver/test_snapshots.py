@@ -21,11 +21,11 @@ from hpstage.driver import snapshots
 from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.errors import StoreError
 from hpstage.plan.facts import TrialAdded, TrialId
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import encode, open_existing_plan, open_plan
 from hpstage.plan.snapshot import restored
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 from tests.unit.driver.test_several_drivers import Study
 from tests.unit.searches import WORKLOAD
 

@@ -26,7 +26,6 @@ from hpstage.plan.facts import (
     TrialId,
     WorkerId,
 )
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.messages import WorkerJoined, WorkerLeft, names_of
 from hpstage.scheduler.scheduler import Scheduler
@@ -34,6 +33,7 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape, alone
 from hpstage.trainable import Bundling
 from tests.bundled import Tapes, Unmeasured
+from tests.invariants import validate, validate_scheduler
 from tests.unit.search.test_resume import Fuse
 from tests.unit.searches import WORKLOAD
 
@@ -199,4 +199,4 @@ def test_a_chain_that_killed_a_worker_trains_without_others_until_it_has_passed_
         scheduler.note(left)
     assert [claim.worker for claim in join("b", 2.0)] == ["b"]
     assert [claim.worker for claim in join("c", 3.0)] == ["c"]
-    scheduler.validate()
+    validate_scheduler(scheduler)

@@ -21,12 +21,12 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import digest
 from hpstage.execution import saving
 from hpstage.plan.facts import StateReached
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.testing.chains import key
 from hpstage.testing.toys import Tape
 from tests.bundled import Tapes
+from tests.invariants import validate
 from tests.unit.execution.background import BackgroundExecutor
 from tests.unit.search.test_resume import Fuse
 

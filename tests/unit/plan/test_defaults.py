@@ -13,9 +13,9 @@ from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.checks import check
 from hpstage.plan.facts import SearchStarted, StateKey, TrialAdded, TrialId
-from hpstage.plan.invariants import validate
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import restored, snapshot_of
+from tests.invariants import validate
 from tests.unit.searches import WORKLOAD, Search, histories, schedules, trial
 
 STEPS = 8

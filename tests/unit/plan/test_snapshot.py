@@ -18,12 +18,12 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import Fact, TrialAdded, TrialId, TrialProposed
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import encode, fold_checked, open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of, tag
 from hpstage.store.cursor import Cursor
 from hpstage.store.memory import MemoryJournal
+from tests.invariants import validate, validate_scheduler
 from tests.unit.driver.test_one_order_of_facts import portrait
 from tests.unit.plan.journals import journal
 from tests.unit.searches import WORKLOAD, Search, trial
@@ -117,7 +117,7 @@ def test_a_search_continues_identically_on_a_restored_plan(trials, data, turns):
         kept = set(first.plan.kept)
         search = Search(Here(2, kept=kept, evaluate_seconds=0.5), copy)
         assert search.plan.restored == (len(store) if snapshot else 0)
-        search.scheduler.validate()
+        validate_scheduler(search.scheduler)
         search.driver.log.write([])
         answers = search.run([trial(100, {"a": s.constant(3), "b": s.constant(1)}, 8), *trials], [8, *stops])
         validate(search.plan)

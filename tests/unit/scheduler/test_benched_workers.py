@@ -24,6 +24,7 @@ from hpstage.plan.messages import Chain, ChainEnded
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate_scheduler
 from tests.records import separated
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
@@ -145,7 +146,7 @@ def searched(executor: SimulatedExecutor, shelf: Shelf) -> tuple[Driver, MemoryJ
         if driver._probe is not None and driver._probe.held:
             assert shelf.looked.wait(30)
         answers += driver.wait()
-        scheduler.validate()
+        validate_scheduler(scheduler)
     driver.finish()
     for answer in answers:
         node = plan.trials[answer.trial].node_at(answer.step)

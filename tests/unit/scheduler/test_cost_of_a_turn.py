@@ -12,6 +12,7 @@ import pytest
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded
+from tests.invariants import validate_scheduler
 from tests.unit.calls import calls_of, instructions_of
 from tests.unit.searches import Search, trial
 
@@ -35,7 +36,7 @@ def calls_per_report(
             search.driver.wait()
 
     calls = calls_of(some)
-    search.scheduler.validate()
+    validate_scheduler(search.scheduler)
     return calls / (len(executor.trained) - reached)
 
 

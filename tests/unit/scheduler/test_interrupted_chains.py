@@ -16,6 +16,7 @@ from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate_scheduler
 from tests.unit.searches import WORKLOAD, Search, trial
 
 
@@ -35,7 +36,7 @@ def test_a_chain_ends_at_its_next_step_whatever_a_step_takes(seconds: float, mea
         search.driver.wait()
     assert executor.clock() == pytest.approx(began + moment)
     search.driver.finish()
-    search.scheduler.validate()
+    validate_scheduler(search.scheduler)
     assert search.plan.totals.steps_trained - before == 8, "the running step was its last"
     assert search.plan.totals.steps_wasted == 0
     search.run([], [])

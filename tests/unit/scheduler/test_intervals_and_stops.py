@@ -31,6 +31,7 @@ from hpstage.scheduler.answers import Answer
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
+from tests.invariants import validate_scheduler
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 pytestmark = pytest.mark.sampled(4)
@@ -203,7 +204,7 @@ def test_a_stop_at_any_moment_takes_effect_within_one_step_and_nothing_is_traine
         stopped_at, trained = executor.clock(), sum(span.stop - span.start for span in executor.trained)
         reported = {flight.chain.id: flight.counted_from for flight in executor.under_way()}
         search.driver.finish()
-        search.scheduler.validate()
+        validate_scheduler(search.scheduler)
         after = sum(span.stop - span.start for span in executor.trained) - trained
         assert after <= sum(underway[id] + 1 - reported[id] for id in underway)
         assert executor.clock() <= stopped_at + 3.0 + 0.7

@@ -15,6 +15,7 @@ from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.facts import ChainId, TrialAdded, WorkerId
 from hpstage.plan.messages import Amendment, BoundaryReached, Chain, Report
 from hpstage.scheduler.answers import Answer
+from tests.invariants import is_idle, validate_scheduler
 from tests.unit.searches import Search, histories, schedules, trial
 
 Delay = Callable[[], float]
@@ -70,8 +71,8 @@ def finish(search: Search, executor: LateExecutor) -> list[Answer]:
     answers: list[Answer] = []
     for _ in range(5000):
         answers += search.driver.wait()
-        search.scheduler.validate()
-        if search.scheduler.idle():
+        validate_scheduler(search.scheduler)
+        if is_idle(search.scheduler):
             return answers
         assert not executor.nothing_is_coming() or search.scheduler.running, "the search hangs"
     raise AssertionError("messages go to and fro without end")
@@ -152,9 +153,9 @@ def test_every_target_is_answered_once_however_late_messages_are(latency, order,
         search.driver.ask(added.trial, stop)
         requests.add((added.trial, stop))
         for _ in range(rng.randint(0, 3)):
-            if not search.scheduler.idle():
+            if not is_idle(search.scheduler):
                 answers += search.driver.wait()
-                search.scheduler.validate()
+                validate_scheduler(search.scheduler)
         if executor.kept and rng.random() < 0.1:
             executor.kept.discard(rng.choice(sorted(executor.kept)))
     answers += finish(search, executor)
@@ -189,10 +190,10 @@ def test_a_stop_loses_nothing_however_late_messages_are(order, seed, workers):
     answers: list[Answer] = []
     for _ in range(rng.randint(1, 3)):
         for _ in range(rng.randint(0, 4)):
-            if not search.scheduler.idle():
+            if not is_idle(search.scheduler):
                 answers += search.driver.wait()
         search.driver.finish()
-        search.scheduler.validate()
+        validate_scheduler(search.scheduler)
     check(search, answers + finish(search, executor), {(added.trial, stop) for added, stop in order})
     trials, stops = zip(*order, strict=True)
     assert search.plan.totals.steps_trained == len(histories(trials, stops))

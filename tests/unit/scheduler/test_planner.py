@@ -23,8 +23,8 @@ from hpstage.plan.facts import (
     TrialId,
     WorkerId,
 )
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan
+from tests.invariants import is_idle, validate, validate_scheduler
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
 
@@ -81,7 +81,7 @@ def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
         for _ in range(data.draw(st.integers(0, 2))):
             if len(answers) < requests:
                 answers += search.driver.wait()
-                search.scheduler.validate()
+                validate_scheduler(search.scheduler)
     answers += search.answers(requests - len(answers))
     trained = search.plan.totals.steps_trained
     assert trained >= merged(search.plan).steps_unique == len(histories(trials, stops))
@@ -118,7 +118,7 @@ def test_a_new_driver_on_the_same_journal_continues_where_the_old_one_was(trials
         first.driver.ask(added.trial, stop)
     for _ in range(data.draw(st.integers(0, 12))):
         first.driver.wait()
-        if first.scheduler.idle():
+        if is_idle(first.scheduler):
             break
     second = Search(SimulatedExecutor(2, kept=kept), first.journal)
     answers = second.run(trials, stops)
@@ -170,11 +170,11 @@ def test_requests_of_a_driver_that_has_left_are_trained_no_more(trials, data):
     search.driver.log.write([DriverLeft(other, 0.0, "ended")])
     for _ in range(1000):
         search.driver.wait(0.0)
-        search.scheduler.validate()
-        if search.scheduler.idle():
+        validate_scheduler(search.scheduler)
+        if is_idle(search.scheduler):
             break
         search.driver.wait()
-    assert search.scheduler.idle()
+    assert is_idle(search.scheduler)
     mine = [t for t in trials if t.trial not in left]
     # One chain was running when the other left.
     assert search.plan.totals.steps_trained <= len(histories(mine, [t.steps for t in mine])) + trials[0].steps

@@ -13,6 +13,7 @@ from hpstage.plan.log import open_plan
 from hpstage.scheduler.answers import Answer
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
+from tests.invariants import validate_scheduler
 from tests.unit.searches import WORKLOAD
 
 SOUND = {"a": s.constant(1)}
@@ -46,7 +47,7 @@ def ask(driver: Driver) -> list[Answer]:
     answers: list[Answer] = []
     for _ in range(200):
         answers += driver.wait()
-        driver.scheduler.validate()
+        validate_scheduler(driver.scheduler)
         if len(answers) == len(trials):
             break
     return answers

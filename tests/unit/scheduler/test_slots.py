@@ -33,6 +33,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store.memory import MemoryJournal
+from tests.invariants import validate_scheduler
 from tests.unit.searches import WORKLOAD, Search, searches, trial
 
 TIMES = StepTimes(((1, 1.0), (2, 1.25), (4, 2.0), (8, 8.0)))
@@ -214,7 +215,7 @@ def test_a_suspect_chain_is_not_starved_by_others_that_refill_slots() -> None:
     [again] = turns.started()
     assert again.spans[0] == Span(suspect.spans[0].node, 5, 100)
     assert turns.started() == []  # nothing is put next to it
-    turns.scheduler.validate()
+    validate_scheduler(turns.scheduler)
 
 
 def test_a_suspect_chain_makes_no_other_branch_at_its_step_a_suspect() -> None:
@@ -227,7 +228,7 @@ def test_a_suspect_chain_makes_no_other_branch_at_its_step_a_suspect() -> None:
     suspect, *others = turns.join("b", "c")
     assert suspect.spans[0].stop == 100 and host_of(suspect.worker) == "b"
     assert [host_of(chain.worker) for chain in others] == ["c", "c", "c"]
-    turns.scheduler.validate()
+    validate_scheduler(turns.scheduler)
 
 
 def test_a_suspect_chain_keeps_no_other_branch_at_its_step_from_a_gang() -> None:
@@ -237,4 +238,4 @@ def test_a_suspect_chain_keeps_no_other_branch_at_its_step_from_a_gang() -> None
     turns.die("a")
     turns.ask(1, 80)
     assert [len(chain.gang) for chain in turns.join("b", "c", "d")] == [0, 1]
-    turns.scheduler.validate()
+    validate_scheduler(turns.scheduler)

@@ -29,13 +29,13 @@ from hpstage.algos import (
 from hpstage.errors import InternalError, NonFiniteLoss, TrainingError
 from hpstage.plan.checks import check
 from hpstage.plan.facts import ChainId, NodeId, StateReached, TargetAsked, TrainingEnded, TrialAdded, TrialId, WorkerId
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.plan.messages import BoundaryReached, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 
 pytestmark = pytest.mark.sampled(4)
 

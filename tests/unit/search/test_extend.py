@@ -18,10 +18,10 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import UsageError
 from hpstage.plan.facts import SearchEnded
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
+from tests.invariants import validate
 from tests.records import separated
 from tests.unit.search.test_resume import Fuse, Fused
 

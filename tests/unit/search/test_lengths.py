@@ -28,9 +28,9 @@ from hpstage.algos import (
     SuccessiveHalving,
 )
 from hpstage.errors import UsageError
-from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Counter, Tape, alone
+from tests.invariants import validate
 from tests.unit.search.test_resume import Fuse, Fused
 
 pytestmark = pytest.mark.sampled(4)

@@ -18,12 +18,12 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.plan.facts import TrialAdded
-from hpstage.plan.invariants import validate
 from hpstage.schedule import Plateau, Scalar
 from hpstage.search.trials import Roster
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 from tests.bundled import Tapes, Unmeasured
+from tests.invariants import validate
 from tests.unit.search.test_resume import Fuse
 
 pytestmark = pytest.mark.sampled(10)

@@ -20,9 +20,9 @@ from hpstage.algorithm import Search as AlgorithmSearch
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate, validate_scheduler
 from tests.unit.searches import Search, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -181,7 +181,7 @@ def test_when_the_time_is_up_no_running_chain_is_sent_further():
     search.driver.ask("study/0", 8)  # as an algorithm does that promotes the trial at that time
     while search.scheduler.running:
         search.driver.wait()
-        search.scheduler.validate()
+        validate_scheduler(search.scheduler)
     assert search.plan.totals.steps_trained == 4
 
 

@@ -12,10 +12,10 @@ import hpstage
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, PopulationBasedTraining, SuccessiveHalving
 from hpstage.plan.facts import SearchEnded, SearchStarted
-from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
+from tests.invariants import validate
 from tests.unit.search.test_resume import Fuse, Fused
 
 pytestmark = pytest.mark.sampled(4)
