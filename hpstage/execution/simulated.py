@@ -6,7 +6,7 @@ event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from hpstage.checkpoints.store import CheckpointStore
@@ -16,7 +16,6 @@ from hpstage.execution.simulated_chain import SimulatedChain, StepSeconds
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import (
-    AuditOutcome,
     ChainId,
     ForkVerified,
     Kept,
@@ -28,9 +27,6 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.messages import (
     Amendment,
-    Audit,
-    AuditEnded,
-    AuditId,
     BoundaryMissed,
     BoundaryReached,
     Chain,
@@ -66,8 +62,6 @@ class SimulatedExecutor(Executor):
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
         step_times: what a step of several chains on one worker takes, relative to one; by default as long as one after
             the other. A worker knows it at once, and reports it.
-        audit_seconds: time until an audit trains; by default, none can be begun.
-        inexact: keys of states that are another each time they are trained.
     """
 
     def __init__(
@@ -85,8 +79,6 @@ class SimulatedExecutor(Executor):
         state_bytes: int = 0,
         kept: set[StateKey] | None = None,
         step_times: StepTimes = ALONE,
-        audit_seconds: float | None = None,
-        inexact: Container[StateKey] = (),
     ) -> None:
         self.cluster = workers if isinstance(workers, SimulatedCluster) else SimulatedCluster(workers)
         self._step_times = step_times
@@ -102,10 +94,6 @@ class SimulatedExecutor(Executor):
         self.kept: set[StateKey] = set() if kept is None else kept
         self._flights: dict[ChainId, SimulatedChain] = {}
         self._on: dict[WorkerId, SimulatedChain] = {}  # by each of its workers
-        self.can_audit = audit_seconds is not None
-        self._audit_seconds = audit_seconds
-        self._inexact = inexact
-        self._audits: dict[WorkerId, tuple[Audit, float]] = {}  # by their workers, with the times at which they began
         self.trained: list[Span] = []  # spans finished by any worker
         self.inbox: list[Report] = []
         self.cluster.attach(self)
@@ -128,8 +116,6 @@ class SimulatedExecutor(Executor):
             self.stop(flight.chain.id, keep=True)
 
     def lose(self, slots: Sequence[WorkerId]) -> None:
-        for slot in slots:
-            self._audits.pop(slot, None)
         for flight in self._on_any(slots):
             self._land(flight)
             if flight.worker not in slots:
@@ -156,8 +142,6 @@ class SimulatedExecutor(Executor):
         live = self.cluster.live
         if len(workers) <= len(chain.gang) or self.cluster.busy(workers) or not workers <= live.keys():
             raise InternalError(f"{chain.id} was started on {sorted(workers)}, which are not all idle workers")
-        for host in set(map(host_of, workers)):
-            self._end_audit(host, "stopped")
         source: Literal["fresh", "continued", "live", "disk"] = "fresh"
         load = 0.0
         if chain.source is not None:
@@ -209,19 +193,6 @@ class SimulatedExecutor(Executor):
         flight.halt, flight.keep = place if stands else place + 1, keep
         self._aim(flight, extra=-left_over)
 
-    def audit(self, worker: WorkerId, audit: Audit) -> None:
-        if self._audit_seconds is None:
-            super().audit(worker, audit)
-            return
-        if self.cluster.busy(names_of(worker, self.slots)) or worker in self._audits:
-            raise InternalError(f"{audit.id} was begun on {worker}, which is not idle")
-        self._audits[worker] = audit, self.clock()
-        self.cluster.at(self._audit_seconds + self._seconds_of(audit), lambda: self._finish(worker, audit))
-
-    def stop_audit(self, audit: AuditId) -> None:
-        for worker in [worker for worker, (one, _) in self._audits.items() if one.id == audit]:
-            self._end_audit(worker, "stopped")
-
     def adapt(self, demand: Callable[[float, float], int]) -> None:
         self.cluster.follow(demand)
 
@@ -248,29 +219,7 @@ class SimulatedExecutor(Executor):
     def close(self) -> None:
         self._flights.clear()
         self._on.clear()
-        self._audits.clear()
         self.cluster.detach(self)
-
-    # --- audits -------------------------------------------------------------------------------------------
-
-    def _seconds_of(self, audit: Audit) -> float:
-        segment, start, now = audit.segment, audit.segment.start, 0.0
-        chain = Chain(ChainId(audit.id), segment.source, segment.initial, segment.stages, ())
-        course, seconds = Course(chain), self._step_seconds
-        alone = SimulatedChain(chain, WorkerId(""), course, seconds, start, now, start, start, now, 0.0, None)
-        return alone.seconds_between(start, segment.stop)
-
-    def _finish(self, worker: WorkerId, audit: Audit) -> None:
-        if worker in self._audits and self._audits[worker][0] is audit:
-            compared = audit.segment.compared
-            differs = next((one.step for one in compared if one.key in self._inexact), None)
-            self._end_audit(worker, "equal" if differs is None else "differs", len(compared), differs)
-
-    def _end_audit(self, worker: WorkerId, outcome: AuditOutcome, compared: int = 0, step: int | None = None) -> None:
-        if worker in self._audits:
-            audit, began = self._audits.pop(worker)
-            seconds = self.clock() - began
-            self.inbox.append(AuditEnded(audit.id, worker, self.clock(), outcome, seconds, compared, step))
 
     # --- the course of a chain ----------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from hpstage.accounting.audits import audited
 from hpstage.cli.status import as_text, status_of
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.tiles import standing
-from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import write_report
 from hpstage.store import MemoryJournal
+from tests.simulated_audits import AuditingExecutor
 
 
 def search(journal: MemoryJournal, name: str, audit_seconds: float | None = 0.5) -> hpstage.Result:
@@ -31,7 +31,7 @@ def search(journal: MemoryJournal, name: str, audit_seconds: float | None = 0.5)
         metric="value",
         steps=40,
         n_trials=2,
-        executor=SimulatedExecutor(2, audit_seconds=audit_seconds),
+        executor=AuditingExecutor(2, audit_seconds=audit_seconds),
         store=journal,
         checkpoint_every=4,
     )

@@ -20,7 +20,6 @@ import optuna
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, FullTraining, Hyperband, PopulationBasedTraining, SuccessiveHalving
-from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import Disruptions, Scaling, SimulatedCluster
 from hpstage.plan.facts import (
     DriverJoined,
@@ -37,6 +36,7 @@ from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
+from tests.simulated_audits import AuditingExecutor
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -124,7 +124,7 @@ class Recording:
 
     def simulate(self, name: str = "study", *, workers: Any = 3, simulated: Any = None, **options: Any) -> None:
         given = {"evaluate_seconds": 0.5, "load_seconds": 0.25, "save_seconds": 0.125, "state_bytes": 100}
-        executor = SimulatedExecutor(workers, kept=self.kept, **given | (simulated or {}))
+        executor = AuditingExecutor(workers, kept=self.kept, **given | (simulated or {}))
         self.search(name, trainable=Failing(), **{"metric": "value", "executor": executor} | options)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from hpstage.execution.inline import InlineExecutor
-from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.executor import Executor
 from hpstage.testing import ExecutorContract
+from tests.simulated_audits import AuditingExecutor
 
 
 class TestInlineExecutor(ExecutorContract):
@@ -27,7 +27,7 @@ class TestSimulatedExecutor(ExecutorContract):
 
     @pytest.fixture
     def make_executor(self) -> Callable[[], Executor]:
-        return lambda: SimulatedExecutor(self.n_workers, audit_seconds=0.0)
+        return lambda: AuditingExecutor(self.n_workers, audit_seconds=0.0)
 
 
 def test_an_executor_of_a_plugin_with_the_old_name_of_slots_still_works_with_a_warning() -> None:

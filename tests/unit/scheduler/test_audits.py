@@ -18,10 +18,11 @@ from hpstage.plan.snapshot import restored, snapshot_of
 from hpstage.scheduler.answers import Answer
 from hpstage.scheduler.audit_draw import UNSEEN, AuditDraw, Drawn
 from hpstage.store.memory import MemoryJournal
+from tests.simulated_audits import AuditingExecutor
 from tests.unit.searches import WORKLOAD, Search, trial
 
 
-class Recording(SimulatedExecutor):
+class Recording(AuditingExecutor):
     """Notes what is started and audited, in order."""
 
     def __init__(self, workers: int, **options: object) -> None:

@@ -13,6 +13,7 @@ from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded
 from tests.invariants import validate_scheduler
+from tests.simulated_audits import AuditingExecutor
 from tests.unit.calls import calls_of, instructions_of
 from tests.unit.searches import Search, trial
 
@@ -21,7 +22,7 @@ def calls_per_report(
     workers: int, trials: list[TrialAdded], requested: Sequence[int] = (24,), **options: object
 ) -> float:
     """The calls for each stage that is trained, once all workers are busy, and as long as more trials wait."""
-    executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4, audit_seconds=0.0)
+    executor = AuditingExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4, audit_seconds=0.0)
     search = Search(executor, **options)
     search.driver.add(trials)
     for one in trials:
