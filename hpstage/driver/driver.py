@@ -29,8 +29,6 @@ from hpstage.plan.facts import (
     DriverLeft,
     Fact,
     ForkVerified,
-    StateDiffers,
-    StateKey,
     StateLost,
     TargetAsked,
     TrialAdded,
@@ -128,7 +126,7 @@ class Driver:
         self._notices = Notices(plan)
         self._accounting: Accounting | None = None  # until anybody looks at figures
         self._unaccounted: list[Fact] = []  # since they were looked at
-        executor.adapt(scheduler.demand)
+        executor.adapt(scheduler.demands.at)
         self._pool = executor.pool  # a closed one has none
         joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
         for fact in self._changed(joined):
@@ -140,7 +138,7 @@ class Driver:
         """Leave the plan, so that other drivers can train this driver's remaining work."""
         self._left = True
         self._act(self.scheduler.end_audits())
-        if (notice := self.scheduler.no_gangs()) is not None:
+        if (notice := self.scheduler.gangs.none_formed(self.scheduler.workers.most)) is not None:
             logger.info("%s", notice)
         left = [WorkerLeft(worker, self._executor.clock(), "closed") for worker in self.scheduler.workers]
         self.log.write([*self._changed(left), DriverLeft(self.scheduler.driver, time.time(), "ended")])
@@ -198,7 +196,7 @@ class Driver:
     def ask(self, trial: TrialId, step: int) -> None:
         """Request ``trial`` trained to ``step`` and evaluated; :meth:`wait` returns the answer."""
         requested_before = step in self.plan.trials[trial].targets
-        if requested_before and (known := self.scheduler.known(trial, step)) is not None:
+        if requested_before and (known := self.scheduler.answers.known(trial, step)) is not None:
             self._answers.append(known)
         else:
             # Written with the next facts: a target lost before anything was trained for it is requested again.
@@ -206,7 +204,7 @@ class Driver:
 
     def knows(self, trial: TrialId, step: int) -> bool:
         """Whether the result of this target is already known."""
-        known = self.scheduler.known(trial, step) if trial in self.plan.trials else None
+        known = self.scheduler.answers.known(trial, step) if trial in self.plan.trials else None
         return known is not None and known.failure is None
 
     def remaining_work(self) -> RemainingWork:
@@ -312,14 +310,16 @@ class Driver:
             facts = self._moved() if any(isinstance(report, WorkerJoined) for report in batch) else []
             for report in batch:
                 facts += self.scheduler.decide(report)
-                if isinstance(report, BoundaryReached) and self.scheduler.differs(report.reached):
+                if isinstance(report, BoundaryReached) and self.scheduler.reports.differs(report.reached):
                     assert report.reached.kept is not None
-                    names = self._names(report.reached.kept.key)
+                    names = [] if self._probe is None else self._probe.names(report.reached.kept.key)
                     facts.append(differs := difference(read_facts(self.log.journal), report.reached, names))
                     if self._exact:
                         inexact = StateError(explain(differs))
                 if isinstance(report, AuditEnded) and report.outcome == "differs":
-                    facts.append(differs := self._audited(report))
+                    assert self.scheduler.audits is not None, "audits that are not over were begun"
+                    audit = self.scheduler.audits.running_audit(report.audit)
+                    facts.append(differs := audited_difference(read_facts(self.log.journal), audit, report))
                     inexact = StateError(explain(differs))
                 if isinstance(report, ChainEnded) and report.outcome == "full":
                     full[report.chain] = report.message
@@ -366,16 +366,6 @@ class Driver:
             yield report
         if self._probe is not None:
             yield from self._probe.decided()
-
-    def _audited(self, report: AuditEnded) -> StateDiffers:
-        """Return the fact that a state differs that an audit has trained again."""
-        assert self.scheduler.audits is not None, "audits that are not over were begun"
-        audit = self.scheduler.audits.running_audit(report.audit)
-        return audited_difference(read_facts(self.log.journal), audit, report)
-
-    def _names(self, key: StateKey) -> list[str]:
-        """Return the names of a state's leaves, if it can be read."""
-        return [] if self._probe is None else self._probe.names(key)
 
     def _moved(self) -> list[Fact]:
         """Return the fact for other drivers if the workers now belong to another cluster than before."""

@@ -12,7 +12,7 @@ on trees).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from hpstage.plan.facts import (
     ChainClosed,
@@ -36,7 +36,6 @@ from hpstage.plan.facts import (
     TrainingEnded,
     TrialAdded,
     TrialEnded,
-    TrialId,
     WorkerId,
     to_numbers,
 )
@@ -119,7 +118,7 @@ class Scheduler:
         self.workers = Workers(slots)
         self.workers.step_times = plan.step_times or ALONE
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
-        self._answers = Answers(plan, self._tree, driver)
+        self.answers = Answers(plan, self._tree, driver)
         self._builder = ChainBuilder(
             plan,
             self._tree,
@@ -131,12 +130,12 @@ class Scheduler:
         self._preemption = Preemption(plan, self._tree, self._builder)
         self._expectation = Expectation(plan, self._tree, self._running)
         self._due = Due(self._tree, self._running)
-        self._demands = Demands(plan, self._tree, self.workers, self._running, driver)
+        self.demands = Demands(plan, self._tree, self.workers, self._running, driver)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
-        self._reports = Reports(plan, self._running, self.workers, max_losses)
-        self._gangs = Gangs(plan, self._tree, self._builder, self._preemption, widest)
+        self.reports = Reports(plan, self._running, self.workers, max_losses)
+        self.gangs = Gangs(plan, self._tree, self._builder, self._preemption, widest)
         self._dispatch = Dispatch(
-            plan, self._tree, self._builder, self._preemption, self._gangs, self.workers, self._running, driver
+            plan, self._tree, self._builder, self._preemption, self.gangs, self.workers, self._running, driver
         )
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
@@ -158,15 +157,11 @@ class Scheduler:
 
     # --- deciding: changes nothing ------------------------------------------------------------------------
 
-    def known(self, trial: TrialId, step: int) -> Answer | None:
-        """Return the answer to a target, if already known."""
-        return self._answers.known(trial, step)
-
     def is_over(self, report: Report) -> bool:
         """Whether the report is from a chain or an audit that is no longer running, and must be ignored."""
         if isinstance(report, AuditEnded):
             return self.audits is None or self.audits.is_over(report)
-        return self._reports.is_over(report)
+        return self.reports.is_over(report)
 
     def decide(self, report: Report) -> list[Fact]:
         """Return the facts that follow from a report, which must not be from a chain that is over. All earlier facts
@@ -174,17 +169,13 @@ class Scheduler:
         if isinstance(report, AuditEnded):
             assert self.audits is not None, "audits that are not over were begun"
             return [self.audits.fact(report)]
-        return self._reports.facts(report)
-
-    def differs(self, reached: StateReached) -> bool:
-        """Whether the reached state was kept before with different content."""
-        return self._reports.differs(reached)
+        return self.reports.facts(report)
 
     def propose(self) -> list[Claim]:
         """Return claims on the next work, to be written to the journal before they are carried out."""
         if self.draining:
             return []
-        if self._gangs.widths.widest > 1:
+        if self.gangs.widths.widest > 1:
             self._due.mark_all()  # gangs may change at any time, and once a fork is verified
         return self._dispatch.propose(self._due.chains(), self._now)
 
@@ -204,7 +195,7 @@ class Scheduler:
                 self.tick(report.at)
             case ChainEnded():
                 self.tick(report.at)
-                if messages := self._gangs.ended(report, self._now):
+                if messages := self.gangs.ended(report, self._now):
                     return messages
                 if report.outcome == "cut_off":
                     return self.workers.bench(report.worker, report.message, self._now)
@@ -220,7 +211,7 @@ class Scheduler:
                 self.tick(report.at)
                 self.workers.leave(report.worker)
                 self._expectation.forget(report.worker)
-                self._gangs.forget(report.worker)
+                self.gangs.forget(report.worker)
                 if self.audits is not None:
                     self.audits.forget(report.worker)
         return []
@@ -252,11 +243,11 @@ class Scheduler:
             case StateReached():
                 return self._reached(fact)
             case StageFailed():
-                return self._answers.fail(fact)
+                return self.answers.fail(fact)
             case TrainingEnded():
-                return self._answers.end(fact)
+                return self.answers.end(fact)
             case TargetAsked():
-                return self._answers.request(fact)
+                return self.answers.request(fact)
             case TrialAdded():
                 self._plan.apply(fact)
                 self._tree.keep(self._plan.trials[fact.trial])
@@ -306,14 +297,14 @@ class Scheduler:
             self._advance(self._running[fact.chain], fact)
         answers: list[Answer] = []
         if fact.metrics is not None:
-            answers = self._answers.reach(state, waiting, to_numbers(fact.metrics), None)
+            answers = self.answers.reach(state, waiting, to_numbers(fact.metrics), None)
         self._tree.evaluated(self._plan.totals.average_evaluate_seconds)
         self._tree.measured(node)
         return answers
 
     def _advance(self, orders: Orders, fact: StateReached) -> None:
         self._due.mark(orders)
-        self._gangs.reached(orders, fact)
+        self.gangs.reached(orders, fact)
         if fact.kept is not None:
             self.workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
         while orders.marks and orders.marks[0] <= fact.step:
@@ -327,7 +318,7 @@ class Scheduler:
         self._dispatch.started += 1
         orders = Orders(self._plan.chains[fact.chain], self._dispatch.started)
         self._running[fact.chain] = orders
-        self._gangs.started(orders)
+        self.gangs.started(orders)
         self._due.mark(orders)
 
     def _over(self, chain: ChainId) -> None:
@@ -371,9 +362,9 @@ class Scheduler:
             surplus = [self._running[chain] for chain in self.workers.surplus() if chain in self._running]
             instructions += self._preemption.interrupt(surplus)
         able = self.workers.able(self._now)
-        if self._gangs.widths.widest > 1 and self._plan.sharing and not self.draining:
+        if self.gangs.widths.widest > 1 and self._plan.sharing and not self.draining:
             idle, waiting = self.workers.idle(self._now), min(self._tree.ready, able)
-            instructions += self._gangs.regroup(list(self._running.values()), waiting, idle, able, self._now)
+            instructions += self.gangs.regroup(list(self._running.values()), waiting, idle, able, self._now)
             self._due.mark_all()
         first = self._tree.ready_stages(EXPECTING)
         changed, amendments = self._preemption.update_ends(self._due.chains(), self._running, able, self._now)
@@ -404,7 +395,7 @@ class Scheduler:
 
     def back_at(self) -> float | None:
         """Return when the next worker is tried again that was benched, or left out of gangs; ``None`` if none was."""
-        benched, left_out = self.workers.back_at(self._now), self._gangs.next_at(self._now)
+        benched, left_out = self.workers.back_at(self._now), self.gangs.next_at(self._now)
         return benched if left_out is None else left_out if benched is None else min(benched, left_out)
 
     def source_of(self, chain: ChainId) -> StateKey | None:
@@ -412,10 +403,6 @@ class Scheduler:
         orders = self._running.get(chain)
         source = None if orders is None else self._plan.source_of(orders.chain)
         return None if source is None else self._plan.key(source.node, source.step)
-
-    def no_gangs(self) -> str | None:
-        """Return why no chain was trained by several workers, if several can train one."""
-        return self._gangs.none_formed(self.workers.most)
 
     @property
     def running(self) -> int:
@@ -432,11 +419,3 @@ class Scheduler:
     def progress(self, now: float) -> list[tuple[OpenChain, float]]:
         """Return this driver's chains, each with the seconds of training since its last report."""
         return [(orders.chain, orders.spent(now)) for orders in self._running.values()]
-
-    def foresee(self, paths: Callable[[float, float, float], int]) -> None:
-        """Let the demand include future requests (:attr:`hpstage.scheduler.demand.Demands.foresee`)."""
-        self._demands.foresee = paths
-
-    def demand(self, now: float, start_seconds: float) -> int:
-        """Return how many workers can be used, where starting one takes so many seconds."""
-        return self._demands.at(now, start_seconds)

@@ -78,7 +78,7 @@ class Session:
         self._wants_more = not algorithm.synchronous  # where workers have nothing to do, as far as is known
         self._foreseen_at = 0, 0, 0.0  # number of calls, steps trained, and time
         self._foreseen: list[tuple[float, float]] = []  # when workers will begin, and be done
-        driver.scheduler.foresee(self._foresee)
+        driver.scheduler.demands.foresee = self._foresee
         self._started = started
         self._callbacks = callbacks
         self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)

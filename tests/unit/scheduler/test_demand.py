@@ -42,7 +42,7 @@ def demands(search: Search, answers: int) -> list[tuple[float, int]]:
     while answers:
         answers -= len(search.driver.wait())
         now = search.executor.clock()
-        found.append((now, search.scheduler.demand(now, START)))
+        found.append((now, search.scheduler.demands.at(now, START)))
     return found
 
 
@@ -62,12 +62,12 @@ def test_no_worker_is_requested_that_would_train_for_less_than_its_start_takes()
 
 def test_only_one_worker_is_requested_before_seconds_per_step_are_known() -> None:
     search = Search(SimulatedExecutor(1, step_seconds=100.0), checkpoint_every=1)
-    assert search.scheduler.demand(0.0, START) == 0
+    assert search.scheduler.demands.at(0.0, START) == 0
     ask(search, branches(6, 0, 10))
     search.driver.wait()
-    assert search.scheduler.demand(0.0, START) == 1
+    assert search.scheduler.demands.at(0.0, START) == 1
     search.driver.wait()
-    assert search.scheduler.demand(search.executor.clock(), START) == 6
+    assert search.scheduler.demands.at(search.executor.clock(), START) == 6
 
 
 def test_between_reports_steps_are_estimated_by_what_the_first_took() -> None:
@@ -90,7 +90,7 @@ def test_a_worker_that_was_needed_stays_for_as_long_as_starting_one_takes() -> N
     wanted = dict(demands(search, 3))
     assert wanted[19.0] == wanted[20.0] == wanted[29.0] == 3
     assert wanted[31.0] == wanted[59.0] == 1
-    assert search.scheduler.demand(100.0, START) == 0
+    assert search.scheduler.demands.at(100.0, START) == 0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_one_of_two_drivers_on_the_same_workers_requests_workers_for_both(
     ask(search, branches(6, 0, 100))
     while not search.plan.totals.steps_trained:
         search.driver.wait()
-    assert search.scheduler.demand(executor.clock(), START) == 6 * counts
+    assert search.scheduler.demands.at(executor.clock(), START) == 6 * counts
 
 
 @pytest.mark.ci

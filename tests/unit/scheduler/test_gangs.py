@@ -210,7 +210,7 @@ def test_no_reason_is_given_where_a_gang_was_formed_or_is_impossible():
     for executor in (SimulatedExecutor(2, virtual_nodes=2, step_seconds=10.0), SimulatedExecutor(2)):
         search = Search(executor)
         search.run([trial(0, {"a": s.constant(0)}, 50)], [50])
-        assert search.scheduler.no_gangs() is None
+        assert search.scheduler.gangs.none_formed(search.scheduler.workers.most) is None
 
 
 @pytest.mark.parametrize("workers", [pytest.param(8, marks=pytest.mark.slow), 40, 128])
