@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from hpstage.checkpoints.stage_log import StageLog
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointUnreachable
 from hpstage.plan.facts import Kept, StateKey
@@ -70,10 +69,6 @@ class PatientStore:
 
     def meet(self, state: object) -> None:
         self._checkpoints.meet(state)
-
-    def save_log(self, key: StateKey, log: StageLog) -> None:
-        """Keep a log, without patience: training does not wait for it."""
-        self._checkpoints.save_log(key, log)
 
     def _persist(self, action: Callable[[], T], giving_up: Callable[[], bool]) -> T:
         pause, longest = _PAUSES

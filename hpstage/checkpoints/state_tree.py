@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -45,10 +45,6 @@ class FlatState:
     def nbytes(self) -> int:
         """Bytes that a copy takes: the leaves, and the structure as JSON."""
         return sum(leaf.nbytes for leaf in self.leaves) + len(msgspec.json.encode(self.tree))
-
-    def copied(self, into: Room | None = None) -> object:
-        """Return a deep copy of the state, as :func:`clone` does; ``into``: as of :meth:`copy`."""
-        return self.copy(into).state()
 
     def copy(self, into: Room | None = None, known: Mapping[int, Any] = NOTHING) -> FlatState:
         """Return a deep copy, still flat.
@@ -189,7 +185,7 @@ def digest_of(flat: FlatState, contents: Sequence[str]) -> str:
 
 def clone(state: object) -> object:
     """Return a deep copy: tensors and arrays own their memory, on their original device, without gradient."""
-    return flatten(state).copied()
+    return flatten(state).copy().state()
 
 
 def reread(state: object) -> object:
@@ -312,9 +308,6 @@ def _canonical(tree: Node, marks: Sequence[Node]) -> Node:
     if tag == "jax":
         return [tag, rest[0], _canonical(rest[1], marks)]
     if tag in ("dict", "odict"):
-        return [tag, *([[key, _canonical(node, marks)] for key, node in _sorted(items)] for items in rest)]
+        ordered = [sorted(items, key=lambda item: msgspec.json.encode(item[0])) for items in rest]
+        return [tag, *([[key, _canonical(node, marks)] for key, node in items] for items in ordered)]
     return tree
-
-
-def _sorted(items: Iterable[Node]) -> list[Node]:
-    return sorted(items, key=lambda item: msgspec.json.encode(item[0]))

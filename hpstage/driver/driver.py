@@ -261,10 +261,6 @@ class Driver:
         answers, self._answers = self._answers, []
         return answers
 
-    def drain(self) -> None:
-        """Start no more chains; running chains continue."""
-        self.scheduler.draining = True
-
     def finish(self) -> None:
         """End all chains at their next steps, keeping the states of wanted chains."""
         self.scheduler.draining = self.scheduler.leaving = True

@@ -132,7 +132,8 @@ def retrain(trainable: Trainable, checkpoints: CheckpointStore, segment: Segment
         if not segment.captured:
             closing.enter_context(unwatched())
             trainable = as_trainable(getattr(trainable, "subject", trainable))
-            closing.callback(getattr(trainable, "close", _nothing))
+            if (close := getattr(trainable, "close", None)) is not None:
+                closing.callback(close)
         comparison = _Comparison(trainable, checkpoints, segment)
         loop = Loop(trainable)
         problem = None
@@ -260,7 +261,3 @@ def problem_of(error: Exception, step: int, within: str) -> Problem:
     while frames is not None and frames.tb_frame.f_code.co_filename in (within, __file__):
         frames = frames.tb_next
     return Problem("failed", "".join(traceback.format_exception(type(error), error, frames)).rstrip(), step)
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to close."""

@@ -33,7 +33,7 @@ class Course:
 
     def index_at(self, step: int) -> int:
         """Return the index of the stage on which the state at ``step`` is reached; 0 for the state before the first."""
-        return bisect_left(self.stages, step, key=_stop)
+        return bisect_left(self.stages, step, key=lambda stage: stage.stop)
 
     def stage_at(self, step: int) -> Stage:
         return self.stages[self.index_at(step)]
@@ -77,7 +77,3 @@ class Course:
         if index == len(self.stages) or step < self.stages[0].start:
             return False
         return self.stages[index].node == node
-
-
-def _stop(stage: Stage) -> int:
-    return stage.stop

@@ -58,10 +58,7 @@ class Verifier:
         """Whether :meth:`verify` is due at the chain's current step."""
         if flight.verification is not None:
             return at_end or not flight.verification.is_pending()
-        return self._has_news(flight, boundary)
-
-    def _has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
-        """Whether, at a boundary, something outside the state may have changed that did not change when verified."""
+        # At a boundary, something outside the state may have changed that did not change when verified.
         if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
             return False
         return self._left > 0 and bool(self._unverified())

@@ -55,7 +55,7 @@ class OpenChain:
 
     def index_at(self, step: int) -> int:
         """Return the index of the span that reaches the state at ``step``, or of the first span for the source."""
-        return bisect_left(self.spans, step, key=_stop)
+        return bisect_left(self.spans, step, key=lambda span: span.stop)
 
     def span_at(self, step: int) -> Span:
         return self.spans[self.index_at(step)]
@@ -80,7 +80,3 @@ class OpenChain:
 
     def will_pass(self, ref: StateRef) -> bool:
         return any(span.node == ref.node and span.start < ref.step <= span.stop for span in self.ahead())
-
-
-def _stop(span: Span) -> int:
-    return span.stop

@@ -96,18 +96,15 @@ class Dispatch:
             claims.append(ChainStarted(id, self._driver, worker.id, spans, now, gang))
         return claims
 
-    def _has_killed(self, branch: Branch, step: int) -> bool:
-        """Whether a worker has died in training from a ready stage, and none has trained beyond it since."""
-        return StateRef(branch.node.id, step) in self._plan.losses
-
     def _assign(self, idle: Iterable[Worker], ready: list[tuple[float, Branch, int]]) -> Iterable[Start]:
         idle = [worker for worker in idle if not self._is_suspect(self._workers.last_chain(worker.host))]
         while idle and ready:
             chosen = 0
             seconds, branch, step = ready[0]
-            if self._has_killed(branch, step):
-                # Alone, so that no other is blamed if it happens again. Where no worker is free, the one with the
-                # fewest chains gets no more of them until it is.
+            if StateRef(branch.node.id, step) in self._plan.losses:
+                # A worker has died in training from there, and none has trained beyond it since. Alone, so that no
+                # other is blamed if it happens again. Where no worker is free, the one with the fewest chains gets no
+                # more of them until it is.
                 alone = idle[0]
                 ready.pop(0)
                 idle = [worker for worker in idle if worker.host != alone.host]

@@ -40,12 +40,10 @@ class Due:
                 if id in self._running:
                     self._marked[id] = self._running[id]
         self._tree.changed.clear()
-        return sorted([orders for id, orders in self._marked.items() if id in self._running], key=_number)
+        return sorted(
+            [orders for id, orders in self._marked.items() if id in self._running], key=lambda orders: orders.number
+        )
 
     def clear(self) -> None:
         """Note that their orders are up to date."""
         self._marked.clear()
-
-
-def _number(orders: Orders) -> int:
-    return orders.number

@@ -68,7 +68,7 @@ class Preemption:
         if waiting and self._can_wait(waiting[0], workers):
             rivals = 0.0
         found = {orders.chain.id: orders for orders in (*due, *self._moved(running, rivals))}
-        going, instructions = self._going(sorted(found.values(), key=_number))
+        going, instructions = self._going(sorted(found.values(), key=lambda orders: orders.number))
         cuts = self._update_cuts(running, bool(waiting), workers, now)
         if cuts:
             more = {id: running[id] for id in cuts if id in running and id not in found}
@@ -268,7 +268,3 @@ class Preemption:
             return None
         orders.cut = step
         return step
-
-
-def _number(orders: Orders) -> int:
-    return orders.number

@@ -120,7 +120,7 @@ class Workers(dict[WorkerId, Worker]):
             return []
         chains: dict[WorkerId, int] = {}
         ready = []
-        for worker in sorted(self._free.values(), key=_number):
+        for worker in sorted(self._free.values(), key=lambda worker: worker.number):
             already = chains.get(worker.host, self._busy[worker.host])
             if worker.is_ready(now) and already < self._widest:
                 worker.others = already
@@ -205,8 +205,4 @@ class Workers(dict[WorkerId, Worker]):
         """Return why no worker can use the checkpoints, or ``None`` if any can."""
         if not self._benched or len(self._benched) < len(self):
             return None
-        return min(self._benched.values(), key=_number).trouble
-
-
-def _number(worker: Worker) -> int:
-    return worker.number
+        return min(self._benched.values(), key=lambda worker: worker.number).trouble

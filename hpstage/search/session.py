@@ -240,7 +240,7 @@ class Session:
     def _drain(self) -> None:
         """Complete running chains and start no more. Unfinished trials stay so: the next call continues them."""
         self._stopping = True
-        self._driver.drain()
+        self._driver.scheduler.draining = True
         while self._driver.scheduler.running:
             if self._interruption.requested:
                 self._driver.finish()

@@ -97,7 +97,7 @@ class RedisServer:
         client = redis.Redis(connection_pool=self._pool)
         # Raw (id, [name, value]) replies: converting them to dicts would double the time.
         for command in ("XRANGE", "XREAD"):
-            client.set_response_callback(command, _as_it_comes)
+            client.set_response_callback(command, lambda response, **options: response)
         self._execute: Callable[..., Any] = client.execute_command
 
     @property
@@ -224,7 +224,3 @@ def _shown(url: str) -> str:
 
 def _plain(error: Exception, url: str) -> str:
     return redacted(" ".join(str(error).split()).rstrip("."), url) or type(error).__name__
-
-
-def _as_it_comes(response: Any, **options: Any) -> Any:
-    return response

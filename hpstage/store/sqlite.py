@@ -287,7 +287,8 @@ class SQLiteJournal(Journal):
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
             # SQLite cannot make the auxiliary files by which readers and writers agree.
-            if not _is_empty(self.path.with_name(f"{self.path.name}-wal")):
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if log.exists() and log.stat().st_size:
                 raise StoreError(
                     f"journal {self.path} cannot be read without write permission to its folder, since its last writer "
                     f"was killed and left an auxiliary file: let its owner run `hpstage status` on it once, or give "
@@ -347,10 +348,6 @@ class SQLiteJournal(Journal):
             kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
             remedy = _REMEDIES.get(kind, "this should not happen, please report it")
             raise StoreError(f"journal {self.path}: {error}: {remedy}") from error
-
-
-def _is_empty(file: Path) -> bool:
-    return not file.exists() or not file.stat().st_size
 
 
 def _refuse_network(path: Path) -> None:

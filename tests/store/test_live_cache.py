@@ -231,7 +231,7 @@ LEAVES = {
 @pytest.mark.parametrize("name", LEAVES)
 def test_any_leaf_is_copied_into_prepared_memory_as_into_new_memory(name: str) -> None:
     given = flatten({"leaf": LEAVES[name]})
-    plain, prepared = given.copied(), given.copied(given.room())
+    plain, prepared = given.copy().state(), given.copy(given.room()).state()
     assert digest(prepared) == digest(plain) == digest({"leaf": LEAVES[name]})
     assert flatten(prepared).leaves == flatten(plain).leaves
     assert isinstance(prepared, dict) and type(prepared["leaf"]) is type(plain["leaf"])
@@ -380,7 +380,7 @@ class Stands:
 
     def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
         self.moved += 1
-        source, copy = flat.copied(), flat.room()
+        source, copy = flat.copy().state(), flat.room()
 
         def wait() -> None:
             self.waited += 1

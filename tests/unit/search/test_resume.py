@@ -177,7 +177,7 @@ def test_when_the_time_is_up_no_running_chain_is_sent_further():
     search.driver.ask("study/0", 4)
     search.driver.wait()
     assert search.scheduler.running
-    search.driver.drain()
+    search.scheduler.draining = True
     search.driver.ask("study/0", 8)  # as an algorithm does that promotes the trial at that time
     while search.scheduler.running:
         search.driver.wait()
