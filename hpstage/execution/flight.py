@@ -69,33 +69,6 @@ class Took:
 class Flight:
     """A running chain: its position, and its work since its last report."""
 
-    __slots__ = (
-        "_began",
-        "_kept_at",
-        "_turned_at",
-        "alone_seconds",
-        "announced",
-        "at_boundary",
-        "chain",
-        "course",
-        "frozen",
-        "index",
-        "kept",
-        "load_seconds",
-        "parent",
-        "peak_bytes",
-        "recorder",
-        "saves",
-        "since",
-        "source",
-        "stage",
-        "step",
-        "train_seconds",
-        "verification",
-        "whole_seconds",
-        "workers",
-    )
-
     def __init__(self, chain: Chain, saves: Saves) -> None:
         self.chain = chain
         self.workers = 1 + len(chain.gang)

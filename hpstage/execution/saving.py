@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -33,27 +34,17 @@ _SMALL = 100_000
 _IDLE = 5.0
 
 
+@dataclass(slots=True, eq=False)
 class Save:
-    """A state that is being written; ``kept`` describes it once it is durable."""
+    """A state that is being written."""
 
-    __slots__ = ("kept", "key", "nbytes", "parent", "state", "step", "wait")
-
-    def __init__(
-        self,
-        key: StateKey,
-        state: object,
-        size: int,
-        step: int,
-        parent: StateKey | None,
-        wait: Callable[[], object] | None = None,
-    ) -> None:
-        self.key = key
-        self.state = state
-        self.nbytes = size
-        self.step = step
-        self.parent = parent
-        self.wait = wait  # returns once ``state`` is complete, if it is still being copied
-        self.kept: Kept | None = None
+    key: StateKey
+    state: object
+    nbytes: int
+    step: int
+    parent: StateKey | None
+    wait: Callable[[], object] | None = None  # returns once ``state`` is complete, if it is still being copied
+    kept: Kept | None = None  # describes it once it is durable
 
 
 class Writer:

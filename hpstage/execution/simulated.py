@@ -98,14 +98,6 @@ class SimulatedExecutor(Executor):
         self.inbox: list[Report] = []
         self.cluster.attach(self)
 
-    def join(self, after: float) -> WorkerId:
-        """Let a new worker join ``after`` seconds from now."""
-        return self.cluster.join(after)
-
-    def kill(self, worker: WorkerId, after: float) -> None:
-        """Let a worker die ``after`` seconds from now, with the chains it runs."""
-        self.cluster.kill(worker, after)
-
     # --- calls of the cluster -----------------------------------------------------------------------------
 
     def trains_on(self, slots: Iterable[WorkerId]) -> bool:

@@ -42,16 +42,6 @@ class Worker:
         if len(self.live) > _REMEMBERED:
             del self.live[next(iter(self.live))]
 
-    def bench(self, trouble: str, now: float) -> float:
-        """Bench the worker, and return for how many seconds."""
-        first, longest = _BENCHED
-        seconds = min(first * 2.0 ** min(self.benched, 30), longest)
-        self.benched, self.back_at, self.trouble = self.benched + 1, now + seconds, trouble
-        return seconds
-
-    def unbench(self) -> None:
-        self.benched, self.back_at, self.trouble = 0, 0.0, ""
-
     def is_ready(self, now: float) -> bool:
         """Whether the worker can be given a chain."""
         return self.chain is None and self.back_at <= now
@@ -164,8 +154,10 @@ class Workers(dict[WorkerId, Worker]):
         worker = self.get(id)
         if worker is None:
             return []
-        known = worker.trouble
-        seconds = worker.bench(trouble, now)
+        first, longest = _BENCHED
+        seconds = min(first * 2.0 ** min(worker.benched, 30), longest)
+        known, worker.trouble = worker.trouble, trouble
+        worker.benched, worker.back_at = worker.benched + 1, now + seconds
         self._benched[id] = worker
         if known == trouble:
             return []
@@ -179,7 +171,7 @@ class Workers(dict[WorkerId, Worker]):
         worker = self.get(id)
         if worker is None or not worker.benched:
             return []
-        worker.unbench()
+        worker.benched, worker.back_at, worker.trouble = 0, 0.0, ""
         del self._benched[id]
         return [f"Worker {id} can use the checkpoints again."]
 

@@ -149,8 +149,8 @@ def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(
     for study, (trials, stops) in zip((dying, other), wishes, strict=True):
         study.ask(trials, stops)
     for number in range(deaths):
-        other.executor.join(number)
-        other.executor.kill(WorkerId(f"sim-{number}"), number + 0.5)
+        other.executor.cluster.join(number)
+        other.executor.cluster.kill(WorkerId(f"sim-{number}"), number + 0.5)
     for _ in range(when):
         choose.choice([dying, other]).turn()
     other.driver.log.write([DriverLeft(DriverId("dying"), 0.0, "gone")])

@@ -47,8 +47,8 @@ def begun() -> Search:
     ("happen", "left"),
     [
         (lambda executor: None, ["sim-0"]),  # the chain ends
-        (lambda executor: executor.kill(WorkerId("sim-0"), 3.0), []),
-        (lambda executor: executor.join(8.0), ["sim-0", "sim-1"]),
+        (lambda executor: executor.cluster.kill(WorkerId("sim-0"), 3.0), []),
+        (lambda executor: executor.cluster.join(8.0), ["sim-0", "sim-1"]),
     ],
     ids=["ended", "died", "joined"],
 )

@@ -219,7 +219,7 @@ def test_the_most_checkpoints_that_are_needed_at_one_time():
 
 def test_simulated_time_stands_still_for_who_does_not_wait():
     executor = SimulatedExecutor(1)
-    late = executor.join(5.0)
+    late = executor.cluster.join(5.0)
     assert len(executor.wait(0.0)) == 1  # the worker that is there
     assert executor.wait(0.0) == [] and executor.clock() == 0.0
     [joined] = executor.wait(0.1)

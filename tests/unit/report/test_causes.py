@@ -102,7 +102,7 @@ def test_causes_sum_to_used_seconds_and_count_steps_that_another_trial_requested
         cluster, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save, **together
     )
     for after in deaths:
-        executor.kill(executor.join(0.0), after)
+        executor.cluster.kill(executor.cluster.join(0.0), after)
     run = Search(executor, checkpoint_every=3, max_losses=99)
     for number, trials in enumerate(rounds):
         mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]

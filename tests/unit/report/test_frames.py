@@ -78,7 +78,7 @@ def test_seconds_used_and_saved_are_exactly_the_seconds_alone(
     step, evaluate, load, save = costs
     executor = SimulatedExecutor(2, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save)
     for after in deaths:
-        executor.kill(executor.join(0.0), after)
+        executor.cluster.kill(executor.cluster.join(0.0), after)
     run = Search(executor, checkpoint_every=3, max_losses=99)
     for number, trials in enumerate(rounds):
         mine = [TrialAdded(f"study {number}/{i}", t.schedules, t.steps) for i, t in enumerate(trials)]
@@ -171,7 +171,7 @@ def test_forks_name_their_donor_and_longer_trials_what_they_extend() -> None:
 
 def test_frames_show_a_lost_checkpoint_and_a_killed_worker() -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
-    executor.kill(executor.join(0.0), 3.5)
+    executor.cluster.kill(executor.cluster.join(0.0), 3.5)
     run = Search(executor, checkpoint_every=2)
     run.run([trial(i, {"a": s.constant(i + 1)}, 8) for i in range(2)], [8, 8])
     run.driver.log.write([StateLost(run.plan.nodes[0].id, 8, "evicted", "a test")])

@@ -533,7 +533,7 @@ def test_a_search_whose_every_value_is_equal_has_a_report(tmp_path: Path) -> Non
 @pytest.mark.ci
 def test_discarded_work_is_allocated_and_shown(tmp_path: Path) -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
-    executor.kill(executor.join(0.0), 3.5)
+    executor.cluster.kill(executor.cluster.join(0.0), 3.5)
     run = Search(executor, checkpoint_every=2)
     run.run([trial(i, {"a": s.constant(i + 1)}, 8) for i in range(2)], [8, 8])
     page = Page(write_report(tmp_path, run.journal))

@@ -83,7 +83,7 @@ def test_looking_only_at_changes_gives_workers_the_same_orders(
         search = Search(executor, **options)
         search.scheduler._due = kind(search.scheduler._tree, search.scheduler._running)
         if dies and workers > 1:
-            executor.kill(executor.join(0.0), float(dies))
+            executor.cluster.kill(executor.cluster.join(0.0), float(dies))
         first, second = trials[:later], trials[later:]
         search.driver.add(trials)
         for trial, stop in zip(first, stops, strict=False):

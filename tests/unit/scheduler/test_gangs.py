@@ -45,8 +45,8 @@ def test_whatever_the_widths_and_whoever_dies_every_answer_is_that_of_one_worker
     search = Search(executor, max_losses=100)
     for place in range(data.draw(st.integers(0, 3))):
         when = data.draw(st.floats(0, 2000))
-        executor.kill(WorkerId(f"sim-{data.draw(st.integers(0, workers + place - 1))}"), when)
-        executor.join(when + 0.5)
+        executor.cluster.kill(WorkerId(f"sim-{data.draw(st.integers(0, workers + place - 1))}"), when)
+        executor.cluster.join(when + 0.5)
     stops = [added.steps for added in trials]
     answers = search.run(trials, stops)
     alone = Search(SimulatedExecutor(1)).run(trials, stops)

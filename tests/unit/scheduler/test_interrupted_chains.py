@@ -31,7 +31,7 @@ def test_a_chain_ends_at_its_next_step_whatever_a_step_takes(seconds: float, mea
     search.driver.add([trial(1, {"a": s.constant(1)}, 1000)])
     search.driver.ask("study/1", 1000)
     moment = 7.3 * seconds
-    executor.join(moment)  # an event that the driver receives
+    executor.cluster.join(moment)  # an event that the driver receives
     while len(search.scheduler.workers) < 2:
         search.driver.wait()
     assert executor.clock() == pytest.approx(began + moment)

@@ -127,8 +127,8 @@ def test_a_worker_that_dies_at_any_moment_costs_less_than_the_interval(trials, e
     search = Search(executor, checkpoint_every=every, max_losses=1000)
     for number in range(data.draw(st.integers(1, 4))):
         # Never at the very moment at which a step ends, wherever it began: then it is over and not kept yet.
-        executor.kill(WorkerId(f"sim-{number}"), data.draw(st.integers(0, 60)) + 0.13 * (number + 1))
-        executor.join(data.draw(st.integers(0, 60)) + 0.5)
+        executor.cluster.kill(WorkerId(f"sim-{number}"), data.draw(st.integers(0, 60)) + 0.13 * (number + 1))
+        executor.cluster.join(data.draw(st.integers(0, 60)) + 0.5)
     search.run(trials, stops_of(trials))
     assert all(0 <= lost < every for lost in executor.lost)
     assert search.plan.totals.steps_trained == len(histories(trials, stops_of(trials)))
@@ -137,8 +137,8 @@ def test_a_worker_that_dies_at_any_moment_costs_less_than_the_interval(trials, e
 def test_a_worker_that_dies_at_step_190_costs_no_step_where_every_tenth_is_kept() -> None:
     executor = Watched(1)
     search = Search(executor, checkpoint_every=10)
-    executor.kill(WorkerId("sim-0"), 190.5)
-    executor.join(200.0)
+    executor.cluster.kill(WorkerId("sim-0"), 190.5)
+    executor.cluster.join(200.0)
     search.run([trial(0, {"lr": s.multistep(0.1, [100, 200])}, 300)], [300])
     assert executor.lost == [0]
     assert executor.clock() == 200.0 + 110.0
@@ -149,8 +149,8 @@ def test_losses_on_the_way_from_one_state_are_counted_together_beyond_a_chains_f
     executor = SimulatedExecutor(1)
     search = Search(executor, checkpoint_every=None)
     for number, (killed, joined) in enumerate([(5.5, 6.0), (6.5, 7.0), (7.5, 8.0)]):
-        executor.kill(WorkerId(f"sim-{number}"), killed)
-        executor.join(joined)
+        executor.cluster.kill(WorkerId(f"sim-{number}"), killed)
+        executor.cluster.join(joined)
     [answer] = search.run([trial(0, {"lr": s.multistep(0.1, [5])}, 10)], [10])
     assert answer.failure is not None
     assert "3 workers died in a row while training from step 5 (lr=0.01" in answer.failure.summary
@@ -160,8 +160,8 @@ def test_losses_count_from_the_last_state_that_was_kept_and_not_from_the_first_s
     executor = SimulatedExecutor(1)
     search = Search(executor, checkpoint_every=None)
     for number, (killed, joined) in enumerate([(1.5, 2.0), (2.5, 3.0), (3.5, 4.0)]):
-        executor.kill(WorkerId(f"sim-{number}"), killed)
-        executor.join(joined)
+        executor.cluster.kill(WorkerId(f"sim-{number}"), killed)
+        executor.cluster.join(joined)
     [answer] = search.run([trial(0, {"lr": s.constant(1)}, 10)], [10])
     assert answer.failure is not None
     assert answer.failure.summary.startswith("3 workers died in a row while training from step 0")
@@ -197,7 +197,7 @@ def test_a_stop_at_any_moment_takes_effect_within_one_step_and_nothing_is_traine
         search.driver.ask(added.trial, added.steps)
     answers: list[Answer] = []
     for moment in sorted(data.draw(st.lists(st.floats(0.0, 150.0), min_size=1, max_size=3))):
-        executor.join(max(0.0, moment - executor.clock()))  # an event that the driver receives
+        executor.cluster.join(max(0.0, moment - executor.clock()))  # an event that the driver receives
         while executor.clock() < moment - 1e-9:  # a sum is rounded, and nothing else may come
             answers += search.driver.wait()
         underway = {flight.chain.id: flight.progress(executor.clock())[0] for flight in executor.under_way()}

@@ -143,8 +143,8 @@ def test_every_target_is_answered_once_however_late_messages_are(latency, order,
     )
     search = Search(executor, max_losses=1000, checkpoint_every=rng.choice([1, 2, 3, 10**9]))
     for _ in range(rng.choice([0, 0, 2])):
-        executor.kill(WorkerId(f"sim-{rng.randrange(workers)}"), rng.uniform(0, 30))
-        executor.join(rng.uniform(0, 40))
+        executor.cluster.kill(WorkerId(f"sim-{rng.randrange(workers)}"), rng.uniform(0, 30))
+        executor.cluster.join(rng.uniform(0, 40))
     answers: list[Answer] = []
     requests: set[tuple[str, int]] = set()
     for added, stop in order:

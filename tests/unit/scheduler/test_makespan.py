@@ -172,7 +172,7 @@ def test_a_load_counts_in_full_when_its_chain_is_amended_during_it():
     began = executor.clock()
     search.driver.add([trial(1, {"a": s.piecewise({0: 1, 4: 3})}, 10)])
     search.driver.ask(trial(1, {}, 1).trial, 10)
-    executor.join(1.0)  # something that happens while the chain loads
+    executor.cluster.join(1.0)  # something that happens while the chain loads
     assert search.driver.wait() == [] and executor.clock() == began + 1.0
     search.driver.add([trial(2, {"a": s.piecewise({0: 1, 4: 3, 7: 4})}, 10)])
     search.driver.ask(trial(2, {}, 1).trial, 10)

@@ -97,8 +97,8 @@ def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials,
     kills = data.draw(st.lists(st.tuples(st.integers(0, workers + 2), st.floats(0, 20)), max_size=4))
     names = list(range(workers))
     for who, when in kills:
-        executor.kill(f"sim-{who}", when)
-        executor.join(when + 0.5)
+        executor.cluster.kill(f"sim-{who}", when)
+        executor.cluster.join(when + 0.5)
         names.append(len(names))
     stops = [t.steps for t in trials]
     answers = search.run(trials, stops)

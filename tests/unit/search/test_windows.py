@@ -82,9 +82,9 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
 def test_trials_that_are_open_follow_workers_that_join_and_leave() -> None:
     executor = SimulatedExecutor(8)
     for _ in range(12):
-        executor.join(55.0)  # after five trials of each
+        executor.cluster.join(55.0)  # after five trials of each
     for number in range(8):
-        executor.kill(WorkerId(f"sim-{number}"), 95.0)
+        executor.cluster.kill(WorkerId(f"sim-{number}"), 95.0)
     seen = Open(executor)
     searched(executor, callbacks=[seen])
     assert seen.between(0, 50) == 16
