@@ -56,7 +56,7 @@ def validate_scheduler(scheduler: Scheduler) -> None:
     validate(scheduler._plan)
     _validate_tree(scheduler._tree)
     verifying = (regime for orders in scheduler._running.values() for regime in orders.verifying)
-    assert scheduler._builder._verifying == Regimes(verifying), "the forks to verify by running chains are not counted"
+    assert scheduler._builder.verifying == Regimes(verifying), "the forks to verify by running chains are not counted"
     for worker in scheduler.workers.values():
         assert worker.chain is None or worker.chain in scheduler._plan.chains
     for id, orders in scheduler._running.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import msgspec
 
@@ -74,65 +75,54 @@ _UNACCOUNTED = 10_000
 _LOST_LOGGED = 3
 
 
+@dataclass(eq=False, repr=False)
 class Driver:
-    """One search on one plan and one executor.
+    """One search on one plan and one executor."""
 
-    Args:
-        plan: the plan folded from the journal.
-        scheduler: the scheduler of this plan.
-        executor: opened, with its checkpoint store in use.
-        journal: where facts are written before they are acted on.
-        leases: this driver's leases, if others may work on the plan at the same time.
-        workers: workers that an earlier driver on the executor has left idle.
-        eviction: keeps the checkpoints within their budget, and makes room if the disk is full.
-        exact: whether equal steps must give equal bits (not if the user allows kernels with unordered sums).
-        strict: whether to refuse to build on training that any driver, earlier ones included, has found inexact.
-        probe: re-reads a state before it is written off; without it workers are believed.
-        snapshots: writes snapshots of the plan.
-    """
+    plan: SearchPlan
+    """The plan folded from the journal."""
+    scheduler: Scheduler
+    """The scheduler of this plan."""
+    executor: Executor
+    """Opened, with its checkpoint store in use."""
+    journal: InitVar[Journal]
+    """Where facts are written before they are acted on."""
+    _: KW_ONLY
+    leases: DriverLeases | None = None
+    """This driver's leases, if others may work on the plan at the same time."""
+    workers: InitVar[Iterable[WorkerId]] = ()
+    """Workers that an earlier driver on the executor has left idle."""
+    eviction: Eviction | None = None
+    """Keeps the checkpoints within their budget, and makes room if the disk is full."""
+    exact: bool = True
+    """Whether equal steps must give equal bits (not if the user allows kernels with unordered sums)."""
+    strict: bool = True
+    """Whether to refuse to build on training that any driver, earlier ones included, has found inexact."""
+    probe: StateProbe | None = None
+    """Re-reads a state before it is written off; without it workers are believed."""
+    snapshots: SnapshotWriter | None = None
+    """Writes snapshots of the plan."""
 
-    def __init__(
-        self,
-        plan: SearchPlan,
-        scheduler: Scheduler,
-        executor: Executor,
-        journal: Journal,
-        *,
-        leases: DriverLeases | None = None,
-        workers: Iterable[WorkerId] = (),
-        eviction: Eviction | None = None,
-        exact: bool = True,
-        strict: bool = True,
-        probe: StateProbe | None = None,
-        snapshots: SnapshotWriter | None = None,
-    ) -> None:
-        self.plan = plan
-        self.scheduler = scheduler
-        self._executor = executor
-        self.log = Log(plan, journal, self._fold, lambda: NO_FENCES if leases is None else leases.fences)
+    def __post_init__(self, journal: Journal, workers: Iterable[WorkerId]) -> None:
+        self.log = Log(self.plan, journal, self._fold, lambda: NO_FENCES if self.leases is None else self.leases.fences)
         self._answers: list[Answer] = []
         self._taken: list[Report] = []  # reports from the executor, not yet processed
-        self._driver_leases = leases
         self._left = False
         self._lost = 0  # states whose checkpoints turned out to be damaged or missing
-        self._eviction = eviction
-        self._exact = exact
-        self._strict = exact and strict
-        self._probe = probe
-        self._snapshots = snapshots
+        self.strict &= self.exact
         self._looked = 0.0
-        self._patience = WorkerTimeout(scheduler)
-        self._effects = Effects(plan)
-        self._notices = Notices(plan)
+        self._patience = WorkerTimeout(self.scheduler)
+        self._effects = Effects(self.plan)
+        self._notices = Notices(self.plan)
         self._accounting: Accounting | None = None  # until anybody looks at figures
         self._unaccounted: list[Fact] = []  # since they were looked at
-        executor.adapt(scheduler.demands.at)
-        self._pool = executor.pool  # a closed one has none
-        joined = [WorkerJoined(worker, executor.clock()) for worker in workers]
+        self.executor.adapt(self.scheduler.demands.at)
+        self._pool = self.executor.pool  # a closed one has none
+        joined = [WorkerJoined(worker, self.executor.clock()) for worker in workers]
         for fact in self._changed(joined):
             self.log.note(fact)
         for report in joined:
-            scheduler.note(report)
+            self.scheduler.note(report)
 
     def leave(self) -> None:
         """Leave the plan, so that other drivers can train this driver's remaining work."""
@@ -140,29 +130,29 @@ class Driver:
         self._act(self.scheduler.end_audits())
         if (notice := self.scheduler.gangs.none_formed(self.scheduler.workers.most)) is not None:
             logger.info("%s", notice)
-        left = [WorkerLeft(worker, self._executor.clock(), "closed") for worker in self.scheduler.workers]
+        left = [WorkerLeft(worker, self.executor.clock(), "closed") for worker in self.scheduler.workers]
         self.log.write([*self._changed(left), DriverLeft(self.scheduler.driver, time.time(), "ended")])
 
     def write_snapshot(self) -> None:
         """Write a snapshot of the plan if one is due and the driver has one to write to."""
-        if self._snapshots is not None:
-            self._snapshots.write_if_due()
+        if self.snapshots is not None:
+            self.snapshots.write_if_due()
 
     def remove_dead_drivers(self) -> None:
         """Record drivers that are gone, so that their unfinished chains are started again."""
         others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
         for other in others:
-            if self._driver_leases is not None and self._driver_leases.is_gone(other, self.plan.searches.identities()):
+            if self.leases is not None and self.leases.is_gone(other, self.plan.searches.identities()):
                 self.log.write([DriverLeft(other.driver, time.time(), "gone")])
 
     def abandon(self) -> list[WorkerId]:
         """Stop running chains without writing any facts, and return the present workers, all idle."""
         self._act(self.scheduler.end_audits())
-        held = set() if self._probe is None else self._probe.held
+        held = set() if self.probe is None else self.probe.held
         running = {chain: worker for chain, worker in self.scheduler.running_on().items() if chain not in held}
         workers = dict.fromkeys(self.scheduler.workers)
         for chain in running:
-            self._executor.stop(chain)
+            self.executor.stop(chain)
         reports: Iterable[Report] = self._taken
         while True:
             for report in reports:
@@ -176,7 +166,7 @@ class Driver:
                         running = {chain: on for chain, on in running.items() if on != worker}
             if not running:
                 return list(workers)
-            reports = self._executor.wait(1.0)
+            reports = self.executor.wait(1.0)
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan and write further facts with them. Trials already in the plan are unchanged."""
@@ -209,18 +199,18 @@ class Driver:
 
     def remaining_work(self) -> RemainingWork:
         """Estimate the remaining work of all drivers."""
-        return self.scheduler.remaining_work(self._executor.clock())
+        return self.scheduler.remaining_work(self.executor.clock())
 
     def running(self) -> list[tuple[OpenChain, float]]:
         """Return this driver's running chains, each with the seconds of training since its last report."""
-        return self.scheduler.progress(self._executor.clock())
+        return self.scheduler.progress(self.executor.clock())
 
     def idle(self) -> int:
         """Dispatch work to idle workers, and return how many have none."""
-        if not self.scheduler.workers.idle(self._executor.clock()):
+        if not self.scheduler.workers.idle(self.executor.clock()):
             return 0
         self._dispatch()
-        return len(self.scheduler.workers.idle(self._executor.clock()))
+        return len(self.scheduler.workers.idle(self.executor.clock()))
 
     def wait(self, timeout: float | None = None) -> list[Answer]:
         """Dispatch work to idle workers and return answers. Blocks until there is a report, or for ``timeout`` seconds.
@@ -231,14 +221,14 @@ class Driver:
                 the checkpoints for the executor's ``worker_timeout``. All progress is kept.
             ClusterError: there were no workers for the executor's ``worker_timeout``, or the executor raised it.
         """
-        if self._strict and self.plan.differences:
+        if self.strict and self.plan.differences:
             raise StateError(
                 f"training was found not to be exact by an earlier call on this store, or by another process: "
                 f"{explain(self.plan.differences[-1])}. What the store keeps is not to be built on: once that is "
                 f'fixed, choose another store; verify="off" continues with this one anyway'
             )
         self._dispatch()
-        self._act(self.scheduler.audit(self._executor.clock()))
+        self._act(self.scheduler.audit(self.executor.clock()))
         if len(self.plan.drivers) > 1:
             if time.monotonic() - self._looked > _WATCH:
                 self._looked = time.monotonic()
@@ -246,17 +236,17 @@ class Driver:
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
         if self.log.noted:  # not everything is followed by a report soon
             timeout = _WATCH if timeout is None else min(timeout, _WATCH)
-        if self._probe is not None and self._probe.held:
+        if self.probe is not None and self.probe.held:
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
         for due_at in (self.scheduler.back_at(), self.scheduler.audit_due_at()):
             if due_at is not None:
-                left = max(0.0, due_at - self._executor.clock())
+                left = max(0.0, due_at - self.executor.clock())
                 timeout = min(left, _WATCH if timeout is None else timeout)
         if self._answers:
             timeout = 0.0  # take available reports, but do not wait for more
         elif next(iter(self.plan.drivers), self.scheduler.driver) == self.scheduler.driver:  # one of several is enough
             self.write_snapshot()  # now that all workers have something to do
-        self._take(self._executor.wait(timeout))
+        self._take(self.executor.wait(timeout))
         self._dispatch()
         answers, self._answers = self._answers, []
         return answers
@@ -266,9 +256,9 @@ class Driver:
         self.scheduler.draining = self.scheduler.leaving = True
         self.scheduler.settled = False
         while self.scheduler.running:
-            self.scheduler.tick(self._executor.clock())  # reports may be rare
+            self.scheduler.tick(self.executor.clock())  # reports may be rare
             self._perform()
-            self._take(self._executor.wait(1.0))
+            self._take(self.executor.wait(1.0))
         self.scheduler.draining = self.scheduler.leaving = False
 
     def audit_rest(self, seconds: float, waiting: Callable[[], bool]) -> None:
@@ -281,7 +271,7 @@ class Driver:
         Raises:
             StateError: an audit has found a difference.
         """
-        audits, clock = self.scheduler.audits, self._executor.clock
+        audits, clock = self.scheduler.audits, self.executor.clock
         if audits is None:
             return
         deadline = clock() + seconds
@@ -293,7 +283,7 @@ class Driver:
             self._act(begun)
             if not audits.running:
                 break
-            self._take(self._executor.wait(min(left, _REST)))
+            self._take(self.executor.wait(min(left, _REST)))
         self._act(audits.stop_all())
 
     def _take(self, reports: Iterable[Report]) -> None:
@@ -308,9 +298,9 @@ class Driver:
                 facts += self.scheduler.decide(report)
                 if isinstance(report, BoundaryReached) and self.scheduler.reports.differs(report.reached):
                     assert report.reached.kept is not None
-                    names = [] if self._probe is None else self._probe.names(report.reached.kept.key)
+                    names = [] if self.probe is None else self.probe.names(report.reached.kept.key)
                     facts.append(differs := difference(read_facts(self.log.journal), report.reached, names))
-                    if self._exact:
+                    if self.exact:
                         inexact = StateError(explain(differs))
                 if isinstance(report, AuditEnded) and report.outcome == "differs":
                     assert self.scheduler.audits is not None, "audits that are not over were begun"
@@ -335,9 +325,9 @@ class Driver:
             del self._taken[: len(taken)]
         if inexact is not None:
             raise inexact
-        if full and not (self._eviction is not None and self._eviction.make_room(self.log, full)):
+        if full and not (self.eviction is not None and self.eviction.make_room(self.log, full)):
             raise CheckpointFull(next(iter(full.values())))
-        self._patience.check(self._executor.worker_timeout)
+        self._patience.check(self.executor.worker_timeout)
 
     def _warn_of_lost(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
@@ -354,18 +344,18 @@ class Driver:
     def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
         """Yield reports, holding back that of an unreadable state until the probe has found the cause."""
         for report in reports:
-            if self._probe is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
+            if self.probe is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
                 key = self.scheduler.source_of(report.chain)
                 if key is not None:
-                    self._probe.hold(report, key)
+                    self.probe.hold(report, key)
                     continue
             yield report
-        if self._probe is not None:
-            yield from self._probe.decided()
+        if self.probe is not None:
+            yield from self.probe.decided()
 
     def _moved(self) -> list[Fact]:
         """Return the fact for other drivers if the workers now belong to another cluster than before."""
-        self._pool = self._executor.pool
+        self._pool = self.executor.pool
         me = self.plan.drivers.get(self.scheduler.driver)
         if me is None or me.pool == self._pool:
             return []
@@ -383,8 +373,8 @@ class Driver:
     def _dispatch(self) -> None:
         """Start and stop what there is, and make room for what that will publish."""
         self._perform()
-        if self._eviction is not None:
-            self._eviction.enforce(self.log)
+        if self.eviction is not None:
+            self.eviction.enforce(self.log)
 
     def _perform(self) -> None:
         if self.log.requested:
@@ -392,31 +382,31 @@ class Driver:
         else:  # what else is noted affects no claim, and is written with what comes next
             self.log.catch_up()
         if self.scheduler.back_at() is not None:
-            self.scheduler.tick(self._executor.clock())
+            self.scheduler.tick(self.executor.clock())
         if self.scheduler.settled:
             return
         # If two drivers claim the same work, the second one finds the other's claim and proposes again.
         while not self.log.commit(claims := self.scheduler.propose()):
             pass
-        if self._eviction is not None:
-            self._eviction.wait_for_conflicts(self.plan)
+        if self.eviction is not None:
+            self.eviction.wait_for_conflicts(self.plan)
         self._act(self.scheduler.carry_out(claims))
 
     def _act(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case StartChain():
-                    self._executor.start(instruction.worker, instruction.chain)
+                    self.executor.start(instruction.worker, instruction.chain)
                 case AmendChain():
-                    self._executor.amend(instruction.amendment)
+                    self.executor.amend(instruction.amendment)
                 case StopChain():
-                    self._executor.stop(instruction.chain, keep=instruction.keep)
+                    self.executor.stop(instruction.chain, keep=instruction.keep)
                 case ExpectStates():
-                    self._executor.expect(instruction.worker, instruction.keys)
+                    self.executor.expect(instruction.worker, instruction.keys)
                 case StartAudit():
-                    self._executor.audit(instruction.worker, instruction.audit)
+                    self.executor.audit(instruction.worker, instruction.audit)
                 case StopAudit():
-                    self._executor.stop_audit(instruction.audit)
+                    self.executor.stop_audit(instruction.audit)
 
     def _fold(self, fact: Fact) -> None:
         if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver and not self._left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from hpstage.checkpoints.live import LiveCache
@@ -15,28 +16,16 @@ from hpstage.trainable import Trainable
 logger = logging.getLogger("hpstage")
 
 
+@dataclass(eq=False, repr=False)
 class Position:
-    """The saved state that a trainable is in.
+    """The saved state that a trainable is in."""
 
-    Args:
-        checkpoints: the store of saved states.
-        live: states kept in memory.
-        find_live: returns one of them, also if it is still being fetched.
-    """
-
-    def __init__(
-        self,
-        trainable: Trainable,
-        checkpoints: PatientStore,
-        live: LiveCache,
-        find_live: Callable[[StateKey], object | None],
-    ) -> None:
-        self._trainable = trainable
-        self._checkpoints = checkpoints
-        self._live = live
-        self._find_live = find_live
-        self._met = False  # the store has met a state, such as that before the first step
-        self.key: StateKey | None = None  # of the state; None once it is trained further, or set up again
+    trainable: Trainable
+    checkpoints: PatientStore
+    live: LiveCache  # states kept in memory
+    find_live: Callable[[StateKey], object | None]  # returns one of them, also if it is still being fetched
+    key: StateKey | None = None  # of the state; None once it is trained further, or set up again
+    _met: bool = False  # the store has met a state, such as that before the first step
 
     def go_to(
         self, source: StateKey | None, initial: Mapping[str, Scalar]
@@ -50,17 +39,17 @@ class Position:
             return "continued"
         self.key = None
         if source is None:
-            self._trainable.setup(initial)
+            self.trainable.setup(initial)
             self._meet()
             return "fresh"
-        state = self._find_live(source)
+        state = self.find_live(source)
         found = state is not None
         if state is None:
-            self._live.relieve()
-            self._live.make_way()
-            state = self._checkpoints.load(source)
-        self._trainable.setup(initial)
-        self._trainable.load_state_dict(state)
+            self.live.relieve()
+            self.live.make_way()
+            state = self.checkpoints.load(source)
+        self.trainable.setup(initial)
+        self.trainable.load_state_dict(state)
         self.key = source
         return "live" if found else "disk"
 
@@ -71,11 +60,11 @@ class Position:
             return
         self._met = True
         try:
-            self._checkpoints.meet(self._trainable.state_dict())
+            self.checkpoints.meet(self.trainable.state_dict())
         except Exception:  # raised again where the state is saved, if it is not only too early
             logger.debug("the state before the first step cannot be looked at", exc_info=True)
 
     def load(self, key: StateKey) -> object:
         """Return a saved state, from memory if it is there. Raises :class:`CheckpointError` if it cannot be loaded."""
-        state = self._find_live(key)
-        return self._checkpoints.load(key) if state is None else state
+        state = self.find_live(key)
+        return self.checkpoints.load(key) if state is None else state

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpstage.checkpoints import FolderCheckpoints
@@ -88,38 +88,24 @@ class Rerun:
             self.scratch = None
 
 
+@dataclass(eq=False, repr=False)
 class RerunQueue:
-    """Trains segments again, in the order in which they were added. Closed, it does nothing.
+    """Trains segments again, in the order in which they were added. Closed, it does nothing."""
 
-    Args:
-        untrained: a fork of this process from before training, which this closes.
-        checkpoints: the checkpoint store.
-        load: returns one of its states, or one that is kept in memory only.
-    """
-
-    def __init__(
-        self,
-        untrained: UntrainedFork,
-        checkpoints: CheckpointStore,
-        load: Callable[[StateKey], object],
-        worker: WorkerId,
-        clock: Callable[[], float],
-    ) -> None:
-        self._untrained: UntrainedFork | None = untrained
-        self._checkpoints = checkpoints
-        self._load = load
-        self._worker = worker
-        self._clock = clock
-        self._waiting: deque[Rerun] = deque()
-        self._running: Rerun | None = None
-        self._store: FolderCheckpoints | None = None  # of the one that runs
-        self._found: ForkVerified | None = None
-        self.seconds = 0.0
-        """For which segments were trained again."""
+    untrained: UntrainedFork | None  # a fork of this process from before training, which this closes
+    checkpoints: CheckpointStore
+    load: Callable[[StateKey], object]  # returns one of their states, or one that is kept in memory only
+    worker: WorkerId
+    clock: Callable[[], float]
+    seconds: float = 0.0  # for which segments were trained again
+    _waiting: deque[Rerun] = field(default_factory=deque)
+    _running: Rerun | None = None
+    _store: FolderCheckpoints | None = None  # of the one that runs
+    _found: ForkVerified | None = None
 
     @property
     def closed(self) -> bool:
-        return self._untrained is None
+        return self.untrained is None
 
     @property
     def last(self) -> ChainId | None:
@@ -157,8 +143,8 @@ class RerunQueue:
         deadline = time.perf_counter() + timeout
         try:
             while self._found is None and (self._running or self._begin_next(settled)):
-                assert self._untrained is not None, "it is closed with what it trains"
-                result = self._untrained.wait(max(0.0, deadline - time.perf_counter()))
+                assert self.untrained is not None, "it is closed with what it trains"
+                result = self.untrained.wait(max(0.0, deadline - time.perf_counter()))
                 if result is None:
                     break
                 self._see(result)
@@ -169,12 +155,12 @@ class RerunQueue:
 
     def _begin_next(self, settled: bool) -> bool:
         """Begin the next one if its state can be had; return whether it was."""
-        while self._waiting and self._untrained is not None:
+        while self._waiting and self.untrained is not None:
             rerun = self._waiting[0]
             if self.has_room():
                 try:
                     self._store = self._source(rerun)
-                    self._untrained.begin(self._store, rerun.segment)
+                    self.untrained.begin(self._store, rerun.segment)
                     self._running = self._waiting.popleft()
                     return True
                 except CheckpointError as error:
@@ -186,19 +172,19 @@ class RerunQueue:
 
     def _source(self, rerun: Rerun) -> FolderCheckpoints:
         """Return the store that has the state with which a segment begins. One in memory gets a file."""
-        source, kept = rerun.segment.source, self._checkpoints
+        source, kept = rerun.segment.source, self.checkpoints
         if rerun.scratch is None:
             if isinstance(kept, FolderCheckpoints) and (source is None or kept.has(source)):
                 return kept
             rerun.scratch = Scratch()
             if source is not None:
-                rerun.scratch.store.save(source, self._load(source), step=rerun.segment.start, parent=None)
+                rerun.scratch.store.save(source, self.load(source), step=rerun.segment.start, parent=None)
         return rerun.scratch.store
 
     def _see(self, result: Retrained) -> None:
         """Take over the result of the segment that is running, and train it once more, or without reports."""
         rerun = self._running
-        assert rerun is not None and self._untrained is not None and self._store is not None
+        assert rerun is not None and self.untrained is not None and self._store is not None
         self.seconds += result.seconds
         again = False
         if result.equal and rerun.unreported is not None:
@@ -209,7 +195,7 @@ class RerunQueue:
             rerun.first = result
             again = True
         if again:
-            self._untrained.begin(self._store, rerun.segment)
+            self.untrained.begin(self._store, rerun.segment)
             return
         self._running = None
         rerun.close()
@@ -220,12 +206,12 @@ class RerunQueue:
         if difference is not None:
             self._found = ForkVerified(
                 chain=rerun.chain,
-                worker=self._worker,
+                worker=self.worker,
                 node=rerun.node,
                 step=rerun.segment.start,
                 steps=rerun.segment.stop - rerun.segment.start,
                 seconds=result.seconds,
-                at=self._clock(),
+                at=self.clock(),
                 difference=difference,
             )
         elif result.problem is not None:
@@ -241,9 +227,9 @@ class RerunQueue:
             rerun.close()
         self._waiting.clear()
         self._running = None
-        if self._untrained is not None:
-            self._untrained.close()
-            self._untrained = None
+        if self.untrained is not None:
+            self.untrained.close()
+            self.untrained = None
 
 
 _METRICS = "the metric ", "state['metrics']"

@@ -8,7 +8,7 @@ import math
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import count
 from typing import Protocol
 
@@ -94,33 +94,23 @@ class Member(Protocol):
         """Drop the chains on these slots."""
 
 
+@dataclass(eq=False, repr=False)
 class SimulatedCluster:
-    """``workers`` workers on a virtual clock.
+    """``workers`` workers on a virtual clock."""
 
-    Args:
-        workers: how many are there from the beginning.
-        slots: the most chains that a worker trains side by side.
-        scaling: lets workers come and go with the demand.
-        disruptions: slows workers down, and takes them away.
-    """
+    workers: int  # how many are there from the beginning
+    _: KW_ONLY
+    slots: int = 1  # the most chains that a worker trains side by side
+    scaling: Scaling | None = None  # lets workers come and go with the demand
+    disruptions: Disruptions | None = None  # slows workers down, and takes them away
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        slots: int = 1,
-        scaling: Scaling | None = None,
-        disruptions: Disruptions | None = None,
-    ) -> None:
-        self.workers = workers
-        self.slots = slots
+    def __post_init__(self) -> None:
         self.pool = f"simulated/{uuid.uuid4().hex}"
         self.now = 0.0
         self.live: dict[WorkerId, StateKey | None] = {}
         """The state that each present slot holds."""
         self.most = 0
         """Maximum number of workers allocated at a time."""
-        self._disruptions = disruptions
         self._members: list[Member] = []
         self._order = count()
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
@@ -131,10 +121,9 @@ class SimulatedCluster:
         self._expected: set[WorkerId] = set()  # those that are to join
         self._allocated = 0.0
         self._allocated_since: dict[WorkerId, float] = {}  # by each worker that is present or requested
-        self._scaling = scaling
         self._demands: list[Callable[[float, float], int]] = []
         self._looking = False  # a look at the demand is on the agenda
-        for _ in range(workers):
+        for _ in range(self.workers):
             self.join(0.0)
 
     # --- executors and time -------------------------------------------------------------------------------
@@ -183,7 +172,7 @@ class SimulatedCluster:
         """Let a new worker join ``after`` seconds from now."""
         number = next(self._numbers)
         worker = WorkerId(f"sim-{number}")
-        self._fates[worker] = Fate() if self._disruptions is None else self._disruptions.of(number)
+        self._fates[worker] = Fate() if self.disruptions is None else self.disruptions.of(number)
         self._expected.add(worker)
         self._allocated_since[worker] = self.now
         self.most = max(self.most, len(self._allocated_since))
@@ -198,8 +187,8 @@ class SimulatedCluster:
         self.live |= dict.fromkeys(slots)
         self._report(*[WorkerJoined(slot, self.now) for slot in slots])
         lifetime = self._fates[worker].lifetime
-        if self._disruptions is not None and lifetime < math.inf:
-            notice = min(lifetime, self._disruptions.notice_seconds)
+        if self.disruptions is not None and lifetime < math.inf:
+            notice = min(lifetime, self.disruptions.notice_seconds)
             if notice:
                 self.at(lifetime - notice, lambda: self._notify(worker))
             self.at(lifetime, lambda: self._die(worker))
@@ -228,8 +217,8 @@ class SimulatedCluster:
         self._replace()
 
     def _replace(self) -> None:
-        if self._disruptions is not None and self._scaling is None:
-            self.join(self._disruptions.replace_seconds)
+        if self.disruptions is not None and self.scaling is None:
+            self.join(self.disruptions.replace_seconds)
 
     def _leave(self, worker: WorkerId) -> None:
         """Let an idle worker leave, or one that is to join not come."""
@@ -278,7 +267,7 @@ class SimulatedCluster:
 
     def _look(self) -> None:
         """Compare the workers with the demand, now and periodically as long as anything runs."""
-        scaling = self._scaling
+        scaling = self.scaling
         if scaling is None or self._looking or not self._demands:
             return
         demand = sum(demand(self.now, scaling.start_seconds) for demand in self._demands)

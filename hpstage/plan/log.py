@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, overload
 
@@ -161,28 +162,17 @@ def fold_checked(plan: SearchPlan, records: Iterable[bytes], first: int, fold: C
         ) from error
 
 
+@dataclass(eq=False, repr=False)
 class Log:
-    """Writer of a plan's journal, and the only one: facts are folded once written, in the journal's order.
+    """Writer of a plan's journal, and the only one: facts are folded once written, in the journal's order."""
 
-    Args:
-        plan: the plan folded from the journal so far.
-        fold: applies a fact to the plan, regardless of who wrote it.
-        fences: the leases that every record depends on, as fencing tokens by name.
-    """
-
-    def __init__(
-        self,
-        plan: SearchPlan,
-        journal: Journal,
-        fold: Callable[[Fact], object],
-        fences: Callable[[], Mapping[str, int]] = lambda: NO_FENCES,
-    ) -> None:
-        self.plan = plan
-        self.journal = journal
-        self._fold = fold
-        self._fences = fences
-        self.noted: list[Fact] = []
-        """Facts to be written with the next write."""
+    plan: SearchPlan  # folded from the journal so far
+    journal: Journal
+    fold: Callable[[Fact], object]  # applies a fact to the plan, regardless of who wrote it
+    fences: Callable[[], Mapping[str, int]] = lambda: NO_FENCES
+    """Returns the leases that every record depends on, as fencing tokens by name."""
+    noted: list[Fact] = field(default_factory=list)
+    """Facts to be written with the next write."""
 
     def note(self, fact: Fact) -> None:
         """Buffer a fact, to be written with the next write."""
@@ -203,7 +193,7 @@ class Log:
         for fact in facts:
             check(self.plan, fact)
         records = [_record_of(facts[start : start + _JOINED]) for start in range(0, len(facts), _JOINED)]
-        if records and self.journal.append(records, expect=self.plan.cursor, fences=self._fences()) is None:
+        if records and self.journal.append(records, expect=self.plan.cursor, fences=self.fences()) is None:
             self.catch_up()
             return False
         self.noted.clear()
@@ -211,7 +201,7 @@ class Log:
             self.plan.cursor = self.plan.cursor.after(records)
         with uncollected() if len(facts) >= _MANY else nullcontext():
             for fact in facts:
-                self._fold(fact)
+                self.fold(fact)
         return True
 
     def write(self, facts: Sequence[Fact] = ()) -> None:
@@ -221,7 +211,7 @@ class Log:
 
     def catch_up(self) -> None:
         """Fold the records that others have written."""
-        fold_on(self.journal, self.plan, self._fold)
+        fold_on(self.journal, self.plan, self.fold)
 
 
 def open_existing_plan(journal: Journal) -> SearchPlan:

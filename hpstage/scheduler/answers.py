@@ -25,32 +25,32 @@ class Answer:
     ending: TrainingEnded | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Answers:
     """Folds the facts that request, reach and end targets, and returns the answers that ``driver`` waits for."""
 
-    def __init__(self, plan: SearchPlan, tree: StageTree, driver: DriverId) -> None:
-        self._plan = plan
-        self._tree = tree
-        self._driver = driver
+    plan: SearchPlan
+    tree: StageTree
+    driver: DriverId
 
     def known(self, trial: TrialId, step: int) -> Answer | None:
         """Return the answer to a target, if already known."""
-        ending = self._plan.ending_on(trial, step)
+        ending = self.plan.ending_on(trial, step)
         if ending is not None:
             return self._ended(trial, step, ending)
-        state = self._plan.known(trial, step)
+        state = self.plan.known(trial, step)
         if state is not None and state.metrics is not None:
             return Answer(trial, step, state.metrics)
-        failure = self._plan.failure_on(trial, step)
+        failure = self.plan.failure_on(trial, step)
         return None if failure is None else Answer(trial, step, None, failure)
 
     def request(self, fact: TargetAsked) -> list[Answer]:
         """Fold a request for a target."""
-        self._plan.apply(fact)
-        if fact in self._plan.open_targets:
-            self._tree.want(self._plan.trials[fact.trial].node_at(fact.step), fact.step)
+        self.plan.apply(fact)
+        if fact in self.plan.open_targets:
+            self.tree.want(self.plan.trials[fact.trial].node_at(fact.step), fact.step)
             return []
-        known = self.known(fact.trial, fact.step) if fact.driver == self._driver else None
+        known = self.known(fact.trial, fact.step) if fact.driver == self.driver else None
         return [] if known is None else [known]
 
     def reach(
@@ -61,32 +61,32 @@ class Answers:
         failure: UserFailure | None,
     ) -> list[Answer]:
         """Return the answers for this driver's trials among those that waited for the state."""
-        self._tree.unwant(state.node, state.step)
-        mine = (trial for trial, driver in waiting.items() if driver == self._driver)
+        self.tree.unwant(state.node, state.step)
+        mine = (trial for trial, driver in waiting.items() if driver == self.driver)
         return [Answer(trial, state.step, metrics, failure) for trial in mine]
 
     def _waiting_beyond(self, fact: StageFailed | TrainingEnded) -> list[tuple[State, dict[TrialId, DriverId]]]:
         """Return the states that are out of reach now and that trials wait for, each with these."""
-        beyond = ((state, self._plan.open_targets.waiting(state)) for state in self._plan.beyond(fact))
+        beyond = ((state, self.plan.open_targets.waiting(state)) for state in self.plan.beyond(fact))
         return [(state, waiting) for state, waiting in beyond if waiting]
 
     def fail(self, fact: StageFailed) -> list[Answer]:
         """Fold a failure of the user's code. If it was in training, every state beyond is out of reach."""
         out_of_reach = self._waiting_beyond(fact)
-        self._plan.apply(fact)
+        self.plan.apply(fact)
         return [answer for state, waiting in out_of_reach for answer in self.reach(state, waiting, None, fact.failure)]
 
     def end(self, fact: TrainingEnded) -> list[Answer]:
         """Fold an end of training: every state beyond is out of reach."""
         out_of_reach = self._waiting_beyond(fact)
-        self._plan.apply(fact)
+        self.plan.apply(fact)
         answers: list[Answer] = []
         for state, waiting in out_of_reach:
-            self._tree.unwant(state.node, state.step)
-            answers += [self._ended(id, state.step, fact) for id, driver in waiting.items() if driver == self._driver]
+            self.tree.unwant(state.node, state.step)
+            answers += [self._ended(id, state.step, fact) for id, driver in waiting.items() if driver == self.driver]
         return answers
 
     def _ended(self, trial: TrialId, step: int, ending: TrainingEnded) -> Answer:
         complete = ending.outcome == "complete"
-        state = self._plan.known(trial, ending.last) if complete else None
+        state = self.plan.known(trial, ending.last) if complete else None
         return Answer(trial, step, None if state is None else state.metrics, ending=ending)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from hpstage.plan.facts import Audited, DriverId, WorkerId
 from hpstage.plan.messages import Audit, AuditEnded, AuditId, StartAudit, StopAudit, host_of
-from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.audit_draw import AuditDraw, Drawn
 from hpstage.scheduler.workers import Worker
 
@@ -35,28 +34,22 @@ class RunningAudit:
     estimated: float
 
 
+@dataclass(eq=False, repr=False)
 class Audits:
-    """The audits of one driver.
+    """The audits of one driver."""
 
-    Args:
-        driver: makes the ids of audits unique.
-        draw: what is audited.
-    """
-
-    def __init__(self, plan: SearchPlan, driver: DriverId, draw: AuditDraw) -> None:
-        self._plan = plan
-        self._driver = driver
-        self.draw = draw
-        self._started = 0
-        self._running: dict[AuditId, RunningAudit] = {}
-        self._on: dict[WorkerId, AuditId] = {}
-        self._ending: set[AuditId] = set()  # those that were stopped; below, those of them for a chain
-        self._displaced: set[AuditId] = set()
-        self._idle_since: dict[WorkerId, float] = {}
-        self._nothing_left = False  # until a further state is kept
-        self._failures = 0  # in a row
-        self._beginnings: list[float] = []  # seconds of audits beyond those of their steps
-        self._rest_since: float | None = None  # when the search had nothing left to train
+    driver: DriverId  # makes the ids of audits unique
+    draw: AuditDraw  # what is audited
+    _started: int = 0
+    _running: dict[AuditId, RunningAudit] = field(default_factory=dict)
+    _on: dict[WorkerId, AuditId] = field(default_factory=dict)
+    _ending: set[AuditId] = field(default_factory=set)  # those that were stopped; below, those of them for a chain
+    _displaced: set[AuditId] = field(default_factory=set)
+    _idle_since: dict[WorkerId, float] = field(default_factory=dict)
+    _nothing_left: bool = False  # until a further state is kept
+    _failures: int = 0  # in a row
+    _beginnings: list[float] = field(default_factory=list)  # seconds of audits beyond those of their steps
+    _rest_since: float | None = None  # when the search had nothing left to train
 
     def changed(self) -> None:
         """Note that there may be further states to audit."""
@@ -107,7 +100,7 @@ class Audits:
             drawn = self.draw.next(only_unseen=seconds is not None)
             if drawn is None:
                 return None
-            audit = self.draw.audit(drawn, AuditId(f"audit-{self._driver}-{self._started + 1}"))
+            audit = self.draw.audit(drawn, AuditId(f"audit-{self.driver}-{self._started + 1}"))
             estimated = self.draw.seconds(audit)
             if seconds is None or estimated + self._beginning <= seconds:
                 return drawn, audit, estimated

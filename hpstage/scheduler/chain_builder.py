@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from hpstage.plan.facts import Span
@@ -26,33 +27,17 @@ NOTICE = 0.05
 _BOUNDARY_SECONDS = 0.005
 
 
+@dataclass(eq=False, repr=False)
 class ChainBuilder:
-    """Lays and prolongs chains.
+    """Lays and prolongs chains."""
 
-    Args:
-        checkpoint_seconds: the maximum work lost with a worker, in seconds of training.
-        checkpoint_every: instead of that, the multiple of steps at which states are kept.
-        verify: which forks are verified.
-        numerics: the step backend, where the trainable leaves the choice to the search.
-    """
-
-    def __init__(
-        self,
-        plan: SearchPlan,
-        tree: StageTree,
-        *,
-        checkpoint_seconds: float,
-        checkpoint_every: int | None,
-        verify: Verify,
-        numerics: str,
-    ) -> None:
-        self._plan = plan
-        self._tree = tree
-        self._verify = verify
-        self._numerics = numerics
-        self._verifying = Regimes()  # by running chains
-        self.checkpoint_seconds = None if checkpoint_every is not None else checkpoint_seconds
-        self.checkpoint_every = checkpoint_every
+    plan: SearchPlan
+    tree: StageTree
+    checkpoint_seconds: float | None  # the maximum work lost with a worker, in seconds of training
+    checkpoint_every: int | None  # instead of that, the multiple of steps at which states are kept
+    verify: Verify  # which forks are verified
+    numerics: str  # the step backend, where the trainable leaves the choice to the search
+    verifying: Regimes = field(default_factory=Regimes)  # by running chains
 
     def prolongation(self, orders: Orders) -> tuple[Span, ...]:
         """Return the path beyond the chain's last state, if wanted work there is reached in no other way."""
@@ -61,11 +46,11 @@ class ChainBuilder:
         last = orders.chain.spans[-1]
         if orders.chain.at == last.stop:
             return ()  # it is at its end: it will end before an amendment can reach it
-        branch, step = self._tree.branch_of(last), last.stop
+        branch, step = self.tree.branch_of(last), last.stop
         wanted = branch.wanted.at(step)
         children = wanted.children if wanted is not None else {}
         ahead = branch.wanted.after(step)
-        limit = self._tree.limit(branch, step)
+        limit = self.tree.limit(branch, step)
         if not children and (ahead is None or (limit is not None and ahead.step >= limit)):
             return ()
         path = self.path(branch, step, len(orders.marks))
@@ -75,14 +60,14 @@ class ChainBuilder:
 
     def for_gang(self, path: tuple[Span, ...]) -> tuple[Span, ...]:
         """Return the beginning of a path in which no fork is to be verified."""
-        return tuple(takewhile(lambda span: self.is_verified(self._plan.nodes[span.node]), path))
+        return tuple(takewhile(lambda span: self.is_verified(self.plan.nodes[span.node]), path))
 
     def path(self, branch: Branch, step: int, marks: int = 0) -> tuple[Span, ...]:
         """Return the longest remaining path from a state, up to the horizon of a chain with ``marks`` boundaries
         ahead."""
         spans: list[Span] = []
         while marks < _HORIZON:
-            far = self._tree.farthest(branch, step)
+            far = self.tree.farthest(branch, step)
             if far is None:
                 break
             _, stop, child = far
@@ -94,7 +79,7 @@ class ChainBuilder:
             if child < 0:
                 break
             marks += len(steps)
-            branch = self._tree.branch(self._plan.nodes[child])
+            branch = self.tree.branch(self.plan.nodes[child])
             step = branch.node.start
         return tuple(spans)
 
@@ -106,7 +91,7 @@ class ChainBuilder:
 
     def begin(self, orders: Orders, *, time_first: bool) -> Chain:
         """Return the message that starts a chain; its boundaries are recorded in its orders."""
-        chain, plan = orders.chain, self._plan
+        chain, plan = orders.chain, self.plan
         stages, boundaries = self.build(orders, chain.spans, begins=True)
         source = plan.source_of(chain)
         root = plan.nodes[chain.spans[0].node].ancestry()[0]
@@ -116,8 +101,8 @@ class ChainBuilder:
             initial=root.hyperparameters(0),
             stages=tuple(stages),
             boundaries=tuple(boundaries),
-            verify_new=self._verify != "off" and not chain.gang,
-            numerics=self._numerics,
+            verify_new=self.verify != "off" and not chain.gang,
+            numerics=self.numerics,
             gang=chain.gang,
             keep_every=self.checkpoint_every,
             keep_seconds=self.checkpoint_seconds,
@@ -136,7 +121,7 @@ class ChainBuilder:
         stages: list[Stage] = []
         boundaries: list[Boundary] = []
         for index, span in enumerate(spans):
-            branch = self._tree.branch_of(span)
+            branch = self.tree.branch_of(span)
             node = branch.node
             # A first step followed by another stage offers nothing to fork: it is trained from where it began.
             first = begins and index == 0
@@ -161,25 +146,25 @@ class ChainBuilder:
 
     def is_verified(self, node: Node) -> bool:
         """Whether a fork under the node's regime was verified, or need not be: a gang verifies none."""
-        return self._verify == "off" or not is_news(node.regime, self._plan.verified)
+        return self.verify == "off" or not is_news(node.regime, self.plan.verified)
 
     def _verifies(self, orders: Orders, node: Node, first: bool) -> bool:
         """Whether to verify a fork where the chain reaches this node. One such chain per regime is enough."""
-        if self._verify == "off" or orders.chain.gang:
+        if self.verify == "off" or orders.chain.gang:
             return False
         regime = node.regime
-        if regime in self._plan.verified and not (self._verify == "all" and first):
+        if regime in self.plan.verified and not (self.verify == "all" and first):
             return False
-        verify = is_news(regime, self._plan.verified, self._verifying) or (self._verify == "all" and first)
+        verify = is_news(regime, self.plan.verified, self.verifying) or (self.verify == "all" and first)
         if verify and regime not in orders.verifying:
             orders.verifying.add(regime)
-            self._verifying.add(regime)
+            self.verifying.add(regime)
         return verify
 
     def ended(self, orders: Orders) -> None:
         """Remove the forks that an ended chain was to verify."""
         for regime in orders.verifying:
-            self._verifying.remove(regime)
+            self.verifying.remove(regime)
 
     def _likely_forks(self, branch: Branch, start: int, marks: list[int]) -> list[int]:
         """Return steps between ``marks`` where keeping the state is worth its cost, although it is not wanted yet.
@@ -188,18 +173,18 @@ class ChainBuilder:
         trial diverges whose later steps are not requested yet, otherwise the share of the plan's nodes that begin
         at this step (the milestones of the space).
         """
-        totals = self._plan.totals
+        totals = self.plan.totals
         price = _BOUNDARY_SECONDS + (totals.save_seconds / totals.saves if totals.saves else 0.0)
         found = []
         last, ahead = start, 0
-        for step in self._plan.milestones.irange(start, marks[-1], (False, False), _CONSIDERED):
+        for step in self.plan.milestones.irange(start, marks[-1], (False, False), _CONSIDERED):
             while marks[ahead] < step:
                 last = max(last, marks[ahead])
                 ahead += 1
             if marks[ahead] == step:
                 continue
             diverges = branch.node.branches_at(step)
-            chance = 0.5 if diverges else self._plan.branch_points[step] / len(self._plan.nodes)
+            chance = 0.5 if diverges else self.plan.branch_points[step] / len(self.plan.nodes)
             if (step - last) * branch.cost * chance > price:
                 found.append(step)
                 last = step
@@ -210,7 +195,7 @@ class ChainBuilder:
         return Boundary(
             node=branch.node.id,
             step=step,
-            key=self._plan.key(branch.node, step),
+            key=self.plan.key(branch.node, step),
             evaluate=wanted is not None and wanted.evaluate,
             keep=True,
         )
@@ -220,9 +205,9 @@ class ChainBuilder:
         place = max(orders.chain.at, orders.passed)
         if orders.yield_at is None or orders.yield_at <= place:  # fixed once computed, although estimates change
             if self.checkpoint_seconds is not None:
-                orders.yield_at = step_after(self._tree, orders.chain, place, self.checkpoint_seconds * orders.speed)
+                orders.yield_at = step_after(self.tree, orders.chain, place, self.checkpoint_seconds * orders.speed)
             else:
                 assert self.checkpoint_every is not None
                 every = self.checkpoint_every
-                orders.yield_at = -(-step_after(self._tree, orders.chain, place, NOTICE) // every) * every
+                orders.yield_at = -(-step_after(self.tree, orders.chain, place, NOTICE) // every) * every
         return orders.yield_at

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpstage.plan.facts import ChainId, DriverId
 from hpstage.plan.open_chain import OpenChain
@@ -46,27 +46,20 @@ class _Expected:
     seconds: float  # of work left in the end
 
 
+@dataclass(eq=False, repr=False)
 class Demands:
     """Computes how many workers a search can use. Which of the surplus ones leave matters little: a path that could
     continue from a state that an idle worker holds live would be trained there."""
 
-    def __init__(
-        self,
-        plan: SearchPlan,
-        tree: StageTree,
-        workers: Workers,
-        running: Mapping[ChainId, Orders],
-        driver: DriverId,
-    ) -> None:
-        self._driver = driver
-        self._plan = plan
-        self._tree = tree
-        self._workers = workers
-        self._running = running
-        self._earlier: deque[tuple[float, int]] = deque()  # demands that no later one exceeds, with their times
-        self.foresee: Callable[[float, float, float], int] | None = None
-        """Given now, a time ahead and a length in seconds, returns how many paths of at least that length will then
-        be trained at a time, including steps that are not requested yet."""
+    plan: SearchPlan
+    tree: StageTree
+    workers: Workers
+    running: Mapping[ChainId, Orders]
+    driver: DriverId
+    foresee: Callable[[float, float, float], int] | None = None
+    """Given now, a time ahead and a length in seconds, returns how many paths of at least that length will then be
+    trained at a time, including steps that are not requested yet."""
+    _earlier: deque[tuple[float, int]] = field(default_factory=deque)  # those that no later one exceeds, with times
 
     def at(self, now: float, start_seconds: float) -> int:
         """Return how many workers to have at ``now``, where starting one takes ``start_seconds``.
@@ -77,8 +70,8 @@ class Demands:
         if self._is_counted():
             return 0
         paths = self._paths(now, start_seconds)
-        slots = self._workers.able(now) / self._workers.hosts if self._workers else 1.0
-        needed = math.ceil(paths / slots) if slots else self._workers.hosts
+        slots = self.workers.able(now) / self.workers.hosts if self.workers else 1.0
+        needed = math.ceil(paths / slots) if slots else self.workers.hosts
         while self._earlier and self._earlier[-1][1] <= needed:
             self._earlier.pop()
         self._earlier.append((now, needed))
@@ -88,17 +81,17 @@ class Demands:
 
     def _is_counted(self) -> bool:
         """Whether another driver on the same workers counts this one's needs, too: it sees all targets and chains."""
-        me = self._plan.drivers.get(self._driver)
+        me = self.plan.drivers.get(self.driver)
         return me is not None and any(
-            other.driver < self._driver for other in self._plan.drivers.values() if other.pool == me.pool
+            other.driver < self.driver for other in self.plan.drivers.values() if other.pool == me.pool
         )
 
     def _paths(self, now: float, start_seconds: float) -> int:
         """Return how many paths should be trained at a time."""
-        if not self._tree.left.stages_left:
+        if not self.tree.left.stages_left:
             return 0
         expected = self._expect(now, start_seconds)
-        if not self._plan.totals.steps_trained:
+        if not self.plan.totals.steps_trained:
             return max(1, expected.most)  # what a step takes is not known yet
         worth = int(expected.seconds / start_seconds) if start_seconds else expected.usable
         foreseen = self.foresee(now, start_seconds, _WORTH * start_seconds) if self.foresee and start_seconds else 0
@@ -106,7 +99,7 @@ class Demands:
 
     def _expect(self, now: float, seconds: float) -> _Expected:
         """Expect that free workers take the longest path that waits, until ``seconds`` from now."""
-        able = self._workers.able(now)
+        able = self.workers.able(now)
         schedule: ListSchedule[tuple[Branch, int], tuple[list[_ReadyStage], _Path, int]] = ListSchedule(able)
         able, most, worked = max(0, able), 0, 0.0
 
@@ -122,12 +115,12 @@ class Demands:
             for length, branch, step in ready:
                 schedule.wait(length, (branch, step))
 
-        for chain in self._plan.chains.values():
-            mine = (self._workers.get(worker) for worker in chain.workers)  # none of those in another cluster
+        for chain in self.plan.chains.values():
+            mine = (self.workers.get(worker) for worker in chain.workers)  # none of those in another cluster
             held = sum(worker is not None and worker.chain == chain.id for worker in mine)
             schedule.free -= held
             follow(self._course(chain, now), held)
-        wait(self._tree.ready_stages(_LOOKED_AT))
+        wait(self.tree.ready_stages(_LOOKED_AT))
         while True:
             for branch, step in schedule.take():
                 schedule.free -= 1
@@ -142,34 +135,34 @@ class Demands:
             wait(ready)
             follow(path, workers)
         worked += busy * max(0.0, seconds - schedule.now)
-        left = self._tree.left.seconds + self._tree.left.evaluations * self._tree.evaluate_seconds
-        left -= sum(orders.spent(now) for orders in self._running.values())
+        left = self.tree.left.seconds + self.tree.left.evaluations * self.tree.evaluate_seconds
+        left -= sum(orders.spent(now) for orders in self.running.values())
         return _Expected(most, busy + schedule.waiting, max(0.0, left - worked))
 
     def _course(self, chain: OpenChain, now: float) -> _Path:
         """Yield the events of a running chain, in seconds from ``now``."""
-        orders = self._running.get(chain.id)
+        orders = self.running.get(chain.id)
         speed = 1.0 if orders is None else orders.speed
         at, seconds = chain.at, -max(0.0, now - chain.since)
         for span in chain.spans[chain.index_at(at) :]:
-            branch = self._tree.branch_of(span)
+            branch = self.tree.branch_of(span)
             for wanted in branch.wanted.between(at, span.stop, (False, True)):
                 seconds += (wanted.step - at) * branch.cost / speed
                 at = wanted.step
-                seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
+                seconds += self.tree.evaluate_seconds if wanted.evaluate else 0.0
                 yield max(0.0, seconds), _below(wanted)
             seconds += (span.stop - at) * branch.cost / speed
             at = span.stop
-        tail = self._tree.branch_of(chain.spans[-1])
-        beyond = self._tree.remaining(tail, at)
+        tail = self.tree.branch_of(chain.spans[-1])
+        beyond = self.tree.remaining(tail, at)
         yield max(0.0, seconds), [(beyond, tail, at)] if beyond > 0.0 else []
 
     def _along(self, branch: Branch, step: int, seconds: float) -> _Path:
         """Yield the events of a branch that is trained from a source on it."""
-        limit = self._tree.limit(branch, step)
+        limit = self.tree.limit(branch, step)
         for wanted in branch.wanted.between(step, limit, (True, False)):
             seconds += (wanted.step - step) * branch.cost
-            seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
+            seconds += self.tree.evaluate_seconds if wanted.evaluate else 0.0
             step = wanted.step
             yield seconds, _below(wanted)
 

@@ -6,6 +6,7 @@ A claim is first proposed, which changes nothing; it is carried out once it is i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef
@@ -27,44 +28,26 @@ Claim = ChainStarted | ChainProlonged
 """A fact that must be in the journal before it is carried out, so that other drivers know it."""
 
 
+@dataclass(eq=False, repr=False)
 class Dispatch:
     """Starts chains and amends running ones: the ``tree``'s ready stages on idle ``workers``, as the ``builder`` lays
-    them.
+    them."""
 
-    Args:
-        preemption: knows how long it takes a worker to begin elsewhere.
-        gangs: which workers train a chain together.
-        workers: the workers of the driver's executor.
-        running: the orders of the driver's chains.
-        driver: makes the ids of chains unique.
-    """
-
-    def __init__(
-        self,
-        plan: SearchPlan,
-        tree: StageTree,
-        builder: ChainBuilder,
-        preemption: Preemption,
-        gangs: Gangs,
-        workers: Workers,
-        running: Mapping[ChainId, Orders],
-        driver: DriverId,
-    ) -> None:
-        self._plan = plan
-        self._tree = tree
-        self._builder = builder
-        self._preemption = preemption
-        self._gangs = gangs
-        self._workers = workers
-        self._running = running
-        self._driver = driver
-        self.started = 0  # number of this driver's chains
+    plan: SearchPlan
+    tree: StageTree
+    builder: ChainBuilder
+    preemption: Preemption  # knows how long it takes a worker to begin elsewhere
+    gangs: Gangs  # which workers train a chain together
+    workers: Workers  # of the driver's executor
+    running: Mapping[ChainId, Orders]  # the orders of the driver's chains
+    driver: DriverId  # makes the ids of chains unique
+    started: int = 0  # number of this driver's chains
 
     @property
     def _times_first(self) -> bool:
         """Whether chains report their first step, since more than the order of chains depends on what one takes."""
-        needed = self._builder.checkpoint_seconds is not None or self._gangs.widths.widest > 1
-        return needed and not self._plan.totals.steps_trained
+        needed = self.builder.checkpoint_seconds is not None or self.gangs.widths.widest > 1
+        return needed and not self.plan.totals.steps_trained
 
     # --- proposing: changes nothing -----------------------------------------------------------------------
 
@@ -79,29 +62,29 @@ class Dispatch:
         """
         claims: list[Claim] = []
         for orders in due:
-            if not orders.stopping and (spans := self._builder.prolongation(orders)):
+            if not orders.stopping and (spans := self.builder.prolongation(orders)):
                 claims.append(ChainProlonged(orders.chain.id, spans))
-        idle = self._workers.idle(now) if self._tree.ready else []
-        ready = self._tree.ready_stages(_CONSIDERED + len(idle) - 1) if idle else []
+        idle = self.workers.idle(now) if self.tree.ready else []
+        ready = self.tree.ready_stages(_CONSIDERED + len(idle) - 1) if idle else []
         starts = list(self._assign(idle, ready))
-        gangs = self._gangs.form(starts, idle, now)
+        gangs = self.gangs.form(starts, idle, now)
         for number, (start, gang) in enumerate(zip(starts, gangs, strict=True), self.started + 1):
             _, worker, branch, step = start
-            spans = self._builder.path(branch, step)
+            spans = self.builder.path(branch, step)
             if not spans:
                 raise InternalError(f"a ready stage without a path: step {step} of node {branch.node.id}")
             if gang:
-                spans = self._builder.for_gang(spans)
-            id = ChainId(f"{self._driver or 'chain'}-{number}")
-            claims.append(ChainStarted(id, self._driver, worker.id, spans, now, gang))
+                spans = self.builder.for_gang(spans)
+            id = ChainId(f"{self.driver or 'chain'}-{number}")
+            claims.append(ChainStarted(id, self.driver, worker.id, spans, now, gang))
         return claims
 
     def _assign(self, idle: Iterable[Worker], ready: list[tuple[float, Branch, int]]) -> Iterable[Start]:
-        idle = [worker for worker in idle if not self._is_suspect(self._workers.last_chain(worker.host))]
+        idle = [worker for worker in idle if not self._is_suspect(self.workers.last_chain(worker.host))]
         while idle and ready:
             chosen = 0
             seconds, branch, step = ready[0]
-            if StateRef(branch.node.id, step) in self._plan.losses:
+            if StateRef(branch.node.id, step) in self.plan.losses:
                 # A worker has died in training from there, and none has trained beyond it since. Alone, so that no
                 # other is blamed if it happens again. Where no worker is free, the one with the fewest chains gets no
                 # more of them until it is.
@@ -116,7 +99,7 @@ class Dispatch:
             if source is not None:
                 worker = next((one for one in idle if source in one.live and one.others == worker.others), worker)
             if len(idle) == 1:
-                enough = seconds - self._preemption.switch_seconds()
+                enough = seconds - self.preemption.switch_seconds()
                 for index, (other, its_branch, its_step) in enumerate(ready[:_CONSIDERED]):
                     if other < enough:
                         break
@@ -128,8 +111,8 @@ class Dispatch:
             yield seconds, worker, branch, step
 
     def _is_suspect(self, chain: ChainId | None) -> bool:
-        running = None if chain is None else self._plan.chains.get(chain)
-        return running is not None and running.begins_again in self._plan.losses
+        running = None if chain is None else self.plan.chains.get(chain)
+        return running is not None and running.begins_again in self.plan.losses
 
     # --- carrying out -------------------------------------------------------------------------------------
 
@@ -139,20 +122,20 @@ class Dispatch:
         started = [claim for claim in claims if isinstance(claim, ChainStarted)]
         # New chains already include the wanted steps on their path.
         starts = [
-            StartChain(claim.worker, self._builder.begin(self._running[claim.chain], time_first=self._times_first))
+            StartChain(claim.worker, self.builder.begin(self.running[claim.chain], time_first=self._times_first))
             for claim in started
         ]
         return [*starts, *self._amend(prolonged)]
 
     def _amend(self, prolonged: Mapping[ChainId, tuple[Span, ...]]) -> list[Instruction]:
-        fresh, self._tree.fresh = self._tree.fresh, []
+        fresh, self.tree.fresh = self.tree.fresh, []
         touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
         for branch, step in fresh:
             wanted = branch.wanted.at(step)
             passing = next((id for id, span in branch.covers.items() if span.start < step <= span.stop), None)
             if passing is None or (wanted is None and step not in branch.node.keep_at):
                 continue
-            orders = self._running.get(passing)
+            orders = self.running.get(passing)
             if orders is None or orders.stopping:
                 # Either another driver's, which sees the wanted step too, or the step is open again once it ends.
                 continue
@@ -160,16 +143,16 @@ class Dispatch:
                 orders.marks.add(step)
             elif wanted is None or not wanted.evaluate or step in orders.evaluated:
                 continue  # the state is kept there anyway
-            boundary = self._builder.boundary_at(branch, step)
+            boundary = self.builder.boundary_at(branch, step)
             if boundary.evaluate:
                 orders.evaluated.add(step)
             touched.setdefault(passing, ([], []))[1].append(boundary)
         for id, spans in prolonged.items():
-            stages, boundaries = self._builder.build(self._running[id], spans)
+            stages, boundaries = self.builder.build(self.running[id], spans)
             entry = touched.setdefault(id, ([], []))
             entry[0].extend(stages)
             entry[1].extend(boundaries)
         return [
-            AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self._running[id].end_ref))
+            AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self.running[id].end_ref))
             for id, (stages, boundaries) in touched.items()
         ]

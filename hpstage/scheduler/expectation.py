@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hpstage.plan.facts import ChainId, StateKey, StateRef, WorkerId
 from hpstage.plan.messages import ExpectStates, host_of
@@ -29,25 +30,22 @@ def source_of(branch: Branch, step: int) -> StateRef | None:
     return None if branch.node.parent is None else StateRef(branch.node.parent.id, step)
 
 
+@dataclass(eq=False, repr=False)
 class Expectation:
     """Follows which states the workers that finish first will start from next.
 
     The worker that finishes first gets the longest path that waits, the next one the second longest. Each hint has
     one state more, since they may finish in another order.
-
-    Args:
-        running: the orders of the driver's chains.
     """
 
-    def __init__(self, plan: SearchPlan, tree: StageTree, running: Mapping[ChainId, Orders]) -> None:
-        self._plan = plan
-        self._tree = tree
-        self._running = running
-        self._sent: dict[WorkerId, tuple[StateKey, ...]] = {}
-        self._soonest: list[tuple[float, ChainId]] = []  # when chains end, as estimated; entries may be stale
-        self._ends: dict[ChainId, float] = {}
-        self._seen: tuple[list[StateRef | None], int] | None = None
-        self._changes = 0  # number of chains begun or ended
+    plan: SearchPlan
+    tree: StageTree
+    running: Mapping[ChainId, Orders]  # the orders of the driver's chains
+    _sent: dict[WorkerId, tuple[StateKey, ...]] = field(default_factory=dict)
+    _soonest: list[tuple[float, ChainId]] = field(default_factory=list)  # when chains end; entries may be stale
+    _ends: dict[ChainId, float] = field(default_factory=dict)
+    _seen: tuple[list[StateRef | None], int] | None = None
+    _changes: int = 0  # number of chains begun or ended
 
     def forget(self, worker: WorkerId) -> None:
         """Forget the hint of a worker that has left."""
@@ -85,7 +83,7 @@ class Expectation:
     def _note(self, orders: Orders) -> None:
         chain = orders.chain
         stop = orders.end if orders.end is not None else orders.marks[-1] if orders.marks else chain.spans[-1].stop
-        at = chain.since + seconds_between(self._tree, chain, chain.at, stop)
+        at = chain.since + seconds_between(self.tree, chain, chain.at, stop)
         before = self._ends.get(chain.id)
         self._changes += before is None
         if before != at:
@@ -96,7 +94,7 @@ class Expectation:
                 heapq.heapify(self._soonest)
 
     def _key(self, source: StateRef | None) -> StateKey | None:
-        state = None if source is None else self._plan.nodes[source.node].state(source.step)
+        state = None if source is None else self.plan.nodes[source.node].state(source.step)
         return None if state is None or state.kept is None else state.kept.key
 
     def _expected(self, waiting: Sequence[StateKey | None]) -> dict[WorkerId, tuple[StateKey, ...]]:
@@ -119,4 +117,4 @@ class Expectation:
                 first[id] = at
         for id, at in first.items():
             heapq.heappush(self._soonest, (at, id))
-        return [self._running[id] for id in first]
+        return [self.running[id] for id in first]

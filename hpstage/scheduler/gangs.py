@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from hpstage.plan.facts import ChainId, StateReached, StateRef, WorkerId
 from hpstage.plan.messages import ChainEnded, Instruction, StopChain
@@ -32,31 +33,24 @@ Start = tuple[float, Worker, Branch, int]
 """Seconds of the remaining path, who trains it, and the ready stage: a branch, and a step."""
 
 
+@dataclass(eq=False, repr=False)
 class Gangs:
-    """Forms gangs where chains start, and ends chains that should have other widths.
+    """Forms gangs where chains start, and ends chains that should have other widths."""
 
-    Args:
-        widest: the most workers that can train a chain together.
+    plan: SearchPlan
+    tree: StageTree
+    builder: ChainBuilder
+    preemption: Preemption
+    widths: Widths  # what they gain; its ``widest`` becomes 1 when no more gangs are formed
+    _any_formed: bool = False
+    _formed: dict[ChainId, tuple[WorkerId, ...]] = field(default_factory=dict)
+    _missed: dict[WorkerId, tuple[int, float]] = field(default_factory=dict)  # how often in a row, left out until when
+    _in_vain: int = 0  # gangs in a row that did not meet
+    _logged: set[str] = field(default_factory=set)
+    _unused: str = ""  # why workers that had nothing to do last trained with no other
 
-    Attributes:
-        widths: what they gain. Its ``widest`` becomes 1 when no more gangs are formed.
-    """
-
-    def __init__(
-        self, plan: SearchPlan, tree: StageTree, builder: ChainBuilder, preemption: Preemption, widest: int
-    ) -> None:
-        self._plan = plan
-        self._tree = tree
-        self._builder = builder
-        self._preemption = preemption
-        self.widths = Widths(widest)
-        self._can_form = widest > 1
-        self._any_formed = False
-        self._formed: dict[ChainId, tuple[WorkerId, ...]] = {}
-        self._missed: dict[WorkerId, tuple[int, float]] = {}  # how often in a row, and until when it is left out
-        self._in_vain = 0  # gangs in a row that did not meet
-        self._logged: set[str] = set()
-        self._unused = ""  # why workers that had nothing to do last trained with no other
+    def __post_init__(self) -> None:
+        self._can_form = self.widths.widest > 1
 
     # --- meeting ------------------------------------------------------------------------------------------
 
@@ -150,7 +144,7 @@ class Gangs:
             for left, worker, branch, step in starts
         ]
         gangs = []
-        widths = self.widths.share(paths, [1] * len(paths), len(spare), WORTH * self._preemption.switch_seconds())
+        widths = self.widths.share(paths, [1] * len(paths), len(spare), WORTH * self.preemption.switch_seconds())
         for (_, _, branch, step), width in zip(starts, widths, strict=True):
             source = source_of(branch, step)
             spare.sort(key=lambda worker: source not in worker.live)
@@ -160,7 +154,7 @@ class Gangs:
 
     def _needs_one(self, begins: StateRef | None, ahead: Node) -> bool:
         """Whether one worker has to train what comes next: to verify a fork, or because one has died there."""
-        return begins in self._plan.losses or not self._builder.is_verified(ahead)
+        return begins in self.plan.losses or not self.builder.is_verified(ahead)
 
     def regroup(
         self, running: Sequence[Orders], waiting: int, idle: Sequence[Worker], workers: int, now: float
@@ -174,7 +168,7 @@ class Gangs:
             idle: the workers that can be given a chain.
             workers: number of all workers.
         """
-        if self.widths.widest == 1 or not self._plan.totals.steps_trained:
+        if self.widths.widest == 1 or not self.plan.totals.steps_trained:
             return []  # what a step takes is not known yet
         going = [
             orders
@@ -188,23 +182,23 @@ class Gangs:
         instructions: list[Instruction] = []
         for orders in chosen:
             orders.regroup = True
-            if self._preemption.to_next_mark(orders, now) > WORTH * self._preemption.switch_seconds():
+            if self.preemption.to_next_mark(orders, now) > WORTH * self.preemption.switch_seconds():
                 orders.stopping = True
                 instructions.append(StopChain(orders.chain.id, keep=True))
         return instructions
 
     def _ahead(self, orders: Orders) -> Node:
         chain = orders.chain
-        return self._plan.nodes[chain.span_at(min(chain.at + 1, chain.spans[-1].stop)).node]
+        return self.plan.nodes[chain.span_at(min(chain.at + 1, chain.spans[-1].stop)).node]
 
     def _to_widen(self, going: Sequence[Orders], idle: Sequence[Worker], now: float) -> list[Orders]:
         spare = sum(self._is_open(worker.id, now) for worker in idle)
         going = [orders for orders in going if all(self._is_open(id, now) for id in orders.chain.workers)]
         if not spare or not going:
             return []
-        paths = [self._preemption.left(orders, now) for orders in going]
+        paths = [self.preemption.left(orders, now) for orders in going]
         widths = [len(orders.chain.workers) for orders in going]
-        worth = WORTH * self._preemption.switch_seconds()
+        worth = WORTH * self.preemption.switch_seconds()
         shared = self.widths.share(paths, widths, spare, worth)
         if shared == widths:
             self._unused = f"adding idle workers would save less than {worth:.1f} s"
@@ -212,12 +206,12 @@ class Gangs:
 
     def _to_narrow(self, going: Sequence[Orders], waiting: int, workers: int, now: float) -> list[Orders]:
         """Return gangs to dissolve for paths that wait, the widest first; none whose own path is what all wait for."""
-        together = self._tree.left.seconds / workers
+        together = self.tree.left.seconds / workers
         chosen = []
         for orders in sorted(going, key=lambda orders: -len(orders.chain.gang)):
             if waiting <= 0 or not orders.chain.gang:
                 break
-            if self._preemption.left(orders, now) / orders.speed <= together:
+            if self.preemption.left(orders, now) / orders.speed <= together:
                 chosen.append(orders)
                 waiting -= len(orders.chain.gang)
         return chosen

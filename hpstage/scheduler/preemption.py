@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from hpstage.plan.facts import ChainId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
@@ -30,22 +31,22 @@ _EACH_TURN = 16
 _STALE = 1000
 
 
+@dataclass(eq=False, repr=False)
 class Preemption:
     """Sets the ends of running chains."""
 
-    def __init__(self, plan: SearchPlan, tree: StageTree, builder: ChainBuilder) -> None:
-        self._plan = plan
-        self._tree = tree
-        self._builder = builder
-        self._cut: dict[ChainId, int] = {}  # where chains are cut
-        self._turns = 0  # until it is looked where to cut them
-        # Chains by the paths that wait for which their ends stand: see Orders.holds. Entries may be stale.
-        self._up_to: list[tuple[float, ChainId]] = []
-        self._above: list[tuple[float, ChainId]] = []
+    plan: SearchPlan
+    tree: StageTree
+    builder: ChainBuilder
+    _cut: dict[ChainId, int] = field(default_factory=dict)  # where chains are cut
+    _turns: int = 0  # until it is looked where to cut them
+    # Chains by the paths that wait for which their ends stand: see Orders.holds. Entries may be stale.
+    _up_to: list[tuple[float, ChainId]] = field(default_factory=list)
+    _above: list[tuple[float, ChainId]] = field(default_factory=list)
 
     def switch_seconds(self) -> float:
         """Return the cost of leaving a branch and returning to it: a message, a save, a load."""
-        totals = self._plan.totals
+        totals = self.plan.totals
         save = totals.save_seconds / totals.saves if totals.saves else 0.0
         load = totals.load_seconds / totals.loads if totals.loads else save
         return 0.01 + load + save
@@ -62,7 +63,7 @@ class Preemption:
         Args:
             due: chains that have changed otherwise; the others are those whose ends depend on what waits.
         """
-        waiting = self._waiting(1) if self._plan.sharing else []
+        waiting = self._waiting(1) if self.plan.sharing else []
         # Without sharing, a trial never yields: after a cut it would continue from a checkpoint.
         rivals = waiting[0] - self.switch_seconds() if waiting else 0.0
         if waiting and self._can_wait(waiting[0], workers):
@@ -85,7 +86,7 @@ class Preemption:
             boundaries: tuple[Boundary, ...] = ()
             if end not in orders.marks:
                 orders.marks.add(end)
-                boundaries = (self._builder.boundary_at(self._branch_at(orders, end), end),)
+                boundaries = (self.builder.boundary_at(self._branch_at(orders, end), end),)
             wish = end if end != orders.marks[-1] else None
             if wish != orders.end or boundaries:
                 orders.end = wish
@@ -105,7 +106,7 @@ class Preemption:
         Since this looks at every chain, many chains are looked at once in many turns.
         """
         before = self._cut
-        if not (waiting and self._tree.ready < workers <= len(running) and self._plan.totals.saves):
+        if not (waiting and self.tree.ready < workers <= len(running) and self.plan.totals.saves):
             self._cut = {}  # or the duration of a step and the cost of a cut are not known yet
             return before
         if self._turns > 0:
@@ -118,7 +119,7 @@ class Preemption:
 
     def _waiting(self, most: int) -> list[float]:
         """Return the seconds of the longest paths that wait."""
-        return [seconds for seconds, _, _ in self._tree.ready_stages(most)]
+        return [seconds for seconds, _, _ in self.tree.ready_stages(most)]
 
     def _moved(self, running: Mapping[ChainId, Orders], rivals: float) -> Iterator[Orders]:
         """Yield the chains whose ends are out of date, given the paths that wait now."""
@@ -175,11 +176,11 @@ class Preemption:
         return going, instructions
 
     def _branch_at(self, orders: Orders, step: int) -> Branch:
-        return self._tree.branch_of(orders.chain.span_at(step))
+        return self.tree.branch_of(orders.chain.span_at(step))
 
     def _beyond(self, chain: OpenChain) -> float:
         """Return the seconds of the path beyond the chain's last state, which is not laid yet."""
-        return self._tree.remaining(self._tree.branch_of(chain.spans[-1]), chain.spans[-1].stop)
+        return self.tree.remaining(self.tree.branch_of(chain.spans[-1]), chain.spans[-1].stop)
 
     def _can_wait(self, waiting: float, workers: int) -> bool:
         """Whether the longest path that waits can be started where a chain ends by itself.
@@ -187,7 +188,7 @@ class Preemption:
         Only shorter chains would yield to it. One of them and then the path take less than all that is left, divided
         among the workers: until that has fallen, each chain that yields to a path as long costs a load and a save.
         """
-        return 2 * waiting * workers <= self._tree.left.seconds
+        return 2 * waiting * workers <= self.tree.left.seconds
 
     def _before_longer(self, orders: Orders, last: int, rivals: float) -> int:
         """Return the first resting step after which the chain's own path is shorter than the waiting one.
@@ -206,7 +207,7 @@ class Preemption:
             if left >= rivals:
                 up_to = left
                 break
-            left += seconds_between(self._tree, orders.chain, mark, later)
+            left += seconds_between(self.tree, orders.chain, mark, later)
             later = mark
             if left < rivals:
                 end, above = mark, left
@@ -219,7 +220,7 @@ class Preemption:
     def _yield_steps(self, orders: Orders, last: int) -> Iterator[int]:
         """Yield the steps before ``last`` at which the state is kept anyway, in descending order."""
         yield from orders.marks.rrange(last, inclusive=False)
-        step = self._builder.yield_step(orders)
+        step = self.builder.yield_step(orders)
         if step < orders.marks[0]:
             yield step
 
@@ -245,12 +246,12 @@ class Preemption:
     def left(self, orders: Orders, now: float) -> float:
         """Estimate the seconds to the end of the chain's path, on one worker."""
         chain = orders.chain
-        whole = seconds_between(self._tree, chain, chain.at, chain.spans[-1].stop) + self._beyond(chain)
+        whole = seconds_between(self.tree, chain, chain.at, chain.spans[-1].stop) + self._beyond(chain)
         return max(0.0, whole - orders.spent(now))
 
     def to_next_mark(self, orders: Orders, now: float) -> float:
         """Estimate the seconds until the chain is at its next mark."""
-        ahead = seconds_between(self._tree, orders.chain, orders.chain.at, orders.marks[0])
+        ahead = seconds_between(self.tree, orders.chain, orders.chain.at, orders.marks[0])
         return max(0.0, ahead - orders.spent(now)) / orders.speed
 
     def _place(self, orders: Orders, left: float, now: float) -> int | None:
@@ -261,10 +262,10 @@ class Preemption:
         left -= self._beyond(chain)
         if left < 0:
             return None
-        step = step_before_end(self._tree, chain, left)
+        step = step_before_end(self.tree, chain, left)
         if step <= max(chain.at, orders.passed) or step == chain.spans[-1].stop:
             return None
-        if seconds_between(self._tree, chain, chain.at, step) - orders.spent(now) < NOTICE * orders.speed:
+        if seconds_between(self.tree, chain, chain.at, step) - orders.spent(now) < NOTICE * orders.speed:
             return None
         orders.cut = step
         return step

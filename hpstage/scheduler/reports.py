@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 
 from hpstage.errors import ClusterError, InternalError
 from hpstage.plan.facts import (
@@ -40,29 +41,18 @@ from hpstage.scheduler.workers import Worker
 _NOTHING = 1e-3
 
 
+@dataclass(eq=False, repr=False)
 class Reports:
-    """Interprets reports against the current plan and its running chains.
+    """Interprets reports against the current plan and its running chains."""
 
-    Args:
-        running: the ids of the driver's chains.
-        max_losses: number of consecutive deaths on the path from one state after which its trials fail.
-    """
-
-    def __init__(
-        self,
-        plan: SearchPlan,
-        running: Container[ChainId],
-        workers: Mapping[WorkerId, Worker],
-        max_losses: int,
-    ) -> None:
-        self._plan = plan
-        self._running = running
-        self._workers = workers
-        self._max_losses = max_losses
+    plan: SearchPlan
+    running: Container[ChainId]  # the ids of the driver's chains
+    workers: Mapping[WorkerId, Worker]
+    max_losses: int  # number of consecutive deaths on the path from one state after which its trials fail
 
     def is_over(self, report: ChainReport | WorkerJoined | WorkerLeft) -> bool:
         """Whether the report is from a chain that is no longer running (a zombie), and must be ignored."""
-        return not isinstance(report, WorkerJoined | WorkerLeft) and report.chain not in self._running
+        return not isinstance(report, WorkerJoined | WorkerLeft) and report.chain not in self.running
 
     def facts(self, report: ChainReport | WorkerJoined | WorkerLeft) -> list[Fact]:
         """Return the facts that follow from a report, which must not be from a chain that is over."""
@@ -72,17 +62,17 @@ class Reports:
             case ForkVerified() | InputsRead() | TrainingEnded():
                 return [report]
             case StepsMeasured(_, _, seconds, at):
-                known = self._plan.step_times  # another worker may have been faster
+                known = self.plan.step_times  # another worker may have been faster
                 return [StepsTimed(seconds, at)] if known is None or seconds[-1][0] > known.widest else []
             case ChainEnded(chain, worker, outcome, at):
                 if outcome == "lost":
                     return self._lost(chain, worker, at, outcome, report.message)
-                return self._ended(self._plan.chains[chain], report)
+                return self._ended(self.plan.chains[chain], report)
             case WorkerLeft(id, at, reason, message):
-                gone = self._workers.get(id)
-                if gone is None or gone.chain is None or gone.chain not in self._running:
+                gone = self.workers.get(id)
+                if gone is None or gone.chain is None or gone.chain not in self.running:
                     return []
-                if self._plan.chains[gone.chain].worker != id:
+                if self.plan.chains[gone.chain].worker != id:
                     return []  # one of a gang: its lead will report the loss
                 return self._lost(gone.chain, id, at, reason, message)
             case BoundaryMissed() | WorkerJoined():
@@ -90,14 +80,14 @@ class Reports:
 
     def differs(self, reached: StateReached) -> bool:
         """Whether the state was kept before with different content."""
-        state = self._plan.nodes[reached.node].state(reached.step)
+        state = self.plan.nodes[reached.node].state(reached.step)
         known = None if state is None else state.digest
         return known is not None and reached.kept is not None and known != reached.kept.digest
 
     def _boundary(self, report: BoundaryReached) -> list[Fact]:
         reached = report.reached
-        node = self._plan.nodes[reached.node]
-        if reached.kept is not None and reached.kept.key != self._plan.key(node, reached.step):
+        node = self.plan.nodes[reached.node]
+        if reached.kept is not None and reached.kept.key != self.plan.key(node, reached.step):
             raise ClusterError(_other_values(reached.worker, node, reached.step))
         facts: list[Fact] = [reached] if report.ending is None else [reached, report.ending]
         if reached.metrics is None and report.failure is not None:
@@ -122,7 +112,7 @@ class Reports:
                     workers=len(chain.workers),
                 )
             )
-        source = self._plan.source_of(chain)
+        source = self.plan.source_of(chain)
         if report.outcome == "unreadable" and source is not None and source.kept is not None:
             facts.append(StateLost(source.node.id, source.step, "unreadable", report.message))
         facts.append(ChainClosed(chain.id, report.at))
@@ -137,13 +127,13 @@ class Reports:
         self, chain: ChainId, worker: WorkerId, at: float, how: ChainOutcome | Departure, message: str
     ) -> list[Fact]:
         return facts_of_loss(
-            self._plan,
-            self._plan.chains[chain],
+            self.plan,
+            self.plan.chains[chain],
             worker,
             at=at,
             how=how,
             message=message,
-            max_losses=self._max_losses,
+            max_losses=self.max_losses,
         )
 
 

@@ -71,6 +71,7 @@ from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.remaining import RemainingWork, remaining_work
 from hpstage.scheduler.reports import Reports
 from hpstage.scheduler.stage_tree import StageTree
+from hpstage.scheduler.widths import Widths
 from hpstage.scheduler.workers import Workers
 
 # The id of a plan's only driver.
@@ -122,7 +123,7 @@ class Scheduler:
         self._builder = ChainBuilder(
             plan,
             self._tree,
-            checkpoint_seconds=checkpoint_seconds,
+            checkpoint_seconds=checkpoint_seconds if checkpoint_every is None else None,
             checkpoint_every=checkpoint_every,
             verify=verify,
             numerics=numerics,
@@ -133,7 +134,7 @@ class Scheduler:
         self.demands = Demands(plan, self._tree, self.workers, self._running, driver)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self.reports = Reports(plan, self._running, self.workers, max_losses)
-        self.gangs = Gangs(plan, self._tree, self._builder, self._preemption, widest)
+        self.gangs = Gangs(plan, self._tree, self._builder, self._preemption, Widths(widest))
         self._dispatch = Dispatch(
             plan, self._tree, self._builder, self._preemption, self.gangs, self.workers, self._running, driver
         )
@@ -147,7 +148,7 @@ class Scheduler:
         self.audits: Audits | None = None
         if audit:
             draw = AuditDraw(plan, plan.id if audit_seed is None else audit_seed, numerics)
-            self.audits = Audits(plan, driver, draw)
+            self.audits = Audits(driver, draw)
         for other in plan.drivers:
             for state in plan.open_targets.wanted_by(other):
                 self._tree.want(state.node, state.step)

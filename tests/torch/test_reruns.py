@@ -359,7 +359,7 @@ def test_a_rerun_from_the_beginning_does_not_load_the_state_of_a_later_step(
 
     def source(self: RerunQueue, rerun: Rerun) -> Any:
         started.append(rerun.segment.start)
-        monkeypatch.setattr(self, "_checkpoints", None)
+        monkeypatch.setattr(self, "checkpoints", None)
         return source_of(self, rerun)
 
     monkeypatch.setattr(RerunQueue, "_source", source)

@@ -196,12 +196,12 @@ def test_every_decision_keeps_the_needed_states(wanted, budget, workers) -> None
     shelf = Shelf()
     executor = SimulatedExecutor(workers, kept=shelf.keys, state_bytes=1)
     search = Search(executor, checkpoint_every=1)
-    search.driver._eviction = Watching(shelf, budget)
+    search.driver.eviction = Watching(shelf, budget)
     search.driver.log.write([started(), *(proposed(f"study/{i}") for i in range(len(trials)))])
     mine = [TrialAdded(TrialId(f"study/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
     answers = search.run(mine, stops)
     assert len(answers) == len(trials)
-    search.driver._eviction.close()
+    search.driver.eviction.close()
 
 
 @pytest.mark.ci
@@ -229,7 +229,7 @@ def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(w
     shelf = Shelf(Disk())
     executor = SimulatedExecutor(workers, kept=shelf.keys, state_bytes=1)
     search = Search(executor, checkpoint_every=every)
-    search.driver._eviction = Watching(shelf, budget)
+    search.driver.eviction = Watching(shelf, budget)
     search.driver.log.write([started(), *(proposed(f"study/{i}") for i in range(len(trials)))])
     mine = [TrialAdded(TrialId(f"study/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
     search.driver.add(mine)
@@ -240,7 +240,7 @@ def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(w
         while answers < len(mine):
             answers += len(search.driver.wait())
     search.driver.finish()
-    search.driver._eviction.close()
+    search.driver.eviction.close()
     assert search.driver.plan.totals.steps_trained == len(histories(mine, [8] * len(mine))), "none twice"
 
 
@@ -427,7 +427,7 @@ def search_on_full_disk(room: int, stops: Sequence[int], *, evicting: bool = Tru
     shelf = Shelf()
     search = Search(Full(room, shelf.keys), checkpoint_every=1)
     if evicting:
-        search.driver._eviction = Eviction(shelf)
+        search.driver.eviction = Eviction(shelf)
     trials = [trial(i, {"a": s.piecewise({0: 1, 4: 1 + i})}, 8) for i in range(len(stops))]
     answers = search.run(trials, stops)
     for answer in answers:

@@ -133,7 +133,7 @@ def test_drivers_that_interrupt_each_other_and_a_stranger_see_the_same_plan_fiel
     last.driver.leave()
     compare(studies, journal)
     for study in (last, *studies):
-        study.driver._eviction.close()
+        study.driver.eviction.close()
 
 
 def compare(studies: list[Study], journal: MemoryJournal, *, everybody: bool = True) -> None:

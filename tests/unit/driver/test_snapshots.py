@@ -174,7 +174,7 @@ def test_of_several_drivers_the_first_writes_while_they_are_at_work(monkeypatch:
             super().write_if_due()
 
     for study in studies:
-        study.driver._snapshots = Writer(study)
+        study.driver.snapshots = Writer(study)
         study.ask([TrialAdded(TrialId("0"), {"a": s.constant(len(wrote))}, 8)], [8])
     while not all(study.done for study in studies):
         for study in studies:
@@ -183,7 +183,7 @@ def test_of_several_drivers_the_first_writes_while_they_are_at_work(monkeypatch:
     for study in studies:
         study.driver.leave()
         study.driver.write_snapshot()
-        study.driver._snapshots.close()
+        study.driver.snapshots.close()
     assert wrote[-2:] == ["first", "second"]
     assert open_plan(store, WORKLOAD, {}).restored == len(store)
 

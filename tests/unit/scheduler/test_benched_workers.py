@@ -143,7 +143,7 @@ def searched(executor: SimulatedExecutor, shelf: Shelf) -> tuple[Driver, MemoryJ
         driver.ask(added.trial, stop)
     answers = []
     while len(answers) < len(TRIALS):
-        if driver._probe is not None and driver._probe.held:
+        if driver.probe is not None and driver.probe.held:
             assert shelf.looked.wait(30)
         answers += driver.wait()
         validate_scheduler(scheduler)
