@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hpstage.plan.facts import NodeId, StateKey, TrialId
+from hpstage.plan.facts import NodeId, StateKey
 from hpstage.plan.keys import History
 from hpstage.plan.nodes import Node, PlannedTrial, constants
 from hpstage.plan.ordered import Ordered
@@ -48,12 +48,6 @@ class NodeTree:
         self._roots: dict[tuple[str, ...], Roots] = {}  # by names
         self._equal: dict[NodeId, list[Node]] = {}  # younger roots that a default has made equal to one
         self._siblings: dict[tuple[object, ...], Node] = {}  # nodes that have any, by (parent, step, values)
-
-    def add(self, id: TrialId, schedules: Mapping[str, Schedule], steps: int) -> PlannedTrial:
-        """Return a new trial, adding nodes where its values diverge from all existing ones. O(segments)."""
-        trial = PlannedTrial(id, steps)
-        trial.last = self.walk(trial, schedules, steps)
-        return trial
 
     def walk(self, trial: PlannedTrial, schedules: Mapping[str, Schedule], steps: int) -> Node:
         """Return the last node on the path of a trial, adding nodes where its values diverge from all existing ones.

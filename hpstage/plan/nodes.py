@@ -176,12 +176,6 @@ class Node:
         children = self.children
         return children[bisect_left(children, step, key=_start) : bisect_right(children, step, key=_start)]
 
-    def branches_at(self, step: int) -> bool:
-        """Whether a child begins at a step."""
-        children = self.children
-        at = bisect_left(children, step, key=_start)
-        return at < len(children) and children[at].start == step
-
     def attach(self, child: Node) -> None:
         if isinstance(self._children, list):
             insort(self._children, child, key=_start)

@@ -7,7 +7,6 @@ take 15 microseconds each and burden the cyclic collector). Inserting moves memo
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T", int, "tuple[int, int]")
@@ -39,13 +38,9 @@ class Ordered(list[T]):
         most: int | None = None,
     ) -> list[T]:
         """Return the items from ``low`` to ``high``, at most so many; ``None``: no limit."""
-        start, stop = self._bounds(low, high, inclusive)
+        start = 0 if low is None else (bisect_left if inclusive[0] else bisect_right)(self, low)
+        stop = len(self) if high is None else (bisect_right if inclusive[1] else bisect_left)(self, high)
         return self[start : stop if most is None else min(stop, start + most)]
-
-    def rrange(self, high: T, inclusive: bool = True) -> Iterator[T]:
-        """Yield items up to ``high``, descending."""
-        for at in range(self._bounds(None, high, (True, inclusive))[1] - 1, -1, -1):
-            yield self[at]
 
     def first(self, low: T, *, inclusive: bool = True) -> T | None:
         """Return the first item not below ``low``, or above it if not ``inclusive``."""
@@ -56,8 +51,3 @@ class Ordered(list[T]):
         """Return the last item not above ``high``."""
         at = bisect_right(self, high) - 1
         return self[at] if at >= 0 else None
-
-    def _bounds(self, low: T | None, high: T | None, inclusive: tuple[bool, bool]) -> tuple[int, int]:
-        start = 0 if low is None else (bisect_left if inclusive[0] else bisect_right)(self, low)
-        stop = len(self) if high is None else (bisect_right if inclusive[1] else bisect_left)(self, high)
-        return start, stop

@@ -261,7 +261,9 @@ class SearchPlan:
     def _add(self, fact: TrialAdded) -> None:
         known = self.trials.get(fact.trial)
         if known is None:
-            self.trials[fact.trial] = known = self._tree.add(fact.trial, fact.schedules, fact.steps)
+            known = PlannedTrial(fact.trial, fact.steps)
+            known.last = self._tree.walk(known, fact.schedules, fact.steps)
+            self.trials[fact.trial] = known
         elif known.steps < fact.steps or not known.has(self._tree.filled(fact.schedules), fact.steps):
             # Added again with more or other steps. The steps already requested are unchanged.
             known.last, known.steps = self._tree.walk(known, fact.schedules, fact.steps), fact.steps

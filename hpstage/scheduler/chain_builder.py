@@ -183,7 +183,7 @@ class ChainBuilder:
                 ahead += 1
             if marks[ahead] == step:
                 continue
-            diverges = branch.node.branches_at(step)
+            diverges = branch.node.children_at(step)
             chance = 0.5 if diverges else self.plan.branch_points[step] / len(self.plan.nodes)
             if (step - last) * branch.cost * chance > price:
                 found.append(step)

@@ -219,7 +219,7 @@ class Preemption:
 
     def _yield_steps(self, orders: Orders, last: int) -> Iterator[int]:
         """Yield the steps before ``last`` at which the state is kept anyway, in descending order."""
-        yield from orders.marks.rrange(last, inclusive=False)
+        yield from reversed(orders.marks.irange(high=last, inclusive=(True, False)))
         step = self.builder.yield_step(orders)
         if step < orders.marks[0]:
             yield step

@@ -13,25 +13,22 @@ write of a script is refused when memory is short.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hpstage.store.cursor import HASH_LENGTH
 
 FORMAT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(NamedTuple):
     source: bytes
-    digest: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        # The name Redis uses for the script; not security-relevant.
-        object.__setattr__(self, "digest", hashlib.sha1(self.source, usedforsecurity=False).hexdigest())
+    digest: str
+    """The name that Redis uses for the script; not security-relevant."""
 
 
 def _script(source: str) -> Script:
-    return Script((_KEYS + source).encode())
+    content = (_KEYS + source).encode()
+    return Script(content, hashlib.sha1(content, usedforsecurity=False).hexdigest())
 
 
 _KEYS = """

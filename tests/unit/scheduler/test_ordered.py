@@ -26,8 +26,8 @@ def test_an_ordered_list_is_a_sorted_set(changes, low, high, inclusive):
     assert list(ordered.irange(low, high, inclusive)) == within
     assert list(ordered.irange(low, None, inclusive)) == above
     assert ordered.first(low, inclusive=inclusive[0]) == (above[0] if above else None)
-    below = [i for i in sorted(plain, reverse=True) if (i <= high if inclusive[1] else i < high)]
-    assert list(ordered.rrange(high, inclusive[1])) == below
+    below = [i for i in sorted(plain) if (i <= high if inclusive[1] else i < high)]
+    assert list(ordered.irange(high=high, inclusive=inclusive)) == below
     assert ordered.last(high) == max((i for i in plain if i <= high), default=None)
 
 
