@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpstage import store, testing
 from hpstage.store import Journal, MemoryJournal, RedisJournal, SQLiteJournal
 from hpstage.testing import JournalContract
 from tests.redis_server import RedisServer
@@ -79,3 +80,14 @@ def set_ahead(server: RedisServer, prefix: str, seconds: float) -> None:
     """Set the clock of a store on Redis ahead: it runs by an offset to the server's."""
     with server.client() as client:
         client.hincrby(f"{{{prefix}}}:about", "offset", round(seconds * 1_000_000))
+
+
+@pytest.mark.parametrize("name", ["Store", "Leases", "Snapshots"])
+def test_the_ports_of_before_mean_a_journal_for_one_version(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"hpstage.store.{name} is deprecated; use Journal"):
+        assert getattr(store, name) is Journal
+
+
+def test_the_suite_of_before_is_that_of_a_journal_for_one_version() -> None:
+    with pytest.warns(DeprecationWarning, match="call it JournalContract"):
+        assert testing.StoreContract is JournalContract  # type: ignore[attr-defined]
