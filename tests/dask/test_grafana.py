@@ -69,7 +69,7 @@ def test_states_and_legends_are_those_that_are_exported(dashboard: dict[str, Any
             for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
                 [name] = _METRIC.findall(target["expr"])
                 assert label in FAMILIES[name.removesuffix("_total")][2]
-                coloured = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+                coloured = {override["matcher"]["options"] for override in panel["fieldConfig"].get("overrides", ())}
                 if label not in ("study", "plan"):
                     assert coloured <= values[name, label]
 
