@@ -37,9 +37,8 @@ from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
 from hpstage.search.session import Session, evaluated, missing_metric
 from hpstage.search.signals import Interruption
-from hpstage.search.trials import Roster, name_in
+from hpstage.search.trials import name_in
 from hpstage.store import Journal
-from hpstage.training.adapter import noisy_of
 from hpstage.training.code.unread import may_report, unread
 from hpstage.training.identity.described import described_by, is_open
 from hpstage.training.identity.origin import origin_of
@@ -100,29 +99,13 @@ class Call:
         before = driver.plan.searches.get(started.study)
         started = continued(started, before, self.ledger)
         return Session(
+            request,
             self.ledger,
             driver,
-            Roster(
-                self.ledger,
-                driver,
-                started,
-                request.space,
-                forks=request.algorithm.forks,
-                observed=observed,
-                before_first=partial(self._try_out, driver.plan),
-                catch=request.catch,
-                space_works=request.space_works,
-            ),
-            request.algorithm,
-            replace(request.setting, n_trials=started.n_trials, workers=started.workers),
             started,
-            callbacks=request.callbacks,
-            catch=request.catch,
-            evaluate_every=request.evaluate_every,
-            noisy=noisy_of(request.trainable),
+            before_first=partial(self._try_out, driver.plan),
             deadline=self.deadline,
             interruption=self.interruption,
-            audit_budget=request.audit_budget,
             # A search that continues with another number of trials leaves its finished trials as they are.
             prolongs=request.extend or (before is not None and before.started.extends and not before.ended),
             on_change=lambda session: self._changed(session, driver),

@@ -7,27 +7,31 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Literal
 
 import optuna
 from optuna.trial import TrialState
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting
+from hpstage.algorithm import Action, Ask, Finish, Fork
 from hpstage.driver.driver import Driver
 from hpstage.errors import UsageError
 from hpstage.execution.outcomes import failure_of, is_misuse, training_error
-from hpstage.optuna.ledger import Callback, Ledger
+from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialId, UserFailure
 from hpstage.plan.plan import SearchPlan
+from hpstage.schedule.space import Described
 from hpstage.scheduler.answers import Answer
 from hpstage.search.costs import COSTS
 from hpstage.search.decisions import Decisions
 from hpstage.search.forecast import Forecast
 from hpstage.search.history import History
 from hpstage.search.outcomes import Outcomes
+from hpstage.search.request import Request
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
+from hpstage.training.adapter import noisy_of
 
 logger = logging.getLogger("hpstage")
 
@@ -48,52 +52,44 @@ class Session:
 
     def __init__(
         self,
+        request: Request,
         ledger: Ledger,
         driver: Driver,
-        roster: Roster,
-        algorithm: Algorithm,
-        setting: Setting,
         started: SearchStarted,
         *,
-        callbacks: Sequence[Callback],
-        catch: tuple[type[BaseException], ...],
-        evaluate_every: int | None,
-        noisy: tuple[str, ...],
+        before_first: Callable[[Described], Set[str]],
         deadline: float | None,
         interruption: Interruption,
-        audit_budget: float,
         prolongs: bool,
         on_change: Callable[[Session], None],
     ) -> None:
+        algorithm = request.algorithm
+        setting = replace(request.setting, n_trials=started.n_trials, workers=started.workers)
         self.states: Counter[TrialState] = Counter()  # of finished trials
         self.best: float | None = None  # best value of a trial completed in this call, if there is one objective
         self.leading: tuple[float, int] | None = None  # the best value reported at any step, and the step
         self._better = max if setting.maximize else min
+        self._request = request
         self._ledger = ledger
         self._driver = driver
-        self._roster = roster
+        self._roster = roster = Roster(request, ledger, driver, started, before_first)
         self.history = History(algorithm, setting, roster)
-        self._search: Search = self.history
         self._workers = setting.workers  # the algorithm keeps enough trials open for so many
         self._wants_more = not algorithm.synchronous  # where workers have nothing to do, as far as is known
         self._foreseen_at = 0, 0, 0.0  # number of calls, steps trained, and time
         self._foreseen: list[tuple[float, float]] = []  # when workers will begin, and be done
         driver.scheduler.demands.foresee = self._foresee
         self._started = started
-        self._callbacks = callbacks
-        self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)
+        self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in request.catch)
         self._deadline = deadline
         self._interruption = interruption
         self._on_change = on_change
-        self._audit_budget = audit_budget
         self._prolongs = prolongs  # trains finished trials further
         self._used_before = driver.plan.totals.worker_seconds
         self._targets = Targets(synchronous=algorithm.synchronous, by_length=algorithm.by_length)
         self._decisions = Decisions(driver, roster.change)
-        self._evaluate_every = evaluate_every
-        self._outcomes = Outcomes(
-            ledger, driver, started, noisy=noisy, known={*started.metric, *evaluated(driver.plan)}
-        )
+        known = {*started.metric, *evaluated(driver.plan)}
+        self._outcomes = Outcomes(ledger, driver, started, noisy=noisy_of(request.trainable), known=known)
         self._stopping = False
         self._stopped = False  # by study.stop()
         self._exhausted = False
@@ -169,7 +165,7 @@ class Session:
             if trial.rejected is not None:
                 self._end_by(trial, trial.rejected)
             elif trial.fork is None:
-                self._perform(self._search.added(trial.index))
+                self._perform(self.history.added(trial.index))
         while True:
             self._propose()
             if self._interruption.requested:
@@ -208,7 +204,7 @@ class Session:
         workers = self._driver.scheduler.workers.hosts
         if not workers or self._stopped:
             return
-        seconds = self._audit_budget * used / workers  # all of them wait
+        seconds = self._request.audit_budget * used / workers  # all of them wait
         if self._deadline is not None:
             seconds = min(seconds, self._deadline - time.monotonic())
         self._driver.audit_rest(seconds, self._waits_for_audits)
@@ -269,7 +265,7 @@ class Session:
     # --- proposing and requesting -------------------------------------------------------------------------
 
     def _propose(self) -> None:
-        while not self._stopping and self._more() and self._search.room() > 0:
+        while not self._stopping and self._more() and self.history.room() > 0:
             if self._interruption.requested:
                 return
             self._exhausted = self._roster.exhausted()
@@ -280,12 +276,12 @@ class Session:
             trial = self._roster.propose()
             self._stopping |= self._ledger.take_stop()  # by the space or the sampler: proposed trials continue
             if trial.rejected is None:
-                self._perform(self._search.added(trial.index))
+                self._perform(self.history.added(trial.index))
             else:
                 self._end_by(trial, trial.rejected)
         if not self._closed and (self._stopping or not self._more()):
             self._closed = True
-            self._perform(self._search.closed())
+            self._perform(self.history.closed())
 
     def _follow_workers(self) -> None:
         """Let the number of open trials follow the workers, but not for each that fails and is replaced, or is yet to
@@ -298,7 +294,7 @@ class Session:
     def _resize(self, workers: int) -> None:
         self._workers = workers
         self._wants_more = not self.history.synchronous
-        self._perform(self._search.resized(workers))
+        self._perform(self.history.resized(workers))
 
     def _fill(self) -> None:
         """Let an asynchronous algorithm request more while workers are idle."""
@@ -306,7 +302,7 @@ class Session:
             idle, calls = self._driver.idle(), len(self.history.calls)
             if not idle:
                 return
-            self._perform(self._search.idle(idle))
+            self._perform(self.history.idle(idle))
             self._propose()
             self._wants_more = len(self.history.calls) > calls + 1
 
@@ -317,7 +313,7 @@ class Session:
                 case Ask(index, step):
                     self._ask(trials[index], step)
                 case Fork():
-                    self._perform(self._search.forked(self._fork(action).index, action))
+                    self._perform(self.history.forked(self._fork(action).index, action))
                 case Finish(index, state):
                     self._finish(trials[index], TrialState.COMPLETE if state == "complete" else TrialState.PRUNED)
 
@@ -352,7 +348,7 @@ class Session:
     def _on_the_way(self, trial: SessionTrial, step: int) -> list[int]:
         """Return the steps before a target at which to evaluate: where a metric decides a schedule, and, if that takes
         no retraining, those of ``evaluate_every``."""
-        every, plan = self._evaluate_every, self._driver.plan
+        every, plan = self._request.evaluate_every, self._driver.plan
         if trial.id not in plan.trials:
             return []
         planned, begun = plan.trials[trial.id], self._targets.reach(trial.index)
@@ -411,7 +407,7 @@ class Session:
                 self._outcomes.warn_pruned(trial, answer.ending)
                 self._finish(trial, TrialState.PRUNED)
         if answer.ending is not None and answer.ending.outcome == "pruned":
-            self._perform(self._search.failed(index))
+            self._perform(self.history.failed(index))
             return
         if answer.metrics is not None:
             metrics = self._measured(trial, answer)
@@ -424,7 +420,7 @@ class Session:
                 self._report(trial, _reached(answer), values)
             midway = answer.ending is None and answer.step < self._driver.plan.trials[trial.id].steps
             if not unknown or (self.history.takes_nan and midway):
-                self._perform(self._search.reported(index, requested, values[0]))
+                self._perform(self.history.reported(index, requested, values[0]))
                 return
             name, step = unknown[0], _reached(answer)
             if name in metrics:
@@ -435,7 +431,7 @@ class Session:
                 failure = failure_of(UsageError(f"at step {step}, {missing_metric(name, metrics)}"), "", {})
         assert failure is not None
         self._end_by(trial, failure)
-        self._perform(self._search.failed(index))
+        self._perform(self.history.failed(index))
 
     def _end_by(self, trial: SessionTrial, failure: UserFailure) -> None:
         """End a trial by an exception: of training, of what is called between steps, or of the space."""
@@ -473,7 +469,7 @@ class Session:
         self._count(trial, 1)
         if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
             self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
-        for callback in self._callbacks:
+        for callback in self._request.callbacks:
             callback(self._ledger.study, frozen)
         self._stopped |= self._ledger.take_stop()
         self._stopping |= self._stopped

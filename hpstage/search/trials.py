@@ -33,10 +33,10 @@ from hpstage.plan.facts import (
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import space as spaces
-from hpstage.schedule.space import Described, Rejected, Space, check_forkable, describe, grown, points_of
-from hpstage.search.decisions import Observed
+from hpstage.schedule.space import Described, Rejected, check_forkable, describe, grown, points_of
 from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
 from hpstage.search.given import Given, branch_of
+from hpstage.search.request import Request
 
 # User attributes of a fork: the donor's number, and the step up to which it equals the donor.
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
@@ -88,16 +88,11 @@ class Roster(Trials):
 
     def __init__(
         self,
+        request: Request,
         ledger: Ledger,
         driver: Driver,
         started: SearchStarted,
-        space: Space,
-        *,
-        forks: bool,
-        observed: Observed,
         before_first: Callable[[Described], Set[str]],
-        catch: tuple[type[Exception], ...],
-        space_works: bool,
     ) -> None:
         self.trials: list[SessionTrial] = []
         self.by_id: dict[TrialId, SessionTrial] = {}
@@ -109,12 +104,11 @@ class Roster(Trials):
         self._ledger = ledger
         self._driver = driver
         self._started = started
-        self._space = space
-        self._forks = forks
-        self._observed = observed
+        self._space, self._catch = request.space, request.catch
+        self._forks = request.algorithm.forks
+        self._observed = request.observed
         self._before_first = before_first
-        self._catch = catch
-        self._space_works = space_works  # else what it raises is its fault, and no rejection of a trial
+        self._space_works = request.space_works  # else what it raises is its fault, and no rejection of a trial
         self._sampler = SamplerState(ledger.study.sampler)
         self._notes: dict[str, Any] | None = None  # of samplers, in the study, as far as they are recorded
         # A plan with sharing, which shows the steps that trials have in common: the plan itself if it shares.
