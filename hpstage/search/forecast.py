@@ -235,8 +235,8 @@ class Forecast:
     ) -> None:
         self._random = Random(seed)
         self._cast = _Cast(history, trials, plan, self._random)
-        self._replay = history.again(self._cast)
-        self._reported_at = {step: tuple(values) for step, values in self._replay.values.items()}  # not made up
+        self._search = history.again(self._cast)
+        self._reported_at = {step: tuple(values) for step, values in self._search.values.items()}  # not made up
         self._synchronous = history.synchronous and not history.by_length  # about as they arrive
         self._more = more
         self._next = len(trials)
@@ -263,7 +263,7 @@ class Forecast:
 
     def _play(self, until: float) -> float:
         """Play up to a time, or to the end; return when that is."""
-        for target in list(self._replay.open):
+        for target in list(self._search.open):
             self._ask(target)
         self._propose()
         while True:
@@ -279,7 +279,7 @@ class Forecast:
             self._done.add(target)
             self._complete(target)
             if self.results > _MOST:
-                left = self._more + self._next - len(self._replay.over)
+                left = self._more + self._next - len(self._search.over)
                 return self._schedule.now * (1.0 + left / max(1, self.results))
 
     def _complete(self, target: _Target) -> None:
@@ -295,16 +295,15 @@ class Forecast:
     def _report(self, target: _Target) -> None:
         index, step = target
         self.results += 1
-        self._perform(self._replay.call("reported", index, step, self._value(index, step)))
+        self._perform(self._search.reported(index, step, self._value(index, step)))
         self._propose()
 
     def _propose(self) -> None:
-        search = self._replay.search
-        while self._more and search.room() > 0:
+        while self._more and self._search.room() > 0:
             self._more -= 1
-            self._perform(self._replay.call("added", self._take()))
-        if not self._more and not self._replay.closed:
-            self._perform(self._replay.call("closed"))
+            self._perform(self._search.added(self._take()))
+        if not self._more and not self._search.is_closed:
+            self._perform(self._search.closed())
 
     def _take(self) -> int:
         self._next += 1
@@ -318,7 +317,7 @@ class Forecast:
                 case Fork():
                     index = self._take()
                     self._cast.fork(index, action)
-                    self._perform(self._replay.call("forked", index, action))
+                    self._perform(self._search.forked(index, action))
                 case Finish():
                     pass
 
@@ -366,6 +365,6 @@ class Forecast:
                 one, other = self._random.choice(known), self._random.choice(known)
                 value = one + self._random.random() * (other - one) if math.isfinite(one + other) else one
             else:
-                value = self._replay.last.get(index, self._random.random())
+                value = self._search.last.get(index, self._random.random())
             self._values[state] = value
         return value

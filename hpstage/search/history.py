@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting, Trials
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class History(Search):
-    """An algorithm's search that records its calls.
+    """An algorithm's search that records its calls, and what follows from them.
 
     Args:
         trials: its look-ups.
@@ -20,6 +20,11 @@ class History(Search):
 
     def __init__(self, algorithm: Algorithm, setting: Setting, trials: Trials) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []  # of the search's methods, in order
+        self.open: dict[tuple[int, int], None] = {}  # its targets, in the order in which they were requested
+        self.values: dict[int, list[float]] = {}  # reported at each step
+        self.last: dict[int, float] = {}  # the latest value of each trial
+        self.over: set[int] = set()
+        self.is_closed = False
         self.synchronous, self.by_length = algorithm.synchronous, algorithm.by_length
         self.takes_nan = algorithm.takes_nan
         self.look_ups = _LookUps(trials)
@@ -37,12 +42,19 @@ class History(Search):
         return self._call("forked", index, fork)
 
     def reported(self, index: int, step: int, value: float) -> list[Action]:
+        self.open.pop((index, step), None)
+        self.values.setdefault(step, []).append(value)
+        self.last[index] = value
         return self._call("reported", index, step, value)
 
     def failed(self, index: int) -> list[Action]:
+        self.over.add(index)
+        for target in [target for target in self.open if target[0] == index]:
+            del self.open[target]
         return self._call("failed", index)
 
     def closed(self) -> list[Action]:
+        self.is_closed = True
         return self._call("closed")
 
     def resized(self, workers: int) -> list[Action]:
@@ -54,52 +66,22 @@ class History(Search):
     def _call(self, method: str, *given: Any) -> list[Action]:
         self.calls.append((method, given))
         actions: list[Action] = getattr(self._search, method)(*given)
-        return actions
-
-    def again(self, trials: Trials) -> Replay:
-        """Start an equal search by the same calls. Its look-ups must answer as those of this one did.
-
-        O(calls).
-        """
-        replay = Replay(self._algorithm.start(self._setting, trials))
-        for method, given in self.calls:
-            replay.call(method, *given)
-        return replay
-
-
-class Replay:
-    """A search without study and plan, with its open targets in the order in which they were requested."""
-
-    def __init__(self, search: Search) -> None:
-        self.search = search
-        self.open: dict[tuple[int, int], None] = {}
-        self.values: dict[int, list[float]] = {}  # reported at each step
-        self.last: dict[int, float] = {}  # the latest value of each trial
-        self.over: set[int] = set()
-        self.closed = False
-
-    def call(self, method: str, *given: Any) -> list[Action]:
-        """Call a method of the search, and return the actions that it requests."""
-        if method == "reported":
-            index, step, value = given
-            self.open.pop((index, step), None)
-            self.values.setdefault(step, []).append(value)
-            self.last[index] = value
-        elif method == "failed":
-            self.over.add(given[0])
-            for target in [target for target in self.open if target[0] == given[0]]:
-                del self.open[target]
-        self.closed |= method == "closed"
-        actions: list[Action] = getattr(self.search, method)(*given)
-        self._note(actions)
-        return actions
-
-    def _note(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Ask):
                 self.open[action.index, action.step] = None
             elif isinstance(action, Finish):
                 self.over.add(action.index)
+        return actions
+
+    def again(self, trials: Trials) -> History:
+        """Start an equal search by the same calls. Its look-ups must answer as those of this one did.
+
+        O(calls).
+        """
+        search = History(self._algorithm, self._setting, trials)
+        for method, given in self.calls:
+            getattr(search, method)(*given)
+        return search
 
 
 class _LookUps(Trials):
