@@ -9,7 +9,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hpstage.optuna.private import Drawn, contains
-from hpstage.schedule import Scalar, Schedule, agreement
+from hpstage.schedule import Scalar, Schedule
 from hpstage.schedule.space import Described, Space, describe, with_defaults
 
 Draw = Callable[[str, BaseDistribution], Any]
@@ -49,7 +49,7 @@ def branch_point(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: in
     if a.keys() != b.keys():
         return 0
     for name, schedule in a.items():
-        steps = _branch_point(schedule, b[name], steps)
+        steps = schedule.agrees(b[name], steps)
     return steps
 
 
@@ -60,21 +60,6 @@ def _branch_point_of(a: Described, b: Described, steps: int) -> int:
         if other != plateau:
             steps = min(steps, plateau.first_drop, other.first_drop)
     return branch_point(a.schedules, b.schedules, steps)
-
-
-def _branch_point(a: Schedule, b: Schedule, steps: int) -> int:
-    ours, theirs = a.pieces(), b.pieces()
-    step = i = j = 0
-    while step < steps and i < len(ours) and j < len(theirs):
-        stop = min([steps, *(end for end in (ours[i][1], theirs[j][1]) if end is not None)])
-        differ = agreement(ours[i][2], theirs[j][2], step, stop)
-        if differ < stop:
-            return differ
-        step = stop
-        i += ours[i][1] == stop
-        j += theirs[j][1] == stop
-    one_ends = (i < len(ours)) != (j < len(theirs))
-    return step if step < steps and one_ends else steps
 
 
 def begins(

@@ -150,21 +150,29 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
             return NotImplemented
         if self.segments == other.segments:
             return True
-        if self.length != other.length:
+        length = self.length
+        if length != other.length:
             return False
-        mine, theirs = self.pieces(), other.pieces()
-        i = j = start = 0
-        while i < len(mine) and j < len(theirs):
-            my_end, their_end = mine[i][1], theirs[j][1]
-            if my_end is None and their_end is None:
-                return mine[i][2] == theirs[j][2]
-            stop = min(MAX_STEPS if my_end is None else my_end, MAX_STEPS if their_end is None else their_end)
-            if agreement(mine[i][2], theirs[j][2], start, stop) != stop:
+        if length is None:
+            if self.segments[-1].form != other.segments[-1].form:
                 return False
-            i += my_end == stop
-            j += their_end == stop
-            start = stop
-        return True
+            length = max(self.pieces()[-1][0], other.pieces()[-1][0])
+        return self.agrees(other, length) == length
+
+    def agrees(self, other: Schedule, stop: int) -> int:
+        """Return the first step before ``stop`` at which two schedules differ, or one has ended; else ``stop``."""
+        mine, theirs = self.pieces(), other.pieces()
+        step = i = j = 0
+        while step < stop and i < len(mine) and j < len(theirs):
+            end = min([stop, *(end for end in (mine[i][1], theirs[j][1]) if end is not None)])
+            differ = agreement(mine[i][2], theirs[j][2], step, end)
+            if differ < end:
+                return differ
+            step = end
+            i += mine[i][1] == end
+            j += theirs[j][1] == end
+        one_has_ended = (i < len(mine)) != (j < len(theirs))
+        return step if one_has_ended else stop
 
     def __hash__(self) -> int:
         # Hash the properties that all spellings of equal schedules have in common: length, some values, the open form.

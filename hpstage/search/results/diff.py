@@ -11,7 +11,7 @@ from hpstage.errors import CheckpointError
 from hpstage.errors.text import table
 from hpstage.plan.facts import StateKey, TrialId
 from hpstage.plan.nodes import PlannedTrial, State
-from hpstage.schedule import Schedule, agreement
+from hpstage.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,7 +61,10 @@ def diff_of(one: PlannedTrial, other: PlannedTrial, names: Callable[[StateKey], 
     """
     mine, theirs = one.schedules, other.schedules
     stop = min(one.steps, other.steps)
-    diverge = {name: _diverge(mine.get(name), theirs.get(name), stop) for name in {**mine, **theirs}}
+    diverge = {
+        name: mine[name].agrees(theirs[name], stop) if name in mine and name in theirs else 0
+        for name in {**mine, **theirs}
+    }
     step = min(diverge.values(), default=stop)
     states = {state.step: state for state in other.states()}
     pairs = [(state, states[state.step]) for state in one.states() if state.step in states]
@@ -85,17 +88,6 @@ def names_in(checkpoints: CheckpointStore | None) -> Callable[[StateKey], list[s
             return []
 
     return names
-
-
-def _diverge(one: Schedule | None, other: Schedule | None, stop: int) -> int:
-    """Return the first step before ``stop`` at which two schedules differ, else ``stop``."""
-    if one is None or other is None:
-        return 0
-    joints = sorted({start for schedule in (one, other) for start, _, _ in schedule.pieces() if start < stop})
-    for start, end in zip(joints, [*joints[1:], stop], strict=True):
-        if (at := agreement(one.form_at(start), other.form_at(start), start, end)) < end:
-            return at
-    return stop
 
 
 def _pairs(one: State, other: State) -> dict[str, tuple[float | None, float | None]]:
