@@ -295,6 +295,11 @@ def events(facts: Sequence[Fact]) -> Table:
     return Table(dict(zip(_EVENTS, columns, strict=True)), _EVENTS)
 
 
+def tables_of(book: Book) -> dict[str, Table]:
+    """Return the tables of a book by name: all but that of events."""
+    return {table.__name__: table(book) for table in (trials, stages, states, workers)}
+
+
 def _text(fact: Fact) -> str:
     """Summarize the fields of a fact: long fields are only named, empty ones omitted."""
     parts = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpstage.accounting.book import open_book
-from hpstage.accounting.tables import Table, events, stages, states, trials, workers
+from hpstage.accounting.tables import events, tables_of
 from hpstage.cli import options
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, shortened
 from hpstage.plan.facts import Fact
 from hpstage.report.files import refusing, replacing
+from hpstage.report.frames import frame_of
 from hpstage.report.trackers import not_installed
 from hpstage.store.redaction import redacted
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from hpstage.report.trackers.runs import Tracker
 
 
@@ -152,31 +150,19 @@ def _export_weights(
 def _export_tables(store: str, folder: Path, format: Format) -> None:
     if format == Format.PARQUET:
         _check_installed()
-    tables = _frames(store) if format == Format.PARQUET else _tables(store)
+    facts: list[Fact] = []
+    book = open_book(store, seen=facts.append)
+    tables = {**tables_of(book), "events": events(facts)}
     with refusing(folder, another="folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
             path = folder / f"{name}.{format.value}"
             with replacing(path) as aside:
-                if isinstance(table, Table):
+                if format == Format.CSV:
                     table.write_csv(aside)
                 else:
-                    table.to_parquet(aside, index=False)
+                    frame_of(table).to_parquet(aside, index=False)
             echo(f"{clean(path)}  {count_of(len(table), 'row')}")
-
-
-def _tables(store: str) -> dict[str, Table]:
-    facts: list[Fact] = []
-    book = open_book(store, seen=facts.append)
-    found = {table.__name__: table(book) for table in (trials, stages, states, workers)}
-    return {**found, "events": events(facts)}
-
-
-def _frames(store: str) -> dict[str, pd.DataFrame]:
-    from hpstage.report.frames import frames
-
-    found = frames(store)
-    return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
 def _check_installed() -> None:

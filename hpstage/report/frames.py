@@ -45,13 +45,8 @@ def frames(source: Journal | str | os.PathLike[str]) -> Frames:
     _pandas()
     facts: list[Fact] = []
     book = open_book(source, seen=facts.append)
-    return Frames(
-        trials=frame_of(tables.trials(book)),
-        stages=frame_of(tables.stages(book)),
-        states=frame_of(tables.states(book)),
-        workers=frame_of(tables.workers(book)),
-        events=frame_of(tables.events(facts)),
-    )
+    found = {**tables.tables_of(book), "events": tables.events(facts)}
+    return Frames(**{name: frame_of(table) for name, table in found.items()})
 
 
 def _pandas() -> Any:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from hpstage.accounting.book import Book
-from hpstage.accounting.tables import stages, states, trials, workers
+from hpstage.accounting.tables import tables_of
 from hpstage.plan.uncollected import uncollected
 from hpstage.report.files import refusing, replacing
 from hpstage.report.page import page
@@ -26,9 +26,9 @@ def write_book(folder: Path, book: Book, *, tables: bool = True) -> Path:
 
 
 def _write(folder: Path, book: Book, *, tables: bool) -> Path:
-    for table in (trials, stages, states, workers) if tables else ():
-        with replacing(folder / f"{table.__name__}.csv") as path:
-            table(book).write_csv(path)
+    for name, table in tables_of(book).items() if tables else ():
+        with replacing(folder / f"{name}.csv") as path:
+            table.write_csv(path)
     saved = book.savings
     with replacing(folder / "savings.json") as path:
         path.write_text(json.dumps(saved.as_dict(), indent=2) + "\n", encoding="utf-8")
