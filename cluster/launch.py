@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import sys
 import warnings
 from typing import Any
@@ -59,7 +58,7 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
         path = list(sys.path)
         try:
             with warnings.catch_warnings(), dask.config.set(_QUIET | {"temporary-directory": self._folder}):
-                # Another cluster may take the port after the check; Dask then picks another one.
+                # Dask's usual port, where users expect the page. If another cluster has it, Dask picks another one.
                 warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
                 # Dask puts it into the addresses, which no socket has.
                 warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address")
@@ -70,7 +69,7 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
                     processes=False,
                     protocol="inproc://",
                     memory_limit=0,
-                    dashboard_address=_dashboard_address(),  # also serves /metrics
+                    dashboard_address="127.0.0.1:8787",  # also serves /metrics
                     # The page is built when somebody looks. And a worker cannot be silent while this process is not.
                     scheduler_kwargs={"dashboard": False, "worker_ttl": None},
                 )
@@ -119,13 +118,3 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
 def _is_news(record: logging.LogRecord) -> bool:
     """Drop messages on connections between parts of a local cluster that close one before the other."""
     return not record.getMessage().startswith(_CUT_OFF)
-
-
-def _dashboard_address() -> str:
-    """Return an address with Dask's usual port, where users expect it, or any other port if it is taken."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", 8787))
-        except OSError:
-            return "127.0.0.1:0"
-    return "127.0.0.1:8787"
