@@ -9,6 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,39 +31,16 @@ _LOOK = 1.0
 _TRYING = 3.0
 """Maximum seconds of an attempt, all of which pass if nothing listens there."""
 
-Text = str | None
-Texts = list[str] | None
-Host = Annotated[Text, typer.Option(metavar="HOST", help="Address or name under which the others reach this host.")]
-Interface = Annotated[Text, typer.Option(metavar="NAME", help="Network interface to use, like eth0 or ib0.")]
-SchedulerFile = Annotated[
-    Text,
-    typer.Option(metavar="FILE", help="Where the scheduler writes its address, on a disk that all hosts share."),
-]
-Authority = Annotated[
-    Text, typer.Option(metavar="FILE", help="PEM file of the authority that signed the certificates.")
-]
-Certificate = Annotated[Text, typer.Option(metavar="FILE", help="PEM file of this process's certificate.")]
-Key = Annotated[Text, typer.Option(metavar="FILE", help="PEM file of the certificate's private key.")]
-Preload = Annotated[Texts, typer.Option(metavar="MODULE", help="Module or file to load first. May be repeated.")]
-
 
 def scheduler(
     context: typer.Context,
-    host: Host = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help=f"Port to listen on.  [default: {_PORT}]")] = None,
-    interface: Interface = None,
-    scheduler_file: SchedulerFile = None,
-    dashboard_address: Annotated[
-        Text, typer.Option(metavar="HOST:PORT", help="Where to serve the dashboard.  [default: :8787]")
-    ] = None,
-    tls_ca_file: Authority = None,
-    tls_cert: Certificate = None,
-    tls_key: Key = None,
-    preload: Preload = None,
 ) -> None:
     """Run a Dask scheduler for training.
 
-    This is `dask scheduler`, with all its options, but detects frozen workers after 60 s.
+    This is `dask scheduler`, with all its options, but detects frozen workers after 60 s. Among them: --host HOST,
+    --interface NAME, --scheduler-file FILE, --dashboard-address HOST:PORT, --preload MODULE, and of TLS --tls-ca-file,
+    --tls-cert and --tls-key.
 
     \b
     hpstage scheduler
@@ -75,26 +53,20 @@ def scheduler(
 
     from hpstage.cluster.settings import scheduler_environment
 
-    options = {
-        "--host": host,
-        "--port": port,
-        "--interface": interface,
-        "--scheduler-file": scheduler_file,
-        "--dashboard-address": dashboard_address,
-        "--tls-ca-file": tls_ca_file,
-        "--tls-cert": tls_cert,
-        "--tls-key": tls_key,
-        # Modules on the command line replace those of the configuration.
-        "--preload": [*(preload or _listed(dask.config.get("distributed.scheduler.preload"))), _PAGE],
-    }
-    words = [*_words(options), *context.args]
+    words = [*(() if port is None else ("--port", str(port))), *context.args]
+    modules = [_PAGE]
+    if not any(word.partition("=")[0] == "--preload" for word in words):  # which replace those of the configuration
+        configured = dask.config.get("distributed.scheduler.preload")
+        modules = [*([configured] if isinstance(configured, str) else configured), _PAGE]
+    for module in modules:
+        words += ["--preload", module]
     parsed = _parse(dask_scheduler.main, words)
     _check_host(parsed["host"])
     if not _is_encrypted(parsed) and parsed["host"] not in _OWN:
         _log("no TLS: whoever reaches this scheduler can run code on its workers; see hpstage certificates --help")
     sys.stderr.flush()
-    module = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
-    os.execve(sys.executable, [*module, *words], scheduler_environment())
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *words]
+    os.execve(sys.executable, command, scheduler_environment())
 
 
 def worker(
@@ -109,22 +81,16 @@ def worker(
     gpus_per_worker: Annotated[
         int, typer.Option(min=1, help="How many GPUs each process sees, for a trainable with devices_per_stage.")
     ] = 1,
-    host: Host = None,
-    interface: Interface = None,
     name: Annotated[
-        Text, typer.Option(metavar="NAME", help="What to call the worker; several are called NAME-0, NAME-1, ...")
+        str | None, typer.Option(metavar="NAME", help="What to call the worker; several are called NAME-0, NAME-1, ...")
     ] = None,
-    scheduler_file: SchedulerFile = None,
-    local_directory: Annotated[Text, typer.Option(metavar="FOLDER", help="Where to put temporary files.")] = None,
-    tls_ca_file: Authority = None,
-    tls_cert: Certificate = None,
-    tls_key: Key = None,
-    preload: Preload = None,
 ) -> None:
     """Run this host's workers: a process per GPU, else per core.
 
     They wait for the scheduler, and are restarted when they or the scheduler die. SIGTERM or Ctrl-C ends them
-    gracefully, a second one immediately. All further options are those of `dask worker`.
+    gracefully, a second one immediately. All further options are those of `dask worker`. Among them: --host HOST,
+    --interface NAME, --scheduler-file FILE, --local-directory FOLDER, --preload MODULE, and of TLS --tls-ca-file,
+    --tls-cert and --tls-key.
 
     \b
     hpstage worker tcp://head:8786
@@ -146,22 +112,11 @@ def worker(
     from hpstage.cluster.settings import worker_environment
     from hpstage.cluster.supervision import Child, Supervisor
 
-    options = {
-        "--host": host,
-        "--interface": interface,
-        "--scheduler-file": scheduler_file,
-        "--local-directory": local_directory,
-        "--tls-ca-file": tls_ca_file,
-        "--tls-cert": tls_cert,
-        "--tls-key": tls_key,
-        "--preload": preload,
-    }
     ours = ["--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboard"]
-    theirs = [*_words(options), *context.args]
-    parsed = _parse(dask_worker.main, theirs)
+    parsed = _parse(dask_worker.main, context.args)
     _check_host(parsed["host"])
     place = _Place(parsed)
-    words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised_worker"]
+    words = [*ours, *context.args, "--preload", "hpstage.cluster.supervised_worker"]
     devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
     elsewhere = not devices and gpus != 0 and has_other_accelerator()
     count = how_many(nworkers, workers_per_gpu, devices, accelerator=elsewhere)
@@ -271,26 +226,18 @@ def _innermost(error: BaseException) -> str:
     return f"TLS fails, and the scheduler's log has the reason: {error}" if refused else str(error) or "no answer"
 
 
-def _listed(words: str | list[str]) -> list[str]:
-    return [words] if isinstance(words, str) else words
-
-
-def _words(options: Mapping[str, object]) -> list[str]:
-    """Return the command-line arguments that set these options."""
-    words = []
-    for option, value in options.items():
-        for one in value if isinstance(value, list) else [] if value is None else [value]:
-            words += [option, str(one)]
-    return words
-
-
 def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
     """Parse Dask's parameters with its own parser.
 
     Raises:
-        UsageError: it rejects an argument.
+        UsageError: it rejects an argument, or one is empty.
     """
     import click
+
+    for before, word in pairwise(["", *words]):
+        if word == "" or (word.startswith("--") and word.endswith("=")):
+            option = word.removesuffix("=") or (before if before.startswith("--") else "SCHEDULER")
+            raise UsageError(f"{option} is empty; give a value")
 
     try:
         parameters: dict[str, Any] = command.make_context("hpstage", list(words)).params
