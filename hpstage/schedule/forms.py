@@ -21,6 +21,9 @@ from hpstage.schedule.scalars import MAX_STEPS, Scalar, canonical, finite, same
 # the same milestones in O(pieces). Longer ones stay closed-form because of their size.
 _MOST_STAIRS = 256
 
+_POSITIVE = frozenset({"first", "growth", "half", "power", "span", "width"})
+"""Fields of forms that must be greater than 0; all must be finite."""
+
 
 class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant", forbid_unknown_fields=True):
     """The same value at every step."""
@@ -66,7 +69,14 @@ class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=
 
     def check(self) -> None:
         """Raise ScheduleError for an invalid field."""
-        raise NotImplementedError
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name in _POSITIVE and not 0 < value < math.inf:
+                raise ScheduleError(
+                    f"{name} of {type(self).__name__} is {value!r}; it must be greater than 0 and finite"
+                )
+            if not math.isfinite(value):
+                raise ScheduleError(f"{name} of {type(self).__name__} is {value!r}; it must be finite")
 
     def at(self, t: int) -> float:
         """Return the value ``t`` steps after the origin."""
@@ -105,9 +115,6 @@ class Linear(_Curve, frozen=True, gc=False, tag="linear"):
     base: float
     slope: float
 
-    def check(self) -> None:
-        _all_finite("Linear", base=self.base, slope=self.slope)
-
     def at(self, t: int) -> float:
         return self.base + self.slope * t
 
@@ -120,9 +127,6 @@ class Exponential(_Curve, frozen=True, gc=False, tag="exponential"):
 
     base: float
     gamma: float
-
-    def check(self) -> None:
-        _all_finite("Exponential", base=self.base, gamma=self.gamma)
 
     def at(self, t: int) -> float:
         return decayed(self.base, self.gamma, t)
@@ -137,10 +141,6 @@ class Staircase(_Curve, frozen=True, gc=False, tag="staircase"):
     base: float
     gamma: float
     width: int
-
-    def check(self) -> None:
-        _all_finite("Staircase", base=self.base, gamma=self.gamma)
-        _positive("Staircase", width=self.width)
 
     def at(self, t: int) -> float:
         return decayed(self.base, self.gamma, t // self.width)
@@ -175,10 +175,6 @@ class Cosine(_Curve, frozen=True, gc=False, tag="cosine"):
     half: float
     delay: float = 0.0
 
-    def check(self) -> None:
-        _all_finite("Cosine", base=self.base, floor=self.floor, delay=self.delay)
-        _positive("Cosine", half=self.half)
-
     def at(self, t: int) -> float:
         # fmod is exact, so that every period has the values of the first.
         phase = math.fmod(t - self.delay, 2 * self.half)
@@ -195,10 +191,6 @@ class CosineRestarts(_Curve, frozen=True, gc=False, tag="cosine-restarts"):
     floor: float
     first: int
     growth: int = 1
-
-    def check(self) -> None:
-        _all_finite("CosineRestarts", base=self.base, floor=self.floor)
-        _positive("CosineRestarts", first=self.first, growth=self.growth)
 
     def at(self, t: int) -> float:
         cycle = self.first
@@ -225,10 +217,6 @@ class Polynomial(_Curve, frozen=True, gc=False, tag="polynomial"):
     change: float
     span: int
     power: float
-
-    def check(self) -> None:
-        _all_finite("Polynomial", base=self.base, change=self.change)
-        _positive("Polynomial", span=self.span, power=self.power)
 
     def at(self, t: int) -> float:
         return self.base + self.change * math.pow(abs(t) / self.span, self.power)
@@ -347,18 +335,6 @@ def agreement(a: Form, b: Form, start: int, stop: int) -> int:
             return step
         step = min(a.holds(step), b.holds(step))
     return stop
-
-
-def _all_finite(form: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not math.isfinite(value):
-            raise ScheduleError(f"{name} of {form} is {value!r}; it must be finite")
-
-
-def _positive(form: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not 0 < value < math.inf:
-            raise ScheduleError(f"{name} of {form} is {value!r}; it must be greater than 0 and finite")
 
 
 def decayed(base: float, gamma: float, times: int) -> float:
