@@ -11,13 +11,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.errors import UsageError
 from hpstage.plan.facts import StateKey, TrialId
-from hpstage.report.files import replacing
 from hpstage.search.results.loading import LoadedState, load
 from hpstage.search.results.trial import Step, TrainedTrial
 from hpstage.search.results.weights import leaves_of, weights_of, write_weights
@@ -55,13 +53,8 @@ class Soup:
 
     def save_weights(self, path: str | os.PathLike[str], *, part: str | None = None) -> None:
         """Write :meth:`weights` into a file that safetensors reads, with the members and metrics as its metadata."""
-        file = Path(path)
-        about = {name: repr(value) for name, value in self.metrics.items()}
-        about |= {"members": self._name, "part": part or "", "format": "pt"}
-        weights = self.weights(part=part)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as aside:
-            write_weights(aside, weights, about)
+        about = {"members": self._name, "part": part or ""}
+        write_weights(path, self.weights(part=part), about, self.metrics)
 
     def save(self, folder: str | os.PathLike[str]) -> str:
         """Keep the state as a checkpoint in a folder of soups, which is made if needed, and return its path.

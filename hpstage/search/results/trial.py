@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 from math import isnan
 from operator import index
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from hpstage.checkpoints import CheckpointStore
@@ -19,7 +18,6 @@ from hpstage.errors.text import count_of
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial, State
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.files import replacing
 from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
 from hpstage.search.results.branching import branches, check_names, together, until
@@ -369,13 +367,9 @@ class TrainedTrial:
 
         Its folder is made if needed. Raises as :meth:`weights` does, and ``OSError``.
         """
-        at, file = self.step(step), Path(path)
-        about = {name: repr(value) for name, value in self.metrics.get(at, {}).items()}
-        about |= {"trial": str(self.id), "step": str(at), "part": part or "", "format": "pt"}
-        weights = self.weights(at, part=part)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as aside:
-            write_weights(aside, weights, about)
+        at = self.step(step)
+        about = {"trial": str(self.id), "step": str(at), "part": part or ""}
+        write_weights(path, self.weights(at, part=part), about, self.metrics.get(at, {}))
 
     def load(self, trainable: object, step: Step = None, *, retrain: bool = False) -> LoadedState:
         """Load a state into new objects, built by the code of ``trainable``.

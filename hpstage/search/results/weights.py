@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import UsageError
+from hpstage.report.files import replacing
 from hpstage.training.tensors import named_tensors
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
 _MODEL = "model"
@@ -37,12 +38,19 @@ def leaves_of(state: object, part: str | None, trial: str) -> dict[str, Any]:
     return found
 
 
-def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors into a safetensors file. Raises ``OSError``."""
+def write_weights(
+    path: str | os.PathLike[str], weights: Mapping[str, Tensor], about: Mapping[str, str], metrics: Mapping[str, float]
+) -> None:
+    """Write tensors into a safetensors file, and what they are into its metadata. Its folder is made if needed. Raises
+    ``OSError``."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {**{name: repr(value) for name, value in metrics.items()}, **about, "format": "pt"}
     try:
-        save_file({name: value.contiguous() for name, value in weights.items()}, path, metadata=dict(about))
+        with replacing(file) as aside:
+            save_file({name: value.contiguous() for name, value in weights.items()}, aside, metadata=metadata)
     except SafetensorError as error:
         raise OSError(str(error)) from error
