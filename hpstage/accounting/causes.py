@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from hpstage.accounting.account import Account
 from hpstage.accounting.book import Book
+from hpstage.accounting.pauses import united
 from hpstage.accounting.payments import rounded
 from hpstage.plan.facts import NodeId, TrialId, WorkerId
 from hpstage.plan.nodes import PlannedTrial
@@ -230,7 +231,7 @@ def _beyond(book: Book) -> tuple[float, int, float]:
             known.append((start, stop))
         else:
             fresh = _gaps(known, start, stop)
-            trained[id] = _union([*known, *fresh])
+            trained[id] = united([*known, *fresh])
         repeated = stop - start - sum([end - begin for begin, end in fresh])
         if (not repeated and id not in behind) or not book.is_mine(charge.trial):
             continue
@@ -261,16 +262,6 @@ def _gaps(known: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int
     if at < stop:
         found.append((at, stop))
     return found
-
-
-def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(pieces):
-        if merged and merged[-1][1] == start:
-            merged[-1] = merged[-1][0], stop
-        else:
-            merged.append((start, stop))
-    return merged
 
 
 def idle_seconds(book: Book) -> float:

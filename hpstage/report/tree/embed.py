@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpstage.accounting.book import Book
 from hpstage.report.tree.book_rows import rows_of
-from hpstage.report.tree.rows import HEIGHT, Rows
+from hpstage.report.tree.rows import HEIGHT
 
 _LEAST, _ROW = 340, 22  # pixels of a figure for the drawer next to it, and of each branch
 _AROUND = 96  # pixels of a frame around the figure: search, margins
@@ -26,10 +26,6 @@ def tree_page(book: Book) -> str:
     Raises:
         ImportError: bokeh is not installed.
     """
-    return _page(rows_of(book))
-
-
-def _page(rows: Rows) -> str:
     from bokeh.document import Document
     from bokeh.embed import file_html
     from bokeh.resources import INLINE
@@ -40,7 +36,7 @@ def _page(rows: Rows) -> str:
     settings.simple_ids = False
     try:
         doc = Document()
-        component(rows, doc, height=_height(rows))
+        component(rows_of(book), doc, height=_height(book))
         page = file_html(doc, INLINE, title="hpstage: stage tree", suppress_callback_warning=True)
     finally:
         settings.simple_ids.unset_value()
@@ -81,9 +77,9 @@ def frame(book: Book) -> str:
 
 def height_of(book: Book) -> int:
     """Return the pixels of a frame."""
-    return _AROUND + _height(rows_of(book))
+    return _AROUND + _height(book)
 
 
-def _height(rows: Rows) -> int:
+def _height(book: Book) -> int:
     """The pixels of a figure: fewer for a tree of few branches."""
-    return max(_LEAST, min(HEIGHT, _ROW * (len(rows.branches) + 6)))
+    return max(_LEAST, min(HEIGHT, _ROW * (len(book.branches) + 6)))
