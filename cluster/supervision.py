@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0
 _STEADY = 60.0
@@ -52,8 +53,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._keep(child)) for child in self._children}
-        tasks.add(asyncio.create_task(self._interrupted()))
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._keep(child)) for child in self._children]
+        tasks.append(asyncio.create_task(self._first.wait()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -71,16 +72,6 @@ class Supervisor:
         else:
             self._log("stopping; interrupt again to stop at once")
             self._first.set()
-
-    async def _interrupted(self) -> None:
-        await self._first.wait()
-
-    async def _interrupted_again(self) -> None:
-        await self._second.wait()
-
-    async def _gone(self) -> None:
-        for process in self._running:
-            await process.wait()
 
     async def _keep(self, child: Child) -> None:
         delay = _FIRST_DELAY
@@ -105,8 +96,8 @@ class Supervisor:
         """End all processes; return whether one had to be killed."""
         for process in self._running:
             _send(process, signal.SIGTERM)
-        gone = asyncio.create_task(self._gone())
-        at_once = asyncio.create_task(self._interrupted_again())
+        gone = asyncio.gather(*(process.wait() for process in self._running))
+        at_once = asyncio.create_task(self._second.wait())
         await asyncio.wait({gone, at_once}, timeout=_GRACE, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
         left = [process for process in self._running if process.returncode is None]

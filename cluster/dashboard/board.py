@@ -344,7 +344,19 @@ class Board:
         Returns ``NO_MORE`` for a plan that cannot be shown.
         """
         with self.lock:
-            return self._offer(plan, first, records)
+            view = self.plans.setdefault(plan, PlanView())
+            view.updated = time.monotonic()
+            if not view.problem and first <= view.position:
+                try:
+                    view.fold(records[view.position - first :])
+                    view.has_end = view.has_end or (view.position > 0 and len(records) < RECORDS)
+                except HpstageError as error:
+                    logger.warning("the dashboard page cannot show a plan: %s", error)
+                    view.problem = str(error)
+            if view.position or view.problem:
+                self.plans[plan] = self.plans.pop(plan)
+            self._forget(view.updated)
+            return NO_MORE if view.problem else view.position
 
     def take_in(
         self,
@@ -373,21 +385,6 @@ class Board:
         if view is not None and isinstance(left, tuple | list) and len(left) == 2:
             view.set_time_left(*left, time.monotonic())
         return wanted, b"" if wanted == NO_MORE or view is None else view.hash, self.is_watched
-
-    def _offer(self, plan: str, first: int, records: list[bytes]) -> int:
-        view = self.plans.setdefault(plan, PlanView())
-        view.updated = time.monotonic()
-        if not view.problem and first <= view.position:
-            try:
-                view.fold(records[view.position - first :])
-                view.has_end = view.has_end or (view.position > 0 and len(records) < RECORDS)
-            except HpstageError as error:
-                logger.warning("the dashboard page cannot show a plan: %s", error)
-                view.problem = str(error)
-        if view.position or view.problem:
-            self.plans[plan] = self.plans.pop(plan)
-        self._forget(view.updated)
-        return NO_MORE if view.problem else view.position
 
     def studies(self) -> list[Shown]:
         """Return the studies of all plans: first those with active drivers, then the others, the latest first."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from bokeh.document import Document
@@ -77,13 +76,8 @@ def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document)
     doc.template_variables.update(extra)
 
 
-def individual(board: Board, kind: type[Panel]) -> Callable[[Any, dict[str, Any], Document], None]:
-    """Return a function that builds a document with one panel, of the latest study or the one that its address
-    names."""
-    return partial(_individual_doc, board, kind)
-
-
-def _individual_doc(board: Board, kind: type[Panel], scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
+def individual_doc(board: Board, kind: type[Panel], scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
+    """Build a document with one panel, of the latest study or the one that its address names."""
     name, panel = _named(doc), kind(board, scheduler, doc)
     _serve(doc, Screen(board, [panel], lambda: name), panel.root)
     doc.title = f"hpstage: {kind.__name__}"

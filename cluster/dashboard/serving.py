@@ -10,7 +10,7 @@ from distributed.dashboard import scheduler as dask_dashboard
 
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.follower import PAGE
-from hpstage.cluster.dashboard.page import PANELS, individual, page_doc
+from hpstage.cluster.dashboard.page import PANELS, individual_doc, page_doc
 
 _ENTRY = f"&#{ord(PAGE[0])};{PAGE[1:]}"
 """The page's entry in the navigation bar, encoded since Dask would capitalize its name."""
@@ -28,7 +28,7 @@ def serve(scheduler: Any, board: Board) -> bool:
     if not dashboards:
         return False
     pages: dict[str, Any] = {f"/{PAGE}": partial(page_doc, board)}
-    pages |= {f"/individual-{PAGE}-{name}": individual(board, plot) for name, plot in PANELS.items()}
+    pages |= {f"/individual-{PAGE}-{name}": partial(individual_doc, board, plot) for name, plot in PANELS.items()}
     # The pages of an application are fixed on creation, and Dask lists the plots of its first application only. So
     # another one with all pages is inserted before the existing one (which still serves its current viewers).
     theirs = dict(dask_dashboard.applications)
