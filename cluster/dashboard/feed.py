@@ -5,27 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from hpstage.accounting.measured import can_be_drawn
+from hpstage.accounting.measured import points_of
 from hpstage.cluster.dashboard.board import PlanView
 from hpstage.cluster.dashboard.study import StudyBranch, StudyView
 from hpstage.cluster.dashboard.work import place_of
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
 from hpstage.plan.nodes import Node
 from hpstage.report.names import plain
-from hpstage.report.tree.branches import changes
-from hpstage.report.tree.rows import (
-    ROOT,
-    BranchRow,
-    Header,
-    Rows,
-    Texts,
-    failure_row,
-    finite,
-    kept_state,
-    sampled,
-    trial_row,
-    values_of,
-)
+from hpstage.report.tree.rows import ROOT, Header, Rows, Texts, branch_row, failure_row, trial_row
 
 _AT_ONCE = 16  # rows between two looks at the clock
 
@@ -93,26 +80,10 @@ class Feed:
             known = self._branches.get(node.parent.id)
             parent = self._add_branch(node.parent, rows) if known is None else known
         index = self._branches.setdefault(node.id, len(self._branches))
-        rows.branches[index] = self._branch(self._study.branches[node.id], parent)
+        branch, study = self._study.branches[node.id], self._study
+        points, state = points_of(branch, study.started.metric[0]), _state(branch, ended=study.ended)
+        rows.branches[index] = branch_row(self._view, branch, parent, state, points, maximize=study.maximize)
         return index
-
-    def _branch(self, branch: StudyBranch, parent: int) -> BranchRow:
-        node, study = branch.node, self._study
-        metric = study.started.metric[0]
-        points = [
-            (step, state.metrics[metric])
-            for step, state in sorted(node.states.items())
-            if step <= branch.reach
-            and state.metrics is not None
-            and can_be_drawn(state.metrics.get(metric, float("nan")))
-        ]
-        best = (max if study.maximize else min)((value for _, value in points), default=None)
-        front = min(branch.reach, self._view.trained_to(node.id))
-        return BranchRow(
-            node.id, parent, node.start, branch.reach, front, branch.trials, best,
-            _state(branch, ended=study.ended), changes(node), kept_state(node.states), values_of(node, branch.reach),
-            sampled(points),
-        )  # fmt: skip
 
     def _add_trials(self, rows: Rows, until: float) -> None:
         if rows.branches and time.perf_counter() > until:
@@ -132,9 +103,8 @@ class Feed:
                 value = float(ended.values[0])
             index = self._trials.setdefault(id, len(self._trials))
             rows.trials[index] = trial_row(
-                number, self._view.trials.get(id), branch, study.trials.get(id), finite(value),
-                {} if proposed is None else proposed.params,
-            )  # fmt: skip
+                number, self._view.trials.get(id), branch, study.trials.get(id), value, proposed
+            )
             del self._wanted_trials[id]
             if not count % _AT_ONCE and time.perf_counter() > until:
                 return
@@ -151,10 +121,7 @@ class Feed:
             index = self._failure_count if known is None else known[0]
             self._failure_count += known is None
             self._failures[key] = index, fact
-            rows.failures[index] = failure_row(
-                self._branches[fact.node], fact.step, evaluating=fact.evaluating, summary=fact.failure.summary,
-                text=self._texts.add(fact.failure.traceback, rows.texts),
-            )  # fmt: skip
+            rows.failures[index] = failure_row(self._branches[fact.node], fact, self._texts, rows)
         for key in [key for key in self._failures if key not in there]:
             rows.gone.append(self._failures.pop(key)[0])
 

@@ -25,30 +25,25 @@ def can_be_drawn(value: float) -> bool:
     return abs(value) <= _LARGEST
 
 
+def points_of(branch: Branch, metric: str | None) -> list[tuple[int, float]]:
+    """Return the values of the metric on a branch that can be drawn, by step."""
+    known = ((step, state.metrics or {}) for step, state in branch.node.states.items() if step <= branch.reach)
+    return sorted((step, found[metric]) for step, found in known if metric in found and can_be_drawn(found[metric]))
+
+
 def measured(branches: dict[NodeId, Branch], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
-    """Return the values of the metric on each branch that can be drawn. ``branches`` must have parents before
-    children."""
-    found = {id: Measured() for id in branches}
+    """Return what was measured of the metric on each branch. ``branches`` must have parents before children."""
+    found = {id: Measured(points_of(branch, metric)) for id, branch in branches.items()}
+    best = max if maximize else min
     # From the leaves up, so that a branch's value is known before it is passed to its parent.
-    for branch in reversed(branches.values()):
-        node, reach = branch.node, branch.reach
-        mine = found[node.id]
-        points, best = mine.points, mine.value
-        for step, state in node.states.items():
-            value = None if state.metrics is None or metric is None else state.metrics.get(metric)
-            if value is not None and step <= reach and can_be_drawn(value):
-                points.append((step, value))
-                if best is None or (value > best if maximize else value < best):
-                    best = value
-        if best is None:
-            continue
-        if len(points) > 1:
-            points.sort()
-        mine.value = best
-        if node.parent is not None:
-            above = found[node.parent.id]
-            if above.value is None or (best > above.value if maximize else best < above.value):
-                above.value = best
+    for id, branch in reversed(branches.items()):
+        mine, parent = found[id], branch.node.parent
+        values = [value for _, value in mine.points] + ([] if mine.value is None else [mine.value])
+        if values:
+            mine.value = best(values)
+            if parent is not None:
+                above = found[parent.id]
+                above.value = mine.value if above.value is None else best(above.value, mine.value)
     return found
 
 

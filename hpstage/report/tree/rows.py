@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 
 from hpstage.accounting import accounting
+from hpstage.accounting.branches import Branch
 from hpstage.errors.text import clean, shortened
+from hpstage.plan.facts import StageFailed, TrialProposed
 from hpstage.plan.nodes import Node, State
 from hpstage.report.names import plain
+from hpstage.report.tree.branches import changes
 from hpstage.schedule.forms import Constant
 
 ROOT = -1
@@ -116,7 +119,20 @@ class Rows(msgspec.Struct):
         return msgspec.json.encode(self).decode()
 
 
-def values_of(node: Node, reach: int) -> Values:
+def branch_row(
+    account: accounting.Accounting, branch: Branch, parent: int, state: str, points: list[tuple[int, float]],
+    *, maximize: bool,
+) -> BranchRow:  # fmt: skip
+    node = branch.node
+    front = min(branch.reach, account.front(node.id) or node.start)
+    best = (max if maximize else min)((value for _, value in points), default=None)
+    return BranchRow(
+        node.id, parent, node.start, branch.reach, front, branch.trials, best, state, changes(node),
+        _kept_state(node.states), _values_of(node, branch.reach), sampled(points),
+    )  # fmt: skip
+
+
+def _values_of(node: Node, reach: int) -> Values:
     """Return what a branch adds to the hyperparameters of its trials, up to ``reach``."""
     parent, found = node.parent, {}
     for i, (name, form) in enumerate(zip(node.names[:_NAMES], node.forms, strict=False)):
@@ -143,7 +159,7 @@ def sampled(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return [(points[i][0], float(f"{points[i][1]:.5g}")) for i in chosen]
 
 
-def kept_state(states: Mapping[int, State]) -> str:
+def _kept_state(states: Mapping[int, State]) -> str:
     """Return the last saved state of a branch as text."""
     kept = [step for step, state in states.items() if state.kept is not None]
     if not kept:
@@ -155,17 +171,18 @@ def kept_state(states: Mapping[int, State]) -> str:
 
 def trial_row(
     name: str, trial: accounting.TrialRow | None, branch: int, state: str | None, value: float | None,
-    params: Mapping[str, object],
+    proposed: TrialProposed | None,
 ) -> TrialRow:  # fmt: skip
     """Return the row of a trial; ``state``: how it ended."""
+    params = [] if proposed is None else list(proposed.params.items())[:_NAMES]
     shown = {plain(key, _NAME): shortened(clean(value) if isinstance(value, str) else value, _VALUE)
-             for key, value in list(params.items())[:_NAMES]}  # fmt: skip
+             for key, value in params}  # fmt: skip
     ended = "running" if state is None else "failed" if state == "FAIL" else state.lower()
     requested, seconds = (0, 0.0) if trial is None else (trial.requested, trial.charged_seconds)
-    return TrialRow(name, branch, requested, ended, finite(value), shown, round(seconds, 3))
+    return TrialRow(name, branch, requested, ended, _finite(value), shown, round(seconds, 3))
 
 
-def finite(value: float | None) -> float | None:
+def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
@@ -185,9 +202,10 @@ class Texts:
         return index
 
 
-def failure_row(branch: int, step: int, *, evaluating: bool, summary: str, text: int) -> FailureRow:
-    doing = "evaluating" if evaluating else "training"
-    return FailureRow(branch, step, doing, shortened(utf8(summary), _SUMMARY), text)
+def failure_row(branch: int, fact: StageFailed, texts: Texts, rows: Rows) -> FailureRow:
+    """Return the row of a failure; a traceback that is new is added to the texts of ``rows``."""
+    doing, summary = "evaluating" if fact.evaluating else "training", shortened(utf8(fact.failure.summary), _SUMMARY)
+    return FailureRow(branch, fact.step, doing, summary, texts.add(fact.failure.traceback, rows.texts))
 
 
 def utf8(text: str) -> str:
