@@ -79,7 +79,7 @@ def _speedup(shown: Shown) -> Tile | None:
     details = [
         f"{totals.steps_unique:,} unique of {totals.steps_asked:,}" if shared else f"{totals.steps_asked:,} steps",
         f"{totals.steps_trained:,} steps trained",
-        *([f"{worker_time(saved)} saved"] if totals.answers and saved > 0 else []),
+        *([f"{duration(saved)} of worker time saved"] if totals.answers and saved > 0 else []),
     ]
     return Tile("speed-up", f"{rate(totals.merge_rate)}×" if shared else "nothing shared yet", tuple(details))
 
@@ -95,7 +95,7 @@ def _time(shown: Shown, seconds_left: float | None) -> Tile | None:
 
 def _workers(shown: Shown) -> Tile:
     training = len(shown.view.workers().get(shown.study.name, ()))
-    return Tile("workers", f"{training:,} training", (f"{worker_time(shown.study.totals.worker_seconds)} busy",))
+    return Tile("workers", f"{training:,} training", (f"{duration(shown.study.totals.worker_seconds)} of worker time",))
 
 
 def standing(shown: Shown) -> list[str]:
@@ -126,14 +126,6 @@ def failures(shown: Shown) -> list[str]:
     lines = list(shown_once)[:_FAILURES]
     more = len(facts) - len(lines)
     return lines + ([f"and {more:,} more"] if more > 0 and lines else [])
-
-
-def worker_time(seconds: float) -> str:
-    """Format worker-seconds in the unit that suits."""
-    for unit, length in (("hours", 3600.0), ("minutes", 60.0)):
-        if abs(seconds) >= 2 * length:
-            return f"{seconds / length:,.1f} worker-{unit}"
-    return f"{round(seconds, 1) + 0.0:.1f} worker-seconds"
 
 
 def summary_html(shown: Shown, seconds_left: float | None = None) -> str:

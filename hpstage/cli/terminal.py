@@ -9,11 +9,12 @@ import sys
 import typer
 from rich.console import Console, RenderableType
 
+from hpstage.errors.text import writable
+
 
 def echo(text: str) -> None:
     """Write to standard output; what its encoding has no signs for is escaped."""
-    encoding = _encoding()
-    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+    typer.echo(writable(text, _encoding()))
 
 
 def columns() -> int | None:

@@ -14,9 +14,9 @@ def clean(name: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))
 
 
-def writable(text: str) -> str:
-    """A text with what UTF-8 cannot write, such as bytes in the name of a file that are none, as ``\\udce9``."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def writable(text: str, encoding: str = "utf-8") -> str:
+    """A text with what an encoding cannot write, such as bytes in the name of a file that are none, as ``\\udce9``."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def clean_lines(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 
+from hpstage.errors.text import writable
 from hpstage.search.progress.display import Display
 from hpstage.search.progress.render import render
 from hpstage.search.progress.view import ProgressView, line
@@ -226,5 +227,4 @@ class _Above(TextIOBase):
 
 def _encodable(text: str, stream: TextIO) -> str:
     """Escape the characters that the stream's encoding cannot represent."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return writable(text, getattr(stream, "encoding", None) or "utf-8")

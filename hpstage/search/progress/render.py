@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from hpstage.errors.text import writable
 from hpstage.search.progress.view import ProgressView, items, name, times, trials
 
 _BAR = (10, 40)
@@ -42,7 +43,7 @@ class Rendered:
         between = " - " if options.ascii_only else _BETWEEN
         yield self._header(console, options)
         for line in _packed(
-            [_encodable(text, options) for text in (*items(self.view), times(self.view))], width, between
+            [writable(text, options.encoding) for text in (*items(self.view), times(self.view))], width, between
         ):
             text = Text(line)
             text.highlight_regex(r"(?<![\w\\])\d[\d,.:]*(e[-+]\d+)?(?!\w)", "bold")
@@ -54,7 +55,7 @@ class Rendered:
         view, width = self.view, options.max_width
         count = trials(view)
         left = width - len(count) - 2
-        known = _encodable(name(view), options)
+        known = writable(name(view), options.encoding)
         if cell_len(known) > max(8, left // 2):
             known = set_cell_size(known, max(8, left // 2) - 1).rstrip() + ("~" if options.ascii_only else "…")
         header = Text(known, "bold", end="")
@@ -77,11 +78,6 @@ class Rendered:
         header.append(f"  {count}", "bold")
         header.end = "\n"
         return header
-
-
-def _encodable(text: str, options: ConsoleOptions) -> str:
-    """Escape the characters that the console's encoding cannot represent, before the text is measured."""
-    return text.encode(options.encoding, "backslashreplace").decode(options.encoding)
 
 
 def _packed(texts: Sequence[str], width: int, between: str) -> list[str]:
