@@ -191,7 +191,7 @@ def test_a_replayed_search_makes_the_same_requests() -> None:
     calls = copy.deepcopy(history.calls)
     replay = history.again(Trials())
     assert list(replay.open) == [(one.index, one.step) for one in open if isinstance(one, Ask)]
-    replay.call("reported", *next(iter(replay.open)), 0.0)
+    replay.reported(*next(iter(replay.open)), 0.0)
     assert history.calls == calls, "the replay is another search"
 
 
