@@ -163,26 +163,23 @@ class Accounting:
         tally = row.tally
         tally.sums.steps_asked += step - row.requested
         row.requested = step
-        fresh = own = 0
+        fresh = unique = 0
         stop = step
         node: Node | None = planned.node_at(step)
         while node is not None:
             start, its = node.start, self.node(node)
-            ours = its.maker is tally and not tally.reach  # no other study has requested it
-            if ours and its.reach >= stop:
+            known = tally.reach.get(node.id, start)
+            if known >= stop:
                 break  # then so was all above it
-            if ours and its.reach == start and node.maker is planned:
-                own += stop - start  # nobody has requested it before: so it is for most
-                its.reach = stop
-            else:
-                tally.ask(its, stop)
-                if stop > its.reach:
-                    fresh += stop - its.reach
-                    its.ask(planned, stop)
+            tally.reach[node.id] = stop
+            unique += stop - known
+            if stop > its.reach:
+                fresh += stop - its.reach
+                its.ask(planned, stop)
             stop, node = start, node.parent
-        tally.sums.steps_unique += own
-        tally.sums.steps_first += fresh + own
-        row.fresh += fresh + own
+        tally.sums.steps_unique += unique
+        tally.sums.steps_first += fresh
+        row.fresh += fresh
 
     def _answer(self, planned: PlannedTrial, row: TrialRow, step: int) -> None:
         """Count an answered target, once per target. O(segments)."""
@@ -282,7 +279,7 @@ class Accounting:
                 its.fresh -= stop - start
                 its.tally.sums.steps_first -= stop - start
             for tally in self.tallies.values():
-                tally.retract(row, last)
+                tally.retract(node.id, last)
             row.reach = min(row.reach, last)
         for trial in ended:
             planned, own = self.plan.trials[trial], self.trials[trial]
@@ -382,7 +379,7 @@ class Accounting:
     def node(self, node: Node) -> NodeRow:
         row = self.nodes.get(node.id)
         if row is None:
-            row = self.nodes[node.id] = NodeRow(node, self.trial(node.maker.id).tally)
+            row = self.nodes[node.id] = NodeRow(node)
         return row
 
     def request(self, node: NodeId, step: int) -> Request:

@@ -20,18 +20,14 @@ pruned or has failed."""
 
 @dataclass(slots=True)
 class Tally:
-    """A study's sums, now and when its last search began.
-
-    Most nodes are used by one study alone. What is to be known of them is kept in the node's row for the study of the
-    trial that made it, and here for other studies.
-    """
+    """A study's sums, now and when its last search began."""
 
     sums: Sums = field(default_factory=Sums)
     before: Sums = field(default_factory=Sums)
     """When the last search began; those below, too."""
     allocated_before: float = 0.0
     drivers_before: frozenset[DriverId] = frozenset()
-    reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step requested, unless it is the node's
+    reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step requested of each node
     ends: dict[TrialId, End | None] = field(default_factory=dict)
     """How each of its trials has ended, ``None`` if it has not."""
     by_end: Counter[End | None] = field(default_factory=Counter)
@@ -45,37 +41,21 @@ class Tally:
         self.ends[trial] = end
         self.by_end[end] += 1
 
-    def ask(self, row: NodeRow, stop: int) -> None:
-        """Count the unique steps of a target on a node, before its reach is extended."""
-        id, maker = row.node.id, row.maker
-        fresh = stop - self.reach.get(id, row.reach if maker is self else row.node.start)
-        if fresh > 0:
-            self.sums.steps_unique += fresh
-            if maker is not self or id in self.reach:
-                self.reach[id] = stop
-            if maker is not self and stop > row.reach:
-                maker.reach.setdefault(id, row.reach)  # from now on, they differ
-
-    def retract(self, row: NodeRow, last: int) -> None:
-        """Subtract the steps of a node beyond ``last``, where its training has ended, before its reach is reduced."""
-        id = row.node.id
-        beyond = self.reach.get(id, row.reach if row.maker is self else last) - last
+    def retract(self, node: NodeId, last: int) -> None:
+        """Subtract the steps of a node beyond ``last``, where its training has ended."""
+        beyond = self.reach.get(node, last) - last
         if beyond > 0:
             self.sums.steps_unique -= beyond
-            if id in self.reach:
-                self.reach[id] = last
+            self.reach[node] = last
 
     def answer(self, row: NodeRow, steps: int, pace: float) -> None:
         """Count further steps up to a trial's last result, at a node's seconds per step."""
-        if row.maker is self:
-            row.answered += steps
-        else:
-            self._answered[row.node.id] = self._answered.get(row.node.id, 0) + steps
+        self._answered[row.node.id] = self._answered.get(row.node.id, 0) + steps
         self.sums.alone_train_seconds += steps * pace
 
     def repace(self, row: NodeRow, fact: StateReached) -> None:
         """Update estimates before folding ``fact``, which changes the seconds per step of a node trained before."""
-        steps = row.answered if row.maker is self else self._answered.get(row.node.id)
+        steps = self._answered.get(row.node.id)
         if steps:
             after = (row.seconds + fact.own_seconds) / (row.trained + fact.step - fact.start)
             self.sums.alone_train_seconds += steps * (after - row.seconds / row.trained)
@@ -84,16 +64,14 @@ class Tally:
 class NodeRow:
     """A node's requests, by trial, and the steps and seconds that it was trained."""
 
-    __slots__ = ("answered", "front", "maker", "node", "reach", "requesters", "seconds", "trained")
+    __slots__ = ("front", "node", "reach", "requesters", "seconds", "trained")
 
-    def __init__(self, node: Node, maker: Tally) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.maker = maker  # the tally of the study whose trial made it
         self.reach = node.start  # the farthest step that any trial requested
         # The ascending stops up to which it was requested first, and the trials that did. A node that was requested by
         # its maker alone, as most are, has none.
         self.requesters: list[tuple[int, PlannedTrial]] | None = None
-        self.answered = 0  # steps up to their last results of the trials of the maker's study, summed
         self.front = 0  # the farthest step that it has ever reached; 0: none
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
