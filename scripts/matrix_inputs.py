@@ -27,7 +27,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Real
@@ -40,7 +40,7 @@ from command_line import parser_of, write
 from matrix_subjects import Reached, Subject, commands, options_of, stopped, subjects
 
 from hpstage.errors import HpstageError
-from hpstage.errors.arguments import kinds_of, shown
+from hpstage.errors.arguments import Kind, shown
 from hpstage.errors.text import clean
 
 OUTCOMES = ("clear", "accepted", "unnamed", "raw", "hang", "wrong")
@@ -199,6 +199,12 @@ def _finite(value: Any) -> bool:
         return math.isfinite(float(value))
     except OverflowError:
         return False
+
+
+def kinds_of(subject: object) -> Mapping[str, Kind]:
+    """Return the table of a function or a class; empty without one."""
+    table: Any = getattr(subject, "kinds", None) or getattr(getattr(subject, "__init__", None), "kinds", None)
+    return table or {}
 
 
 def meaningful(of: Any, annotation: str, name: str, value: Any) -> bool:

@@ -179,11 +179,6 @@ class StudyView:
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:
     """Return the known values of a trial's metric up to ``stop``, by step, including those evaluated for other
     trials."""
-    found = []
-    for node, start, end in trial.path_to(stop):
-        for step in sorted(step for step in node.states if start < step <= end):
-            metrics = node.states[step].metrics
-            value = math.nan if metrics is None else metrics.get(metric, math.nan)
-            if math.isfinite(value):
-                found.append((step, value))
-    return found
+    known = ((state.step, state.metrics or {}) for state in trial.states() if state.step <= stop)
+    found = ((step, metrics.get(metric, math.nan)) for step, metrics in known)
+    return [(step, value) for step, value in found if math.isfinite(value)]

@@ -85,12 +85,6 @@ def checked(
     return decorated
 
 
-def kinds_of(subject: object) -> Mapping[str, Kind]:
-    """Return the table of a function or a class; empty without one."""
-    table: Any = getattr(subject, "kinds", None) or getattr(getattr(subject, "__init__", None), "kinds", None)
-    return table or {}
-
-
 def shown(value: object) -> str:
     """Return a value as errors show it."""
     try:
