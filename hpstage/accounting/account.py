@@ -138,7 +138,7 @@ class Account(Accounting):
         planned = self.plan.trials.get(trial)
         return "NOT BEGUN" if planned is None or record.unbegun[planned.root.id] else "RUNNING"
 
-    def catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None = None) -> None:
+    def catch_up(self, journal: Journal, seen: Callable[[Fact], object] = lambda fact: None) -> None:
         """Fold the records of the journal that have not been folded yet.
 
         Args:
@@ -151,14 +151,10 @@ class Account(Accounting):
 
         def fold_and_show(fact: Fact) -> None:
             self.fold(fact)
-            seen(fact)  # type: ignore[misc]
+            seen(fact)
 
-        if seen is None:
-            self.follow(journal)
-            fold_all(journal, self.plan, self.fold)
-        else:
-            self.follow(journal, seen)
-            fold_all(journal, self.plan, fold_and_show)
+        self.follow(journal, seen)
+        fold_all(journal, self.plan, fold_and_show)
         self.position = self.plan.position
 
 

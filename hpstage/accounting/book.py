@@ -317,7 +317,7 @@ def open_book(
     source: Journal | str | os.PathLike[str] | Searched,
     study: str | None = None,
     *,
-    seen: Callable[[Fact], object] | None = None,
+    seen: Callable[[Fact], object] = lambda fact: None,
 ) -> Book:
     """Return the book of a plan from the current state of its journal.
 
@@ -348,7 +348,7 @@ def _checkpoints(store: str | os.PathLike[str], plan: SearchPlan) -> CheckpointS
     return open_checkpoints(folder, plan.workload, sweep=False) if folder.is_dir() else None
 
 
-def _book_of(source: Searched, study: str, seen: Callable[[Fact], object] | None) -> Book:
+def _book_of(source: Searched, study: str, seen: Callable[[Fact], object]) -> Book:
     """Return the book of a complete journal in memory."""
     facts = source.journal
     header = facts[0]
@@ -357,8 +357,7 @@ def _book_of(source: Searched, study: str, seen: Callable[[Fact], object] | None
     with uncollected():
         for fact in facts:
             account.fold(fact)
-            if seen is not None:
-                seen(fact)
+            seen(fact)
     return _checked(Book(account, study, source.checkpoints, source.address))
 
 
