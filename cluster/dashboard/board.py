@@ -14,8 +14,7 @@ from itertools import groupby
 
 from hpstage.accounting.accounting import Accounting
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD, RECORDS
-from hpstage.cluster.dashboard.pieces import PieceState
-from hpstage.cluster.dashboard.study import Activity, StudyBranch, StudyView
+from hpstage.cluster.dashboard.study import Activity, PieceState, StudyBranch, StudyView
 from hpstage.errors import HpstageError
 from hpstage.plan.facts import (
     ChainClosed,

@@ -22,8 +22,7 @@ from prometheus_client.registry import Collector
 
 from hpstage.accounting.sums import Sums
 from hpstage.cluster.dashboard.board import Board, PlanView
-from hpstage.cluster.dashboard.pieces import STATES
-from hpstage.cluster.dashboard.study import ACTIVITIES, Activity, StudyView
+from hpstage.cluster.dashboard.study import ACTIVITIES, STATES, Activity, StudyView
 from hpstage.plan.facts import ChainOutcome, Departure, StateLoss, WorkerId
 
 _MOST_STUDIES = 50

@@ -13,9 +13,13 @@ from hpstage.accounting.branches import Branch, extend
 from hpstage.accounting.measured import can_be_drawn
 from hpstage.accounting.tally import Tally
 from hpstage.cluster.dashboard.changes import Changes
-from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
+
+PieceState = Literal["waiting", "ready", "running", "done", "reused", "failed"]
+"""The state of a piece of a branch."""
+
+STATES: tuple[PieceState, ...] = get_args(PieceState)
 
 Activity = Literal["train", "evaluate", "load", "save", "wasted"]
 """What workers spend their time on; ``wasted``: training that was discarded, regardless of its purpose."""

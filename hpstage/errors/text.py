@@ -30,16 +30,12 @@ def shortened(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def nearest(name: str, names: Iterable[str], least: float = 0.75) -> str | None:
+def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name that another one may be meant for: one like it, or one of which it is the initials (``wd`` of
-    ``weight_decay``); ``None`` if there is none.
-
-    Args:
-        least: from which likeness on a name may be another one misspelt: "unused" has 0.6 of "seed".
-    """
+    ``weight_decay``); ``None`` if there is none."""
     known = sorted(names)
-    # Of two letters, most are like some other.
-    like = difflib.get_close_matches(name, known, 1, least) if len(name) > 2 else []
+    # Of two letters, most are like some other. And "unused" is 0.6 like "seed", and no misspelling of it.
+    like = difflib.get_close_matches(name, known, 1, 0.75) if len(name) > 2 else []
     initials = [one for one in known if len(name) > 1 and name == "".join(part[:1] for part in one.split("_"))]
     return next(iter([*like, *initials]), None)
 

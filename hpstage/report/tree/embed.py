@@ -31,12 +31,12 @@ def tree_page(book: Book) -> str:
     from bokeh.resources import INLINE
     from bokeh.settings import settings
 
-    from hpstage.report.tree.figure import component
+    from hpstage.report.tree.figure import TreeFigure
 
     settings.simple_ids = False
     try:
         doc = Document()
-        component(rows_of(book), doc, height=_height(book))
+        doc.add_root(TreeFigure(rows_of(book), doc, height=_height(book)).root)
         page = file_html(doc, INLINE, title="hpstage: stage tree", suppress_callback_warning=True)
     finally:
         settings.simple_ids.unset_value()

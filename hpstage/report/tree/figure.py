@@ -95,13 +95,6 @@ class TreeFigure:
         self._message.data = {"text": [rows.encoded()]}
 
 
-def component(rows: Rows, doc: Document, *, height: int = HEIGHT) -> LayoutDOM:
-    """Return the tree and add it to the document."""
-    made = TreeFigure(rows, doc, height=height)
-    doc.add_root(made.root)
-    return made.root
-
-
 def _figure(height: int) -> tuple[Any, dict[str, ColumnDataSource]]:
     """Return the figure without its rows and the sources that they are drawn from.
 

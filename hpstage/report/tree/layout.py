@@ -88,10 +88,10 @@ class Layout:
         found = ((laid.rank, measured[laid.branch.node.id].value) for laid in self.branches)
         return {rank: value for rank, value in found if rank is not None and value is not None}
 
-    def ticks(self, most: int = 5) -> dict[float, float]:
+    def ticks(self) -> dict[float, float]:
         """Return some ranks, at equal distances, and their values: what a scale of the colours shows."""
         ranks = sorted(self.scale)
-        places = {round(i * (len(ranks) - 1) / (most - 1)) for i in range(most)} if ranks else ()
+        places = {round(i * (len(ranks) - 1) / 4) for i in range(5)} if ranks else ()
         return {ranks[place]: self.scale[ranks[place]] for place in sorted(places)}
 
     def path(self, shown: Placed) -> list[tuple[int, int]]:

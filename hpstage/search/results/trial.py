@@ -440,7 +440,6 @@ def trial_of(
     checkpoints: CheckpointStore | None,
     id: TrialId,
     *,
-    where: str = "this plan",
     lineage: Lineage | None = None,
 ) -> TrainedTrial:
     """Return a trial of a plan. Raise :class:`UsageError` if there is none of that id."""
@@ -451,7 +450,7 @@ def trial_of(
             raise UsageError(f"trial {id!r} was not trained: the space rejected it ({proposed.rejected.summary})")
         studies = ", ".join(sorted({plan.study_of(known) for known in planned})) or "none"
         raise UsageError(
-            f"{where} has no trial {id!r} (it may not have begun, or have been trained by other code or on another "
+            f"this plan has no trial {id!r} (it may not have begun, or have been trained by other code or on another "
             f"store); give another: there are {count_of(len(planned), 'trial')}, of studies {studies}"
         )
     return TrainedTrial(planned[id], plan, checkpoints, lineage)
