@@ -101,14 +101,7 @@ def worker(
     """
     from distributed.cli import dask_worker
 
-    from hpstage.cluster.devices import (
-        environment_of,
-        first_devices,
-        grouped,
-        has_other_accelerator,
-        how_many,
-        visible_devices,
-    )
+    from hpstage.cluster.devices import assigned, environment_of
     from hpstage.cluster.settings import worker_environment
     from hpstage.cluster.supervision import Child, Supervisor
 
@@ -117,9 +110,7 @@ def worker(
     _check_host(parsed["host"])
     place = _Place(parsed)
     words = [*ours, *context.args, "--preload", "hpstage.cluster.supervised_worker"]
-    devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
-    elsewhere = not devices and gpus != 0 and has_other_accelerator()
-    count = how_many(nworkers, workers_per_gpu, devices, accelerator=elsewhere)
+    devices, count = assigned(nworkers, gpus, workers_per_gpu, gpus_per_worker)
     command = (sys.executable, "-m", "hpstage.cluster.supervised_worker", str(os.getpid()), *words)
     names = [] if name is None else [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
     children = [

@@ -119,6 +119,15 @@ def how_many(
     return workers_per_gpu * len(devices)
 
 
+def assigned(
+    n_workers: int | None, gpus: int | None, workers_per_gpu: int | None, gpus_per_worker: int
+) -> tuple[list[str], int]:
+    """Return the devices of workers, or groups of devices, and how many workers to start."""
+    devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
+    elsewhere = not devices and gpus != 0 and has_other_accelerator()
+    return devices, how_many(n_workers, workers_per_gpu, devices, accelerator=elsewhere)
+
+
 def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: int = 1) -> dict[str, str]:
     """Return variables that give a worker one device, or one group, round-robin. Without devices: none, or one to
     ``hide`` them.

@@ -63,12 +63,10 @@ def local_cluster(
         raise UsageError("preload= is for a server that is started here; leave it out with fork_server=")
     server = fork_server or start_fork_server(preload)  # imports torch while this process imports Dask
     try:
-        from hpstage.cluster.devices import first_devices, grouped, has_other_accelerator, how_many, visible_devices
+        from hpstage.cluster.devices import assigned
         from hpstage.cluster.launch import TrainingCluster
 
-        devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
-        elsewhere = not devices and gpus != 0 and has_other_accelerator()
-        count = how_many(n_workers, workers_per_gpu, devices, accelerator=elsewhere)
+        devices, count = assigned(n_workers, gpus, workers_per_gpu, gpus_per_worker)
         return TrainingCluster(count, devices, hide=gpus == 0, fork_server=server)
     except BaseException:
         if server is not None:

@@ -96,8 +96,8 @@ class Supervisor:
         """End all processes; return whether one had to be killed."""
         for process in self._running:
             _send(process, signal.SIGTERM)
-        gone = asyncio.gather(*(process.wait() for process in self._running))
-        at_once = asyncio.create_task(self._second.wait())
+        gone: asyncio.Future[Any] = asyncio.gather(*(process.wait() for process in self._running))
+        at_once: asyncio.Future[Any] = asyncio.create_task(self._second.wait())
         await asyncio.wait({gone, at_once}, timeout=_GRACE, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
         left = [process for process in self._running if process.returncode is None]

@@ -39,11 +39,11 @@ def described_trials(
     given = rejected = 0
     works = False
     while given < min(most, len(points) or most):
-        if points:
-            study.enqueue_trial(points[given])
-        elif _is_exhausted(ledger):
-            return
         with ledger.optimize_loop():  # samplers and spaces may stop the study
+            if points:
+                study.enqueue_trial(points[given])
+            elif ledger.exhausted():
+                return
             trial = study.ask()
             try:
                 described = describe(space, trial, steps, cut=cut, catch=catch)
@@ -59,8 +59,3 @@ def described_trials(
         given += 1
         works = True
         yield trial, described
-
-
-def _is_exhausted(ledger: Ledger) -> bool:
-    with ledger.optimize_loop():
-        return ledger.exhausted()

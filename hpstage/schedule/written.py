@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpstage.errors import ScheduleError
 from hpstage.schedule.forms import (
     Constant,
     Cosine,
@@ -60,7 +59,7 @@ def _in_steps(pieces: list[Piece]) -> str | None:
     first, second = values[:2]
     if isinstance(first, float) and isinstance(second, int | float):
         for gamma in _rounded(second / first, digits=3):
-            if gamma < 1 and values == [_decayed(first, gamma, times) for times in range(len(values))]:
+            if abs(gamma) < 1 and values == [decayed(first, gamma, times) for times in range(len(values))]:
                 return f"multistep({first!r}, {starts[1:]!r}, gamma={gamma!r})"
     return f"piecewise({dict(zip(starts, values, strict=True))!r})"
 
@@ -121,10 +120,3 @@ def _lines(form: Linear, length: int) -> Iterator[tuple[float, float, float]]:
 def _rounded(number: float, digits: int = 17) -> Iterator[float]:
     for count in range(1, digits + 1):
         yield float(f"{number:.{count}g}")
-
-
-def _decayed(base: float, gamma: float, times: int) -> float | None:
-    try:
-        return decayed(base, gamma, times)
-    except ScheduleError:
-        return None

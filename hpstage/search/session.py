@@ -65,6 +65,7 @@ class Session:
     ) -> None:
         algorithm = request.algorithm
         setting = replace(request.setting, n_trials=started.n_trials, workers=started.workers)
+        self.name = started.study  # in the plan
         self.states: Counter[TrialState] = Counter()  # of finished trials
         self.best: float | None = None  # best value of a trial completed in this call, if there is one objective
         self.leading: tuple[float, int] | None = None  # the best value reported at any step, and the step
@@ -73,6 +74,7 @@ class Session:
         self._ledger = ledger
         self._driver = driver
         self._roster = roster = Roster(request, ledger, driver, started, before_first)
+        self.trials: Sequence[SessionTrial] = roster.trials
         self.history = History(algorithm, setting, roster)
         self._workers = setting.workers  # the algorithm keeps enough trials open for so many
         self._wants_more = not algorithm.synchronous  # where workers have nothing to do, as far as is known
@@ -87,28 +89,19 @@ class Session:
         self._prolongs = prolongs  # trains finished trials further
         self._used_before = driver.plan.totals.worker_seconds
         self._targets = Targets(synchronous=algorithm.synchronous, by_length=algorithm.by_length)
-        self._decisions = Decisions(driver, roster.change)
+        self._decisions = Decisions(driver, roster.plan)
         known = {*started.metric, *evaluated(driver.plan)}
         self._outcomes = Outcomes(ledger, driver, started, noisy=noisy_of(request.trainable), known=known)
-        self._stopping = False
+        self.stopping = False  # whether proposing has stopped before all requested trials were proposed
         self._stopped = False  # by study.stop()
         self._exhausted = False
         self._closed = False
         self._raised: UserFailure | None = None
 
     @property
-    def name(self) -> str:
-        """The study's name in the plan."""
-        return self._started.study
-
-    @property
-    def trials(self) -> Sequence[SessionTrial]:
-        return self._roster.trials
-
-    @property
     def expected(self) -> int | None:
         """Expected number of trials; ``None`` if limited only by time or the space."""
-        known, n_trials = len(self._roster.trials), self._started.n_trials
+        known, n_trials = len(self.trials), self._started.n_trials
         if self._exhausted:
             return known
         return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
@@ -117,7 +110,7 @@ class Session:
         """See :attr:`hpstage.scheduler.demand.Demands.foresee`. Forecast again once something has changed."""
         calls, trained, made = self._foreseen_at
         at = len(self.history.calls), self._driver.plan.totals.steps_trained
-        if (at != (calls, trained) or now > made + after) and self.expected is not None and not self._stopping:
+        if (at != (calls, trained) or now > made + after) and self.expected is not None and not self.stopping:
             forecast = Forecast(
                 self.history,
                 self.trials,
@@ -136,11 +129,6 @@ class Session:
         """Return how many of the trials that are paused in the plan have not ended: the plan gets their ends later."""
         return sum(not self._roster.by_id[trial].finished for trial in known)
 
-    @property
-    def stopping(self) -> bool:
-        """Whether proposing has stopped before all requested trials were proposed."""
-        return self._stopping
-
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self, present: int) -> None:
@@ -155,13 +143,13 @@ class Session:
             self._resize(present)
         if not self._roster.begin():
             return
-        self._stopping |= self._roster.stopped
-        for trial in self._roster.trials:
+        self.stopping |= self._roster.stopped
+        for trial in self.trials:
             if trial.finished:
                 self._count(trial, 1)
                 if trial.id not in self._driver.plan.ended:
                     self._outcomes.note(trial)  # the study was updated, and then the call was interrupted
-        for trial in list(self._roster.trials):
+        for trial in list(self.trials):
             if trial.rejected is not None:
                 self._end_by(trial, trial.rejected)
             elif trial.fork is None:
@@ -176,7 +164,7 @@ class Session:
                 if self._interruption.requested:
                     return
                 break
-            if not self._targets and (self._stopping or not self._more()):
+            if not self._targets and (self.stopping or not self._more()):
                 break
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._drain()
@@ -235,7 +223,7 @@ class Session:
 
     def _drain(self) -> None:
         """Complete running chains and start no more. Unfinished trials stay so: the next call continues them."""
-        self._stopping = True
+        self.stopping = True
         self._driver.scheduler.draining = True
         while self._driver.scheduler.running:
             if self._interruption.requested:
@@ -248,7 +236,7 @@ class Session:
     def _stop(self) -> None:
         """End the search after ``study.stop()``: what is being trained is completed, and nothing else."""
         self._drain()
-        for trial in self._roster.trials:
+        for trial in self.trials:
             if trial.finished or self._interruption.requested:
                 continue
             trial.attrs["hpstage:ended"] = "study.stop()"
@@ -265,7 +253,7 @@ class Session:
     # --- proposing and requesting -------------------------------------------------------------------------
 
     def _propose(self) -> None:
-        while not self._stopping and self._more() and self.history.room() > 0:
+        while not self.stopping and self._more() and self.history.room() > 0:
             if self._interruption.requested:
                 return
             self._exhausted = self._roster.exhausted()
@@ -274,12 +262,12 @@ class Session:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 return
             trial = self._roster.propose()
-            self._stopping |= self._ledger.take_stop()  # by the space or the sampler: proposed trials continue
+            self.stopping |= self._ledger.take_stop()  # by the space or the sampler: proposed trials continue
             if trial.rejected is None:
                 self._perform(self.history.added(trial.index))
             else:
                 self._end_by(trial, trial.rejected)
-        if not self._closed and (self._stopping or not self._more()):
+        if not self._closed and (self.stopping or not self._more()):
             self._closed = True
             self._perform(self.history.closed())
 
@@ -298,7 +286,7 @@ class Session:
 
     def _fill(self) -> None:
         """Let an asynchronous algorithm request more while workers are idle."""
-        while self._wants_more and not self._stopping and not self._interruption.requested and self._more():
+        while self._wants_more and not self.stopping and not self._interruption.requested and self._more():
             idle, calls = self._driver.idle(), len(self.history.calls)
             if not idle:
                 return
@@ -307,7 +295,7 @@ class Session:
             self._wants_more = len(self.history.calls) > calls + 1
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        trials = self._roster.trials
+        trials = self.trials
         for action in actions:
             match action:
                 case Ask(index, step):
@@ -322,7 +310,7 @@ class Session:
         for params in (fork.params, *fork.alternatives):
             trial = self._roster.fork(fork, params)
             self._stopped |= self._ledger.take_stop()  # a population cannot continue without forks
-            self._stopping |= self._stopped
+            self.stopping |= self._stopped
             if trial.rejected is None:
                 break
             self._end_by(trial, trial.rejected)
@@ -465,14 +453,14 @@ class Session:
         if frozen is None:
             return
         self._roster.trial_ended()
-        self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others continue
+        self.stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others continue
         self._count(trial, 1)
         if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
             self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
         for callback in self._request.callbacks:
             callback(self._ledger.study, frozen)
         self._stopped |= self._ledger.take_stop()
-        self._stopping |= self._stopped
+        self.stopping |= self._stopped
 
     def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
         """Count a trial as finished, or with ``by=-1`` as no longer finished."""

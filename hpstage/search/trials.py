@@ -188,7 +188,7 @@ class Roster(Trials):
         )
         self._driver.log.write(begin)
         for added in longer:
-            self._plan(added, [])
+            self.plan(added)
         for proposed, frozen in trials:
             assert proposed.trial is not None
             if proposed.extends is None:
@@ -302,7 +302,7 @@ class Roster(Trials):
             noted=tuple(sorted(trial.noted)),
         )
         schedules, plateaus = dict(planned.schedules), dict(planned.plateaus)
-        self._plan(TrialAdded(id, schedules, planned.steps, planned.keep_at, plateaus), [proposed])
+        self.plan(TrialAdded(id, schedules, planned.steps, planned.keep_at, plateaus), [proposed])
         trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, id_of(frozen), frozen.state
         self.by_id[id] = trial
 
@@ -375,18 +375,15 @@ class Roster(Trials):
         )
         if described is not None:
             plateaus = dict(described.plateaus)
-            self._plan(TrialAdded(id, described.schedules, described.steps, described.keep_at, plateaus), [proposed])
+            self.plan(TrialAdded(id, described.schedules, described.steps, described.keep_at, plateaus), [proposed])
         else:
             self._driver.log.write([proposed])
         entered = SessionTrial(len(self.trials), trial.number, id_of(trial), id, id, fork)
         entered.noted, entered.rejected, entered.barred = frozenset(made.noted), made.rejected, made.rejected
         return self._enter(entered)
 
-    def change(self, added: TrialAdded) -> None:
-        """Change a trial's schedules beyond the steps requested of it."""
-        self._plan(added, [])
-
-    def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:
+    def plan(self, added: TrialAdded, along: Sequence[TrialProposed] = ()) -> None:
+        """Write a trial into the plan, or change its schedules beyond the steps requested of it."""
         self._driver.add([added], along)
         if self._shared is not self._driver.plan:
             self._shared.apply(added)
