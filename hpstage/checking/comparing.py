@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from hpstage.execution.runs import Record
 from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, THREADS, Snapshot
 from hpstage.training.capture.portrait import Difference, differences, follows, rank, shown
-from hpstage.training.capture.settings import PATH
 from hpstage.training.capture.stateless import LOCAL
 from hpstage.training.identity.workload import drifts
 
@@ -97,7 +96,7 @@ def _differences(straight: Snapshot, other: Snapshot, reports: bool, answered: b
     both = straight.keys() & other.keys()
     for difference in differences(straight, other, answered=answered):
         path = difference[0]
-        if unlike and path not in both and path.startswith((SETTING, GENERATOR, f"{PATH}.")):
+        if unlike and path not in both and path.startswith((SETTING, GENERATOR)):
             continue
         if reports or not path.startswith((LOCAL, GENERATOR)):
             yield difference

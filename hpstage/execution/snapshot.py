@@ -11,6 +11,7 @@ from hpstage.checkpoints.state_tree import digest
 from hpstage.errors.text import writable
 from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import state_texts
+from hpstage.training.capture.settings import PATH
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.identity import accelerators
 
@@ -19,8 +20,9 @@ Snapshot = dict[str, str]
 
 STATE = "state_dict()"
 GENERATOR = "the global generator of "
-SETTING = "the process's "
-THREADS = f"{SETTING}torch.get_num_threads()"
+SETTING = f"{PATH}."
+"""Begins the paths of settings of the process that decide bits."""
+THREADS = f"{SETTING}threads"
 
 
 def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, object]:
@@ -36,7 +38,6 @@ def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, o
     portrait: Callable[[], Snapshot] | None = getattr(trainable, "portrait", None)
     if portrait is not None:
         found |= portrait()
-    found |= _settings()
     state = trainable.state_dict() if trained else None
     if isinstance(trainable, FunctionTrainable) and isinstance(state, dict):
         found |= state_texts(STATE, {**state, "metrics": None})  # whether it has metrics depends on the reports wanted
@@ -46,33 +47,13 @@ def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, o
 
 
 def _generators() -> Iterator[tuple[str, str]]:
+    import numpy
+
     yield f"{GENERATOR}Python", digest(random.getstate())
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        yield f"{GENERATOR}NumPy", digest(numpy.random.get_state(legacy=False))
+    yield f"{GENERATOR}NumPy", digest(numpy.random.get_state(legacy=False))
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         yield f"{GENERATOR}torch", digest(torch.default_generator.get_state())
-        if torch.cuda.is_initialized():
-            for number, generator in enumerate(torch.cuda.default_generators):
-                yield f"{GENERATOR}torch on cuda:{number}", digest(generator.get_state())
-        for number, state in enumerate(accelerators.states()):
-            yield f"{GENERATOR}torch on {accelerators.other()}:{number}", digest(state)
-
-
-def _settings() -> Iterator[tuple[str, str]]:
-    """Yield process-wide settings that decide bits."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return
-    yield THREADS, str(torch.get_num_threads())
-    for name in (
-        "get_default_dtype",
-        "get_default_device",
-        "is_grad_enabled",
-        "get_float32_matmul_precision",
-        "are_deterministic_algorithms_enabled",
-    ):
-        yield f"{SETTING}torch.{name}()", str(getattr(torch, name)())
-    yield f"{SETTING}torch.backends.mkldnn.enabled", str(torch.backends.mkldnn.enabled)
-    yield f"{SETTING}torch.backends.cudnn.benchmark", str(torch.backends.cudnn.benchmark)
+        for kind, states in accelerators.states().items():
+            for number, state in enumerate(states):
+                yield f"{GENERATOR}torch on {kind}:{number}", digest(state)

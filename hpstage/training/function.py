@@ -38,7 +38,7 @@ from hpstage.training.adapter import Adapter, checked_metrics, optimizers_in, st
 from hpstage.training.body import Body, Pause
 from hpstage.training.capture.stateless import LOCAL, stated_on
 from hpstage.training.capture.unwatched import world_of
-from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
+from hpstage.training.randomness import Purpose, has_torch, rekey, seed_of
 from hpstage.training.run import Run
 
 
@@ -217,10 +217,10 @@ class FunctionTrainable(Adapter):
 
     def _begin(self, state: Mapping[str, Any] | None) -> Body:
         """Run the function up to its first step."""
-        before = libraries()
+        before = has_torch()
         body = self._run_to_loop(state)
-        if libraries() != before:
-            # It has imported torch or NumPy, whose generators were not keyed when it used them.
+        if has_torch() != before:
+            # It has imported torch, whose generators were not keyed when it used them.
             self._end()
             body = self._run_to_loop(state)
         return body

@@ -57,55 +57,45 @@ def _scramble(z: int) -> int:
 
 
 def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
-    """Seed the global generators of Python and, if imported, of NumPy and torch, as ``manual_seed`` does, from a mix
-    of seed, step and purpose. About 6 microseconds.
+    """Seed the global generators of Python, NumPy and, if imported, of torch, as ``manual_seed`` does, from a mix of
+    seed, step and purpose. About 6 microseconds.
 
-    A library that is imported later is not seeded before the next call; see :func:`libraries`.
+    If torch is imported later, it is not seeded before the next call; see :func:`has_torch`.
     """
+    import numpy
+
     # 64 bits of one mix suffice for all: Python uses all of them, NumPy and torch's CPU generator 32 each.
     key = mix(seed, step, purpose)
     random.seed(key)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(_scramble(key ^ 0x6E756D7079) & 0xFFFFFFFF)
+    numpy.random.seed(_scramble(key ^ 0x6E756D7079) & 0xFFFFFFFF)
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         key = _scramble(key ^ 0x746F726368)
         torch.default_generator.manual_seed(key)
-        if torch.cuda.is_initialized():
-            for generator in torch.cuda.default_generators:
-                generator.manual_seed(key)
-        elif purpose is Purpose.SETUP and torch.cuda.is_available():
-            # Queued until CUDA starts; at each step the queue would grow.
-            torch.cuda.manual_seed_all(key)
         accelerators.seed(key, early=purpose is Purpose.SETUP)
 
 
-def libraries() -> tuple[bool, bool]:
-    """Return whether NumPy and torch are imported. If this changes during a call, it used an unkeyed generator."""
-    return "numpy" in sys.modules, "torch" in sys.modules
+def has_torch() -> bool:
+    """Return whether torch is imported. If this changes during a call, it used an unkeyed generator."""
+    return "torch" in sys.modules
 
 
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """Restore the global generators on exit, as far as their libraries were imported before."""
-    python = random.getstate()
-    numpy: Any = sys.modules.get("numpy")
-    of_numpy: Any = None if numpy is None else numpy.random.get_state(legacy=False)
+    """Restore the global generators on exit, torch's if it was imported before."""
+    import numpy
+
+    python, of_numpy = random.getstate(), numpy.random.get_state(legacy=False)
     torch: Any = sys.modules.get("torch")
     of_torch = None if torch is None else torch.get_rng_state()
-    of_cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
-    of_others = accelerators.states()
+    of_accelerators = accelerators.states()
     try:
         yield
     finally:
         random.setstate(python)
-        if numpy is not None:
-            here = numpy.random.get_state(legacy=False)
-            if here["bit_generator"] == of_numpy["bit_generator"]:  # else training has put another one in its place
-                numpy.random.set_state(of_numpy)
+        here = numpy.random.get_state(legacy=False)
+        if here["bit_generator"] == of_numpy["bit_generator"]:  # else training has put another one in its place
+            numpy.random.set_state(of_numpy)
         if torch is not None:
             torch.set_rng_state(of_torch)
-        if of_cuda is not None:
-            torch.cuda.set_rng_state_all(of_cuda)
-        accelerators.restore(of_others)
+        accelerators.restore(of_accelerators)

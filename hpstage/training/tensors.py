@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpstage.training.capture.kind import numpy, torch
+from hpstage.training.capture.kind import numpy
+from hpstage.training.capture.values import is_tensor
 
 
 def named_tensors(state: object) -> Iterator[tuple[str, Any]]:
@@ -21,10 +22,7 @@ def named_tensors(state: object) -> Iterator[tuple[str, Any]]:
 
 def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the tensors and arrays in a tree of mappings and sequences, named by the way to them."""
-    library, arrays = torch(), numpy()
-    if (library is not None and isinstance(tree, library.Tensor)) or (
-        arrays is not None and isinstance(tree, arrays.ndarray)
-    ):
+    if is_tensor(tree) or isinstance(tree, numpy().ndarray):
         yield path, tree
     elif isinstance(tree, Mapping | list | tuple):
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)

@@ -18,7 +18,7 @@ from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.changes import Changes
 from hpstage.training.function import FunctionTrainable
-from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
+from hpstage.training.randomness import Purpose, has_torch, rekey, seed_of
 
 
 def as_trainable(obj: object) -> Trainable:
@@ -130,11 +130,11 @@ class Keyed(Adapter):
                 setattr(self, name, self._borrowed.within(method))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        before = libraries()
+        before = has_torch()
         self._borrowed.take()
         self._set_up(hp)
-        if libraries() != before:
-            # It has imported NumPy or torch, whose generators were not keyed when it used them.
+        if has_torch() != before:
+            # It has imported torch, whose generators were not keyed when it used them.
             self._set_up(hp)
 
     def _set_up(self, hp: Mapping[str, Scalar]) -> None:

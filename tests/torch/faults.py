@@ -452,7 +452,7 @@ NAMED: dict[str, tuple[Callable[[], object], str]] = {
     "a variable of the host's": (HostName, r"names os\.environ"),
     "a thread during training": (Background, r"self\.ticks"),
     "data split by the clock": (RandomSplit, r"the workload's data"),
-    "torch.set_num_threads()": (SetsThreads, r"torch\.get_num_threads"),
+    "torch.set_num_threads()": (SetsThreads, r"process\.threads"),
 }
 """What is not exact, and what the report says of it."""
 

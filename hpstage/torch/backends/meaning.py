@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import NotDeparting, StepBackend
 from hpstage.torch.backends.rounding import OtherwiseRounded, full_precision
 from hpstage.torch.backends.stacked.signature import shape_key
+from hpstage.training.identity import accelerators
 from hpstage.training.randomness import generators_restored
 from hpstage.training.step_log import recording
 
@@ -374,9 +376,7 @@ def _shown(value: Any) -> str:
 
 
 def _stream() -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    on_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return states + (torch.cuda.get_rng_state_all() if on_gpus else [])
+    return [torch.get_rng_state(), *chain.from_iterable(accelerators.states().values())]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from hpstage.training.code.owner import found_in, is_users_code
 RANDOM: dict[str, Callable[[], Any]] = {
     "Random": lambda: sys.modules["random"].Random,
     "Generator": lambda: torch() and torch().Generator,
-    "RandomState": lambda: numpy() and numpy().random.RandomState,
+    "RandomState": lambda: numpy().random.RandomState,
 }
 
 

@@ -247,10 +247,10 @@ class Encoder:
             if isinstance(value, library.device):
                 return "device", str(value)
         arrays = numpy()
-        if arrays is not None and type(value) in (arrays.str_, arrays.bytes_):
+        if type(value) in (arrays.str_, arrays.bytes_):
             # str() and item() drop zeros at the end.
             return "numpy text", str.__str__(value) if isinstance(value, str) else bytes(value)
-        if arrays is not None and isinstance(value, arrays.datetime64 | arrays.timedelta64):
+        if isinstance(value, arrays.datetime64 | arrays.timedelta64):
             return "numpy time", value.dtype.str, int(value.astype("i8"))
         if leaves.numpy_scalar(value) is not None:
             return value
@@ -292,11 +292,11 @@ class Encoder:
         library, arrays = torch(), numpy()
         if library is not None and kind in (library.Tensor, library.nn.Parameter):
             return self._tensor(path, number, value)
-        if arrays is not None and kind is arrays.ndarray:
+        if kind is arrays.ndarray:
             return self._array(path, number, value)
         if jax_arrays.is_array(value):
             return "jax array", number, value
-        if arrays is not None and kind is arrays.memmap and (where := where_map_is(value)):
+        if kind is arrays.memmap and (where := where_map_is(value)):
             return "map", number, *where, _description(value.dtype), list(value.shape)
         if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
             return "opened", number, *where
@@ -305,12 +305,12 @@ class Encoder:
         if kind is functools.partial and may_be_given(value.func):
             parts = self._list(path, value.args), self._pairs(path, value.keywords), self._pairs(path, own_of(value))
             return "partial", number, self.value(f"{path}.func", value.func), *parts
-        if arrays is not None and kind is arrays.ufunc:
+        if kind is arrays.ufunc:
             return self._named(path, value)
         source = next((name for name, source in RANDOM.items() if source() is kind), None)
         if source is not None:
             return "random", number, source, RandomSource().read(value, frozenset()), _device(value)
-        if arrays is not None and (kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator)):
+        if kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator):
             return self._numbers(path, number, value)
         name = kind.__module__, name_of(kind)
         if creatable(self._base, *name) is kind or creatable(self._local, *name) is kind:

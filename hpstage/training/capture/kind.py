@@ -56,7 +56,10 @@ def torch() -> Any:
 
 
 def numpy() -> Any:
-    return sys.modules.get("numpy")
+    """Return NumPy, which every process has that trains (:func:`hpstage.training.identity.threads.pin`)."""
+    import numpy as library
+
+    return library
 
 
 @by_type
@@ -68,8 +71,7 @@ def is_atomic(kind: Any) -> bool:
         kind, (library.dtype, library.device, library.Size, library.layout, library.memory_format)
     ):
         return True
-    library = numpy()
-    return library is not None and issubclass(kind, (library.generic, library.dtype))
+    return issubclass(kind, (numpy().generic, numpy().dtype))
 
 
 def is_atom(value: object) -> bool:

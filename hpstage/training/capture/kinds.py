@@ -177,8 +177,7 @@ def kind_of(obj: Any) -> Kind | None:
     if found is _FUNCTION:
         return found if is_users_code(obj) or _holds_users(obj) else _OPAQUE
     if found is VALUES:
-        arrays = numpy()
-        return _OBJECTS if arrays is not None and issubclass(kind, arrays.ndarray) and obj.dtype.hasobject else found
+        return _OBJECTS if issubclass(kind, numpy().ndarray) and obj.dtype.hasobject else found
     if found is FOREIGN and isinstance(obj, mmap.mmap) and is_read_only(obj):
         return _FILE
     if (found is _SEQUENCE or found is _MAPPING) and is_bulk(obj):
@@ -205,9 +204,9 @@ def kind_of_type(kind: Any) -> Kind | None:
         return _ACCUMULATOR
     if library is not None and issubclass(kind, library.UntypedStorage):
         return STORAGE
-    if arrays is not None and issubclass(kind, arrays.ndarray):
+    if issubclass(kind, arrays.ndarray):
         return VALUES
-    if arrays is not None and kind is arrays.ufunc:
+    if kind is arrays.ufunc:
         return _VECTORIZED
     if kind is bytearray or issubclass(kind, bytearray):
         return _BYTES
@@ -256,11 +255,6 @@ def _is_trainable(kind: Any) -> bool:
 
 
 def _generators() -> tuple[Any, ...]:
-    library, arrays = torch(), numpy()
-    found: list[Any] = [random.Random]
-    if library is not None:
-        found.append(library.Generator)
-    if arrays is not None:
-        source = arrays.random
-        found += [source.RandomState, source.Generator, source.BitGenerator, source.SeedSequence]
-    return tuple(found)
+    library, source = torch(), numpy().random
+    of_torch = () if library is None else (library.Generator,)
+    return random.Random, source.RandomState, source.Generator, source.BitGenerator, source.SeedSequence, *of_torch

@@ -84,12 +84,10 @@ def _as_before(path: str) -> Iterator[None]:
 
 
 def _sample_of_file(file: Any) -> str:
-    import numpy
-
     if not os.fstat(file.fileno()).st_size:
         return ""
     # Not read(): that would move the position.
-    return _sample_of(numpy.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "u1"))
+    return _sample_of(numpy().frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "u1"))
 
 
 def _sample_of(array: Any) -> str:

@@ -165,8 +165,7 @@ def _entry(value: Any, survey: Survey) -> str:
         return f"{_entry(value.__self__, survey)}.{value.__name__}"
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}"
-    arrays = numpy()
-    if arrays is not None and isinstance(value, arrays.generic):
+    if isinstance(value, numpy().generic):
         return repr(value)
     if is_atom(value) and not _ADDRESS.search(text := repr(value)):
         return text

@@ -48,7 +48,4 @@ def function_of(module: str, name: str) -> Any:
 
 
 def _may_be_pure(function: object) -> bool:
-    library = numpy()
-    return type(function) in (types.FunctionType, types.BuiltinFunctionType) or (
-        library is not None and type(function) is library.ufunc
-    )
+    return type(function) in (types.FunctionType, types.BuiltinFunctionType, numpy().ufunc)

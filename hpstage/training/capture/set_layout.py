@@ -59,10 +59,7 @@ def hash_is_fixed(item: Any) -> bool:
     kind = type(item)
     if kind is tuple or kind is frozenset:
         return all(map(hash_is_fixed, item))
-    if kind in _NUMBERS:
-        return True
-    arrays = numpy()
-    return arrays is not None and issubclass(kind, arrays.number | arrays.bool_)
+    return kind in _NUMBERS or issubclass(kind, numpy().number | numpy().bool_)
 
 
 _NUMBERS = (int, float, bool, complex, decimal.Decimal, fractions.Fraction)

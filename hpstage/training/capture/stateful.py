@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from hpstage.checkpoints.state_tree import digest
 from hpstage.training.capture.instances import Cell
 from hpstage.training.capture.kind import Child, Kind, is_atom, numpy, same_mapping
 
@@ -44,30 +45,28 @@ class RandomSource(Kind):
     name = "random state"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        numbers = getattr(numpy(), "random", None)
+        numbers = numpy().random
         if isinstance(obj, random.Random):
             return obj.getstate()
-        if numbers is not None and isinstance(obj, numbers.RandomState):
+        if isinstance(obj, numbers.RandomState):
             return obj.get_state(legacy=False)
-        if numbers is not None and isinstance(obj, numbers.SeedSequence):
+        if isinstance(obj, numbers.SeedSequence):
             return {"spawned": obj.n_children_spawned}
-        if numbers is not None and isinstance(obj, numbers.Generator | numbers.BitGenerator):
+        if isinstance(obj, numbers.Generator | numbers.BitGenerator):
             source = _source(obj)
             return {**source.state, "spawned": getattr(source.seed_seq, "n_children_spawned", 0)}
         return obj.get_state()  # torch's
 
     def same(self, old: Any, new: Any) -> bool:
-        from hpstage.checkpoints.state_tree import digest
-
         return digest(old) == digest(new)
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        numbers = getattr(numpy(), "random", None)
+        numbers = numpy().random
         if isinstance(obj, random.Random):
             obj.setstate(content)
-        elif numbers is not None and isinstance(obj, numbers.SeedSequence):
+        elif isinstance(obj, numbers.SeedSequence):
             _set_spawned(obj, content["spawned"])
-        elif numbers is not None and isinstance(obj, numbers.Generator | numbers.BitGenerator):
+        elif isinstance(obj, numbers.Generator | numbers.BitGenerator):
             source, state = _source(obj), dict(content)
             _set_spawned(source.seed_seq, state.pop("spawned"))
             source.state = state

@@ -1,6 +1,6 @@
-"""The accelerator that torch has here, if it is another one than CUDA: Apple's (mps), Intel's (xpu), or a plugin's.
+"""The accelerators that torch has here: CUDA, and if there is another one, Apple's (mps), Intel's (xpu), a plugin's.
 
-All that is needed of it is in the module that torch has for its type: random generators, and when it has finished.
+All that is needed of one is in the module that torch has for its type: random generators, and when it has finished.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HIDDEN = "HPSTAGE_NO_ACCELERATOR"
 
 
 def other() -> str | None:
-    """Return the type of its devices, or ``None`` if there is none, or torch is not imported.
+    """Return the type of the devices that are not CUDA's, or ``None`` if there are none, or torch is not imported.
 
     torch 2.5 has no word for it, and so none is used.
     """
@@ -30,9 +30,12 @@ def _found(accelerator: Any) -> str | None:
     return None if device is None or device.type == "cuda" else str(device.type)
 
 
-def _module() -> Any:
+def _modules() -> dict[str, Any]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
     name = other()
-    return None if name is None else sys.modules["torch"].get_device_module(name)
+    return {"cuda": torch.cuda} | ({} if name is None else {name: torch.get_device_module(name)})
 
 
 def _has_begun(module: Any) -> bool:
@@ -41,27 +44,30 @@ def _has_begun(module: Any) -> bool:
 
 
 def seed(key: int, *, early: bool) -> None:
-    """Key its generators. ``early``: also before it is used, for which the key is queued."""
-    module = _module()
-    if module is not None and (early or _has_begun(module)):
-        getattr(module, "manual_seed_all", module.manual_seed)(key)
+    """Key their generators. ``early``: also before one is used, for which the key is queued: not at each step, since
+    the queue would grow."""
+    for module in _modules().values():
+        if _has_begun(module) or (early and getattr(module, "is_available", lambda: True)()):
+            getattr(module, "manual_seed_all", module.manual_seed)(key)
 
 
-def states() -> list[Any]:
-    """Return the states of its generators, a tensor for each device that it has begun to use."""
-    module = _module()
-    if module is None or not _has_begun(module):
-        return []
-    return list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
+def states() -> dict[str, list[Any]]:
+    """Return the states of their generators by type, a tensor for each device that torch has begun to use."""
+    begun = {name: module for name, module in _modules().items() if _has_begun(module)}
+    return {
+        name: list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
+        for name, module in begun.items()
+    }
 
 
-def restore(found: list[Any]) -> None:
-    """Give its generators states that :func:`states` has returned."""
-    module = _module()
-    if hasattr(module, "set_rng_state_all"):
-        module.set_rng_state_all(found)
-    elif found:
-        module.set_rng_state(found[0])
+def restore(found: dict[str, list[Any]]) -> None:
+    """Give their generators states that :func:`states` has returned."""
+    for name, present in found.items():
+        module = _modules()[name]
+        if hasattr(module, "set_rng_state_all"):
+            module.set_rng_state_all(present)
+        else:
+            module.set_rng_state(present[0])
 
 
 def synchronize(device: Any) -> None:
@@ -69,4 +75,4 @@ def synchronize(device: Any) -> None:
     if device.type == "cuda":
         sys.modules["torch"].cuda.synchronize(device)
     elif device.type == other():
-        _module().synchronize()
+        _modules()[device.type].synchronize()

@@ -8,7 +8,6 @@ import io
 import logging
 import os
 import re
-import sys
 import threading
 import weakref
 from collections import defaultdict
@@ -22,6 +21,7 @@ from typing import Any
 
 import xxhash
 
+from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
 from hpstage.training.code.attributes import has_own_memory, own_of
 from hpstage.training.code.hashing import hashed
@@ -179,6 +179,8 @@ class Values:
         return text if place is None else f"{type(value).__name__} {place}"
 
     def _composed(self, value: Any) -> str | None:
+        import numpy
+
         if isinstance(value, (list, tuple, set, frozenset, Mapping, *_PLAIN)) and is_users_code(type(value)):
             text = self._reduced(value)  # its class and its attributes count, too
             if text is not None:
@@ -193,8 +195,7 @@ class Values:
         if isinstance(value, Mapping):
             # In insertion order: that of a dict of layers decides which is initialised first.
             return self._joined("dict", (self._joined("", map(self.value, pair)) for pair in value.items()))
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.random.BitGenerator):
+        if isinstance(value, numpy.random.BitGenerator):
             # Not its seeds: `jumped()` gives random ones, and otherwise the state shows them.
             parts = value.state, getattr(value.seed_seq, "n_children_spawned", 0)
             return self._joined(self._refer(type(value)), map(self.value, parts))
@@ -220,10 +221,9 @@ class Values:
 
     def _array(self, value: Any) -> str | None:
         """Return a digest of all bytes of a tensor or array, or ``None`` for other objects."""
-        from hpstage.checkpoints.state_tree import digest
+        import numpy
 
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.memmap):
+        if isinstance(value, numpy.memmap):
             if value.nbytes > _MAPPED:
                 return self._blocks(value)
             value = numpy.asarray(value)
@@ -236,8 +236,6 @@ class Values:
 
     def _blocks(self, mapped: Any) -> str:
         """Describe a large memory-mapped file by blocks of its rows, its size and its modification time."""
-        from hpstage.checkpoints.state_tree import digest
-
         self.sampled = True
         rows = max(1, _BLOCK * len(mapped) // mapped.nbytes)
         starts = [number * (len(mapped) - rows) // (_BLOCKS - 1) for number in range(_BLOCKS)]
