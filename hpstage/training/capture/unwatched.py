@@ -7,13 +7,14 @@ of audits train whole searches in this way, by setting ``HPSTAGE_UNWATCHED``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from hpstage.checkpoints.state_tree import clone
 from hpstage.training.capture.kind import torch
 from hpstage.training.capture.survey import Survey
+from hpstage.training.capture.surveyor import Surveyor
 from hpstage.training.capture.variables import Variable
 from hpstage.training.capture.world import Roots, World
 
@@ -37,23 +38,17 @@ def world_of(stateless: Collection[str], roots: Callable[[], Roots]) -> World:
     return (Unwatched if _off or VARIABLE in os.environ else World)(stateless, roots)
 
 
+class _Blind(Surveyor):
+    """Finds nothing, so that nothing is restored, refused or compared."""
+
+    def survey(self, *_: Any, **__: Any) -> Survey:
+        return Survey()
+
+
 class Unwatched(World):
     """A world of which only the roots' own ``state_dict()`` is known."""
 
-    def patches(self) -> Sequence[tuple[str, object]]:
-        return ()
-
-    def reset(self) -> None:
-        self.pristine = Survey()
-
-    def begin(self) -> None:
-        self.base = Survey()
-
-    def enter(self, variables: Iterable[Variable]) -> None:
-        """Trust local variables."""
-
-    def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
-        """Leave everything as it is."""
+    surveyor = _Blind
 
     def capture(
         self, variables: Sequence[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
@@ -82,20 +77,6 @@ class Unwatched(World):
                 root.load_state_dict(own)
             else:
                 root.load_state_dict(clone(state["changed"][path]))
-
-    @contextmanager
-    def kept(self, what: str, *, warn: bool = True) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def undone(self, what: str, remedy: str, more: Roots = ()) -> Iterator[None]:
-        yield
-
-    def survey(self, known: Survey | None = None) -> Survey:
-        return Survey()
-
-    def portrait(self, more: Roots = ()) -> dict[str, str]:
-        return {}
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
         for path, root in self._roots():

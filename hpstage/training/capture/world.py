@@ -13,6 +13,7 @@ import logging
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 from hpstage.errors import StateError
@@ -49,9 +50,11 @@ class World:
         roots: returns the paths and objects from which training currently reaches all others.
     """
 
+    surveyor: type[Surveyor] = Surveyor
+
     def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
         self._stateless = stateless
-        self._surveyor = Surveyor(stateless)
+        self._surveyor = self.surveyor(stateless)
         self._roots = roots
         self._patched: list[tuple[str, object]] | None = None
         self.pristine: Survey | None = None
@@ -363,7 +366,7 @@ class World:
             StateError: something cannot be restored. The message names it.
         """
         # A surveyor looks into code once: what this code imports, the one of training has yet to meet.
-        before = Surveyor(self._stateless).survey([*self._all_roots(), *more], known=self.base)
+        before = self.surveyor(self._stateless).survey(chain(self._all_roots(), more), known=self.base)
         records = [*before, *before.cached.values()]
         guard = Guard([record for record in records if record.kind is VALUES], self.pristine or Survey())
         caches = [record for record in records if record.kind is CACHE and is_users_code(record.obj.__wrapped__)]
@@ -422,7 +425,7 @@ class World:
         Args:
             more: further roots, such as the variables of a running function.
         """
-        survey = self._surveyor.survey([*self._all_roots(), *more], known=self.base)
+        survey = self._surveyor.survey(chain(self._all_roots(), more), known=self.base)
         self._watch(survey.cached.values())
         shown = (record for record in survey if record.kind is not CACHE and UNKNOWN not in record.path)
         return {path: text for record in shown for path, text in texts_of(record, survey)}
