@@ -10,8 +10,7 @@ from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.settings import SETTINGS
-from hpstage.training.capture.survey import UNKNOWN, Survey, plainly
-from hpstage.training.capture.values import Marked
+from hpstage.training.capture.survey import UNKNOWN, Survey
 from hpstage.training.capture.world import World
 
 _EARLY = 2
@@ -68,11 +67,7 @@ class Changes:
         self._before |= set(_changed(known, now))
 
     def _count_from_here(self) -> Survey:
-        known, self._known = self._known, self._world.survey(self._known)
-        with plainly():
-            for record in self._known:
-                if record.kind is VALUES and record is not known.records.get(id(record.obj)):
-                    record.content = Marked(record.obj, sampled=True)
+        self._known = self._world.sampled(self._known)
         return self._known
 
 

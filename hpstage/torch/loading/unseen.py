@@ -7,9 +7,8 @@ from collections.abc import Collection
 from hpstage.errors import StateError
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.survey import Record, Survey, plainly
+from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.surveyor import Surveyor
-from hpstage.training.capture.values import Marked
 
 
 class Sent:
@@ -25,11 +24,7 @@ class Sent:
         beyond = Survey()
         if owner is not None:
             beyond.records[id(owner)] = None  # type: ignore[assignment]  # only whether it is there counts
-        self._then = Surveyor(stateless).survey(parts.items(), beyond=beyond)
-        with plainly():
-            for record in self._then:
-                if record.kind is VALUES:
-                    record.content = Marked(record.obj, sampled=True)
+        self._then = Surveyor(stateless).survey(parts.items(), beyond=beyond, sampled=True)
 
     def changed(self) -> Record | None:
         """Return what has changed since, if anything."""

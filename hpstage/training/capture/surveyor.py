@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from hpstage.errors import StateError
@@ -42,6 +43,7 @@ _BEYOND = frozenset(
     )
 )
 """Names by which code reaches memory around a view."""
+Mark = Callable[[Any], Marked]
 
 
 class Surveyor:
@@ -68,6 +70,7 @@ class Surveyor:
         *,
         known: Survey | None = None,
         beyond: Survey | None = None,
+        sampled: bool = False,
         copied: bool = False,
     ) -> Survey:
         """Survey everything reachable from ``roots``.
@@ -76,12 +79,14 @@ class Surveyor:
             roots: paths and objects.
             known: an earlier survey. Its objects keep their paths, and their records if nothing has changed.
             beyond: a survey whose objects, and what they lead to, are ignored.
-            copied: whether to keep what is needed to restore values.
+            sampled: whether to keep of values what shows whether they have changed (:class:`Marked`).
+            copied: whether to keep what is needed to restore them, too.
         """
+        marked = partial(Marked, sampled=sampled or copied, copied=copied)
         with plainly():
-            return _Walk(self, roots, known, beyond or Survey(), copied).survey()
+            return _Walk(self, roots, known or Survey(), beyond or Survey(), marked).survey()
 
-    def met(self, found: Survey, path: str, obj: Any, copied: bool) -> Record:
+    def met(self, found: Survey, path: str, obj: Any, marked: Mark) -> Record:
         """Return the record of an object that was not known.
 
         Raises:
@@ -97,7 +102,7 @@ class Surveyor:
         if kind is SKIPPED:
             skip = AllBut(self.read)
         if kind is VALUES:
-            return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
+            return Record(path, obj, kind, marked(obj), skip)
         content = kind.read(obj, skip)
         passed_by = CACHED in path or id(obj) in found.within_libraries or has_no_state(type(obj))
         if kind is FOREIGN and content[1] is None and not passed_by:
@@ -192,18 +197,14 @@ class Surveyor:
 class _Walk:
     """A survey in the making. Some of what is met has to wait until all else is."""
 
-    def __init__(
-        self, surveyor: Surveyor, roots: Iterable[Step], known: Survey | None, beyond: Survey, copied: bool
-    ) -> None:
+    def __init__(self, surveyor: Surveyor, roots: Iterable[Step], known: Survey, beyond: Survey, marked: Mark) -> None:
         self._surveyor = surveyor
-        self._known = Survey() if known is None else known
+        self._known = known
         self._beyond = beyond
-        self._copied = copied
+        self._marked = marked
         self._found = found = Survey()
-        if known is not None:
-            found.named = known.named.copy()
-            found.within_libraries = known.within_libraries
-        self._into, self._before = found.records, self._known.records
+        found.named, found.within_libraries = known.named.copy(), known.within_libraries
+        self._into, self._before = found.records, known.records
         self._stack = [step for path, obj in roots for step in surveyor.led(found, path, [("", obj)])]
         self._stack.reverse()
         self._skipped: list[Step] = []
@@ -282,7 +283,7 @@ class _Walk:
             stack += record.inner
 
     def _new(self, path: str, obj: object) -> Record:
-        record = self._surveyor.met(self._found, path, obj, self._copied)
+        record = self._surveyor.met(self._found, path, obj, self._marked)
         while record.path in self._found.paths:
             record.path += "'"
         self._surveyor.lead(self._found, record)

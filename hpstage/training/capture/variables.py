@@ -18,7 +18,7 @@ from hpstage.training.capture.portrait import Difference, shown, text_of, texts_
 from hpstage.training.capture.stateless import LOCAL, MOST, joined, root_of, to_exclude
 from hpstage.training.capture.survey import Record, Survey, plainly
 from hpstage.training.capture.surveyor import Surveyor
-from hpstage.training.capture.values import Marked, storable
+from hpstage.training.capture.values import storable
 from hpstage.training.code.bytecode import inner
 from hpstage.training.code.namespaces import MISSING, ClassAttributes, Globals
 
@@ -54,11 +54,7 @@ class Variables:
         self._variables = list(variables)
         self._surveyor = surveyor
         self._unset: Mapping[str, str] = {}
-        self._only_here = surveyor.survey(_roots(self._variables), beyond=world)
-        with plainly():
-            for record in self._only_here:
-                if record.kind is VALUES:
-                    record.content = Marked(record.obj, sampled=True)
+        self._only_here = surveyor.survey(_roots(self._variables), beyond=world, sampled=True)
 
     def survey(self, variables: Sequence[Variable], world: Survey) -> Survey:
         """Survey what is reachable only through the same variables now, in the given world.

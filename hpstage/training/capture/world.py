@@ -415,9 +415,10 @@ class World:
             made[0],
         )
 
-    def survey(self, known: Survey | None = None) -> Survey:
-        """Survey everything as of now. Records of unchanged objects are taken over from ``known``."""
-        return self._surveyor.survey(self._all_roots(), known=known)
+    def sampled(self, known: Survey | None = None) -> Survey:
+        """Survey everything as of now, with what shows whether values change. Records of unchanged objects are taken
+        over from ``known``."""
+        return self._surveyor.survey(self._all_roots(), known=known, sampled=True)
 
     def portrait(self, more: Roots = ()) -> dict[str, str]:
         """Describe everything as of now: short strings by path, equal for equal content in every process.
