@@ -161,9 +161,6 @@ class DictView(Kind):
         [shown] = gc.get_referents(obj)
         return shown
 
-    def same(self, old: Any, new: Any) -> bool:
-        return old is new
-
     def children(self, content: Any) -> Iterator[Child]:
         yield ".mapping", content
 

@@ -20,6 +20,7 @@ from hpstage.training.capture import pointees
 from hpstage.training.capture.kind import (
     LEADS_NOWHERE,
     Child,
+    Kept,
     Kind,
     attribute_children,
     same_items,
@@ -77,11 +78,6 @@ class AllBut(frozenset[str]):
         return True
 
 
-class Skipped(Instance):
-    """Objects of libraries that show, record or describe what is trained (progress bars, loggers, signatures). ``skip``
-    is :class:`AllBut` what the user's code reads: what it does not read, it cannot depend on."""
-
-
 class PerThread(Instance):
     """``threading.local``: the attributes visible to this thread."""
 
@@ -126,10 +122,6 @@ def _set_by_libraries(kind: Any) -> frozenset[str]:
         if isinstance(function, types.FunctionType)
         for name in attributes_stored_in(function.__code__)
     )
-
-
-class TupleWithAttributes(Instance):
-    """An instance of a ``tuple`` subclass that has attributes besides its items."""
 
 
 class Scripted(Instance):
@@ -314,9 +306,6 @@ class Slot(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         return obj.get()
 
-    def same(self, old: Any, new: Any) -> bool:
-        return same_value(old, new)
-
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         obj.set(content)
 
@@ -355,7 +344,7 @@ def _called(path: str, member: object) -> Iterator[Child]:
         yield from _called(inner, part)
 
 
-class ModulesByText(Kind):
+class ModulesByText(Kept):
     """Modules that code may import by a string. A module that was imported stays; its contents are inspected."""
 
     name = "modules"
@@ -365,9 +354,6 @@ class ModulesByText(Kind):
 
     def same(self, old: tuple[types.ModuleType, ...], new: tuple[types.ModuleType, ...]) -> bool:
         return old == new or {*new} <= {*old}
-
-    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        pass
 
     def children(self, content: tuple[types.ModuleType, ...]) -> Iterator[Child]:
         for module in content:
@@ -394,9 +380,6 @@ class Cell(Kind):
             return (obj.cell_contents,)
         except ValueError:  # not bound yet
             return ()
-
-    def same(self, old: Any, new: Any) -> bool:
-        return same_value(old, new)
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         if content:
@@ -462,19 +445,13 @@ class Partial(Kind):
         yield from attribute_children(own)
 
 
-class Vectorized(Kind):
+class Vectorized(Kept):
     """``numpy.ufunc``: immutable except for what the functions hold that one of ``numpy.frompyfunc`` calls."""
 
     name = "ufunc"
 
     def read(self, obj: Any, skip: frozenset[str]) -> tuple[types.FunctionType, ...]:
         return tuple(functions_into(obj))
-
-    def same(self, old: tuple[types.FunctionType, ...], new: tuple[types.FunctionType, ...]) -> bool:
-        return old == new
-
-    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        pass
 
     def children(self, content: tuple[types.FunctionType, ...]) -> Iterator[Child]:
         for function in content:

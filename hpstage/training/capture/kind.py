@@ -137,7 +137,7 @@ class Kind(ABC):
         return old if self.same(old, new) else new
 
     def same(self, old: Any, new: Any) -> bool:
-        return old is new or bool(old == new)
+        return same_value(old, new)
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         """Restore content returned by :meth:`read`. Raises ``TypeError`` if that is impossible."""
@@ -151,7 +151,14 @@ class Kind(ABC):
         return iter(())
 
 
-class Opaque(Kind):
+class Kept(Kind):
+    """Objects of which nothing has to be restored: what they hold is, by its own kind."""
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        pass
+
+
+class Opaque(Kept):
     """Objects that do not decide training (a lock, a logger, compiled code) or cannot be inspected. They are compared
     by identity alone: a replacement is detected, a change inside is not."""
 
@@ -159,9 +166,6 @@ class Opaque(Kind):
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         return None
-
-    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        pass
 
 
 def attribute_children(content: dict[str, Any]) -> Iterator[Child]:

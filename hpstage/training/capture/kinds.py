@@ -16,60 +16,12 @@ import types
 import weakref
 from typing import Any
 
-from hpstage.training.capture import pointees
-from hpstage.training.capture.containers import (
-    DICT_VIEWS,
-    Bulk,
-    Bytes,
-    Defaulting,
-    DictView,
-    Frozen,
-    Mapping,
-    Objects,
-    Ordered,
-    ReadOnly,
-    Sequence,
-    Unordered,
-    WeakKeys,
-    WeakMembers,
-    WeakValues,
-    is_bulk,
-)
-from hpstage.training.capture.instances import (
-    Cell,
-    ClassNamespace,
-    Foreign,
-    Function,
-    Instance,
-    LibraryNamespace,
-    ModulesByText,
-    Partial,
-    PerThread,
-    Runner,
-    Scripted,
-    Skipped,
-    Slot,
-    TupleWithAttributes,
-    Vectorized,
-)
+from hpstage.training.capture import containers, instances, pointees, stateful, values
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.settings import OfProcess, Settings
-from hpstage.training.capture.stateful import (
-    CACHE_TYPE,
-    ITERATORS,
-    Cache,
-    Context,
-    File,
-    Lock,
-    Moving,
-    RandomSource,
-    View,
-)
-from hpstage.training.capture.values import Accumulator, Storage, Values, is_read_only
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules
-from hpstage.training.code.namespaces import ClassAttributes, LibraryNames
-from hpstage.training.code.namespaces import Slot as GlobalName
+from hpstage.training.code.namespaces import ClassAttributes, LibraryNames, Slot
 from hpstage.training.code.owner import by_type, is_users_code, module_of
 
 # Their instances describe code, or set modes of it.
@@ -121,50 +73,56 @@ _SKIPPED = (
 
 _ADAPTERS = "hpstage.torch.skorch", "hpstage.torch.stable_baselines3"
 
-VALUES, SET = Values(), Unordered()
-_WEAK_SET, _FROZEN = WeakMembers(), Frozen()
-_WEAK_KEYS, _WEAK_VALUES = WeakKeys(), WeakValues()
+VALUES, SET = values.Values(), containers.Unordered()
+_WEAK_SET, _FROZEN = containers.WeakMembers(), containers.Frozen()
+_WEAK_KEYS, _WEAK_VALUES = containers.WeakKeys(), containers.WeakValues()
 SETS, WEAK = (SET, _WEAK_SET, _FROZEN), (_WEAK_SET, _WEAK_KEYS, _WEAK_VALUES)
-_SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
-SKIPPED = Skipped()
-_INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
-_VECTORIZED = Vectorized()
-TUPLE = TupleWithAttributes()
+_SEQUENCE, _MAPPING, _FUNCTION = containers.Sequence(), containers.Mapping(), instances.Function()
+_OPAQUE, FOREIGN = Opaque(), instances.Foreign()
+SKIPPED = instances.Instance()
+"""Of objects of libraries that show, record or describe what is trained (progress bars, loggers, signatures). ``skip``
+is :class:`AllBut` what the user's code reads: what it does not read, it cannot depend on."""
+TUPLE = instances.Instance()
+"""Of instances of a ``tuple`` subclass that have attributes besides their items."""
+_INSTANCE, _OBJECTS, _SCRIPTED = instances.Instance(), containers.Objects(), instances.Scripted()
+_RUNNER, _VECTORIZED = instances.Runner(), instances.Vectorized()
 _WRAPPERS = (property, staticmethod, classmethod)  # what they hold never changes, but attributes of subclasses may
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
-_BYTES, _RANDOM, _FILE, _ACCUMULATOR, STORAGE = Bytes(), RandomSource(), File(), Accumulator(), Storage()
+_BYTES, _RANDOM, _FILE = containers.Bytes(), stateful.RandomSource(), stateful.File()
+_ACCUMULATOR, STORAGE = values.Accumulator(), values.Storage()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
 """Kinds that do not cover attributes, which the user's subclasses of such types may have."""
-_BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
-CACHE, MODULES = Cache(), ModulesByText()
+_BULKS = {_SEQUENCE: containers.Bulk(_SEQUENCE), _MAPPING: containers.Bulk(_MAPPING)}
+CACHE, MODULES = stateful.Cache(), instances.ModulesByText()
 
 _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((Settings,), OfProcess()),
-    ((GlobalName,), Slot()),
+    ((Slot,), instances.Slot()),
     ((Modules,), MODULES),
-    ((LibraryNames,), LibraryNamespace()),
-    ((ClassAttributes,), ClassNamespace()),
+    ((LibraryNames,), instances.LibraryNamespace()),
+    ((ClassAttributes,), instances.ClassNamespace()),
     ((list, collections.deque), _SEQUENCE),
-    ((collections.OrderedDict,), Ordered()),
-    ((collections.defaultdict,), Defaulting()),
+    ((collections.OrderedDict,), containers.Ordered()),
+    ((collections.defaultdict,), containers.Defaulting()),
     ((dict,), _MAPPING),
-    ((types.MappingProxyType,), ReadOnly()),
-    (DICT_VIEWS, DictView()),
+    ((types.MappingProxyType,), containers.ReadOnly()),
+    (containers.DICT_VIEWS, containers.DictView()),
     ((weakref.WeakKeyDictionary,), _WEAK_KEYS),
     ((weakref.WeakValueDictionary,), _WEAK_VALUES),
     ((set,), SET),
     ((frozenset,), _FROZEN),
     ((weakref.WeakSet,), _WEAK_SET),
     ((types.FunctionType,), _FUNCTION),
-    ((types.CellType,), Cell()),
-    ((functools.partial,), Partial()),
-    ((CACHE_TYPE,), CACHE),
-    ((types.GeneratorType, *ITERATORS), Moving()),
+    ((types.CellType,), instances.Cell()),
+    ((functools.partial,), instances.Partial()),
+    ((stateful.CACHE_TYPE,), CACHE),
+    ((types.GeneratorType, *stateful.ITERATORS), stateful.Moving()),
     ((io.IOBase,), _FILE),
-    ((memoryview,), View()),
-    ((type(threading.Lock()), _multiprocessing.SemLock), _LOCK),
-    ((threading.local,), PerThread()),
-    ((contextvars.ContextVar,), Context()),
+    ((bytearray,), _BYTES),
+    ((memoryview,), stateful.View()),
+    ((type(threading.Lock()), _multiprocessing.SemLock), stateful.Lock()),
+    ((threading.local,), instances.PerThread()),
+    ((contextvars.ContextVar,), stateful.Context()),
 )
 
 
@@ -178,9 +136,9 @@ def kind_of(obj: Any) -> Kind | None:
         return found if is_users_code(obj) or _holds_users(obj) else _OPAQUE
     if found is VALUES:
         return _OBJECTS if issubclass(kind, numpy().ndarray) and obj.dtype.hasobject else found
-    if found is FOREIGN and isinstance(obj, mmap.mmap) and is_read_only(obj):
+    if found is FOREIGN and isinstance(obj, mmap.mmap) and values.is_read_only(obj):
         return _FILE
-    if (found is _SEQUENCE or found is _MAPPING) and is_bulk(obj):
+    if (found is _SEQUENCE or found is _MAPPING) and containers.is_bulk(obj):
         return _BULKS[found]
     return found
 
@@ -208,8 +166,6 @@ def kind_of_type(kind: Any) -> Kind | None:
         return VALUES
     if kind is arrays.ufunc:
         return _VECTORIZED
-    if kind is bytearray or issubclass(kind, bytearray):
-        return _BYTES
     if issubclass(kind, random.SystemRandom):
         return _INSTANCE if is_users_code(kind) else _OPAQUE  # the system's random numbers have no state
     if issubclass(kind, _generators()):

@@ -21,7 +21,7 @@ import xxhash
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.training.capture.instances import Cell
-from hpstage.training.capture.kind import Child, Kind, is_atom, numpy, same_mapping
+from hpstage.training.capture.kind import Child, Kept, Kind, is_atom, numpy, same_mapping
 
 _SOURCES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(0), range(1 << 70))
 ITERATORS: tuple[Any, ...] = (
@@ -186,9 +186,6 @@ class View(Kind):
         except ValueError:
             return None  # released
 
-    def same(self, old: Any, new: Any) -> bool:
-        return old is new
-
     def children(self, content: Any) -> Iterator[Child]:
         yield ".obj", content
 
@@ -218,7 +215,7 @@ class Context(Cell):
             raise TypeError("only who has set it can unset it")
 
 
-class Cache(Kind):
+class Cache(Kept):
     """A function under ``functools.lru_cache``, whose results are taken to depend on arguments alone. So its cache is
     not part of the state; but the cached objects may change."""
 
@@ -233,9 +230,6 @@ class Cache(Kind):
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         new = _kept(obj)
         return old if list(map(id, old)) == list(map(id, new)) else new
-
-    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        pass
 
     def children(self, content: Any) -> Iterator[Child]:
         yield ".__wrapped__", content[0]

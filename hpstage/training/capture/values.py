@@ -232,9 +232,6 @@ class Storage(Kind):
         present = self._bytes(obj)
         return old if torch().equal(present, old) else present.clone()
 
-    def same(self, old: Any, new: Any) -> bool:
-        return old is new
-
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         if obj.nbytes() != content.numel():
             obj.resize_(content.numel())
@@ -260,9 +257,6 @@ class Accumulator(Kind):
 
     def read(self, obj: Any, skip: frozenset[str]) -> tuple[object, ...]:
         return obj.variable, *_hooks_in(obj)
-
-    def same(self, old: tuple[object, ...], new: tuple[object, ...]) -> bool:
-        return list(map(id, old)) == list(map(id, new))
 
     def children(self, content: tuple[object, ...]) -> Iterator[Child]:
         yield ".variable", content[0]
