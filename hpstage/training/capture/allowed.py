@@ -27,21 +27,13 @@ RANDOM: dict[str, Callable[[], Any]] = {
 }
 
 
-def method_of(owner: object, name: str) -> object:
-    """Return the function that an object's class has as a method of this name, or ``None``."""
-    found = _member(owner, name)
-    return found if isinstance(found, types.FunctionType) else None
-
-
-def slot_of(owner: object, name: str) -> types.MethodWrapperType | None:
-    """Return an object's method of this name if it is one of those that Python's own types have for operators
-    (``__len__``, ``__next__``), or ``None``."""
-    found = _member(owner, name)
+def method_of(owner: object, name: str) -> types.MethodType | types.MethodWrapperType | None:
+    """Return an object's method of this name if its class has a function for it, or one of those that Python's own
+    types have for operators (``__len__``, ``__next__``), or ``None``."""
+    found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, owner)
     return found.__get__(owner) if isinstance(found, types.WrapperDescriptorType) else None
-
-
-def _member(owner: object, name: str) -> object:
-    return next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
 
 
 def may_be_given(function: object) -> bool:

@@ -15,7 +15,7 @@ from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
 from hpstage.training.capture.aliases import Rebuilt
-from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, named, slot_of
+from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, named
 from hpstage.training.capture.atoms import is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
 from hpstage.training.capture.encoding import BUILTINS, CONTAINERS, Plain, is_answered
@@ -175,17 +175,12 @@ class Decoder:
 
     def _make_method(self, owner: Plain, name: str) -> Any:
         found = self.value(owner)
-        function = method_of(found, name)
-        if not isinstance(function, types.FunctionType):
-            raise StateError(f"the state names a method {name} of {type(found).__qualname__}, which is not here")
-        return types.MethodType(function, found)
-
-    def _make_slot(self, owner: Plain, name: str) -> Any:
-        found = self.value(owner)
-        method = slot_of(found, name)
+        method = method_of(found, name)
         if method is None:
             raise StateError(f"the state names a method {name} of {type(found).__qualname__}, which is not here")
         return method
+
+    _make_slot = _make_method
 
     def _make_weak(self, target: Plain) -> Any:
         found = self.value(target)

@@ -20,11 +20,11 @@ from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
 from hpstage.training.capture.aliases import Places, holding
-from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, slot_of
+from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
-from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, numpy, torch
+from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, numpy, same_value, torch
 from hpstage.training.capture.kinds import kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.stateful import RandomSource, stands_only
@@ -188,10 +188,8 @@ class Encoder:
             return "@", local
         if kind is tuple:
             return "tuple", self._list(path, value)
-        if kind is types.MethodType:
+        if kind is types.MethodType or kind is types.MethodWrapperType:
             return self._method(path, value)
-        if kind is types.MethodWrapperType:
-            return self._slot(path, value)
         if kind is weakref.ref:
             return "weak", self._referred(path, value())
         if is_atom(value):
@@ -218,16 +216,12 @@ class Encoder:
         return self.value(path, value)
 
     def _method(self, path: str, value: Any) -> Plain:
-        called = value.__func__
-        name = called.__name__ if isinstance(called, types.FunctionType) else ""  # any object that can be called
-        if method_of(value.__self__, name) is not called:
+        called = getattr(value, "__func__", value)  # of a method, any object that can be called
+        name = called.__name__ if isinstance(called, types.FunctionType | types.MethodWrapperType) else ""
+        if not same_value(method_of(value.__self__, name), value):
             raise self._refusal(path, value)
-        return "method", self.value(path, value.__self__), name
-
-    def _slot(self, path: str, value: Any) -> Plain:
-        if slot_of(value.__self__, value.__name__) != value:
-            raise self._refusal(path, value)
-        return "slot", self.value(f"{path}.__self__", value.__self__), value.__name__
+        tag = "slot" if called is value else "method"
+        return tag, self.value(path if called is not value else f"{path}.__self__", value.__self__), name
 
     def _atom(self, path: str, value: Any) -> Plain:
         if isinstance(value, enum.Enum):
