@@ -125,9 +125,9 @@ class Run:
     def _own(self) -> Iterator[str]:
         """Yield the names of parts captured by their ``state_dict``: all but torch's, which are captured entirely."""
         torch: Any = sys.modules.get("torch")
-        for name, part in (self._parts or {}).items():
-            if torch is None or not isinstance(part, (torch.nn.Module, torch.optim.Optimizer, _scheduler(torch))):
-                yield name
+        optim: Any = torch and torch.optim
+        kinds = (torch.nn.Module, optim.Optimizer, optim.lr_scheduler.LRScheduler) if torch else ()
+        yield from (name for name, part in (self._parts or {}).items() if not isinstance(part, kinds))
 
     def steps(self) -> Iterator[int]:
         """Return an iterator over the steps to train. It ends by unwinding the function: code after it is not run."""
@@ -247,7 +247,3 @@ class Steps(Iterator[int]):
             run._looping = self._begun = True
         run._baton.give_back()
         return run._step
-
-
-def _scheduler(torch: Any) -> Any:
-    return torch.optim.lr_scheduler.LRScheduler

@@ -240,8 +240,7 @@ def snapshot(name: str, value: Any) -> Any:
     Raises:
         UsageError: it is not a number.
     """
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if _is_torch(value):
         try:
             if value.is_cpu:
                 return float(value.item())

@@ -16,12 +16,10 @@ from dis import Instruction
 from itertools import pairwise
 from types import CodeType, FrameType
 
-from hpstage.training.capture.liveness import instructions_of
+from hpstage.training.capture.liveness import instructions_of, names_at
 from hpstage.training.code.namespaces import MISSING
 
 _LET_THROUGH = ("torch", "tqdm", "warnings", "threading", "_thread", "io", "_io")
-_LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]:
@@ -92,23 +90,5 @@ def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
         within = instructions[index + 1].offset
         for handler in (starts[entry.target] for entry in entries if entry.start <= within < entry.end):
             if instructions[handler + 1].opname == "WITH_EXCEPT_START":
-                found.append((_jump(instructions, handler + 1), *_names(instructions, index - 1)))
+                found.append((_jump(instructions, handler + 1), *names_at(instructions, index - 1)))
     return found
-
-
-def _names(instructions: Sequence[Instruction], last: int) -> tuple[list[str], bool]:
-    """Return the names in an expression like ``torch.autocast(...)`` ending at ``last``, and whether it is a call."""
-    called = instructions[last].opname.startswith("CALL")
-    begin = _begin(instructions[last])
-    parts = [item for item in instructions[: last + (not called)] if _begin(item) == begin] if begin else []
-    parts = [item for item in parts if item.opname not in ("PRECALL", "KW_NAMES", "LOAD_CONST", "PUSH_NULL")]
-    plain = parts and parts[0].opname in _LOADS and all(item.opname in _ATTRIBUTES for item in parts[1:])
-    return [item.argval for item in parts] if plain else [], called
-
-
-def _begin(instruction: Instruction) -> tuple[int, int] | None:
-    """Return line and column, or ``None`` if Python was set to keep no positions."""
-    place = instruction.positions
-    if place is None or place.lineno is None or place.col_offset is None:
-        return None
-    return place.lineno, place.col_offset

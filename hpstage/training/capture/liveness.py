@@ -286,8 +286,27 @@ def written_first(code: CodeType, offset: int, *, outermost: bool, runs: frozens
     return shared - live(code, offset, innermost=True, outermost=outermost, runs=runs) if shared else shared
 
 
-_CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
-_ARGUMENTS = ("LOAD_CONST", "LOAD_SMALL_INT", "KW_NAMES", "PRECALL")
+_LOADS = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_AROUND_NAMES = ("PRECALL", "KW_NAMES", "LOAD_CONST", "LOAD_SMALL_INT", "PUSH_NULL")
+
+
+def names_at(instructions: Sequence[Instruction], last: int) -> tuple[list[str], bool]:
+    """Return the names in an expression like ``torch.autocast(...)`` ending at ``last``, and whether it is a call."""
+    called = instructions[last].opname.startswith("CALL")
+    begin = _begin(instructions[last])
+    parts = [item for item in instructions[: last + (not called)] if _begin(item) == begin] if begin else []
+    parts = [item for item in parts if item.opname not in _AROUND_NAMES]
+    plain = parts and parts[0].opname in _LOADS and all(item.opname in _ATTRIBUTES for item in parts[1:])
+    return [item.argval for item in parts] if plain else [], called
+
+
+def _begin(instruction: Instruction) -> tuple[int, int] | None:
+    """Return line and column, or ``None`` if Python was set to keep no positions."""
+    place = instruction.positions
+    if place is None or place.lineno is None or place.col_offset is None:
+        return None
+    return place.lineno, place.col_offset
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -299,43 +318,18 @@ def never_empty(code: CodeType, runs: frozenset[str], *, counted: bool) -> froze
         runs: variables that hold a run.
         counted: ``enumerate`` is Python's, which may stand around it.
     """
-    instructions = [item for item in instructions_of(code) if item.opname not in ("CACHE", "PUSH_NULL")]
+    instructions = [item for item in instructions_of(code) if item.opname not in _AROUND_NAMES]
     found = set()
     for index in range(2, len(instructions) - 1):
         begins, loop = instructions[index : index + 2]
-        if (begins.opname, loop.opname) != ("GET_ITER", "FOR_ITER") or instructions[index - 1].opname not in _CALLS:
+        if (begins.opname, loop.opname) != ("GET_ITER", "FOR_ITER"):
             continue
-        call = _first_of_call(instructions, index - 1)
-        if counted and instructions[call].opname == "LOAD_GLOBAL" and instructions[call].argval == "enumerate":
-            inner_call = index - 2
-            while instructions[inner_call].opname in _ARGUMENTS:
-                inner_call -= 1
-            within = _first_of_call(instructions, inner_call)
-            call = within if within == call + 1 else call
-        method = instructions[call + 1]
-        if (
-            instructions[call].opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
-            and instructions[call].argval in runs
-            and (method.opname, method.argval) in (("LOAD_METHOD", "batches"), ("LOAD_ATTR", "batches"))
-        ):
+        names, called = names_at(instructions, index - 1)
+        if counted and called and names == ["enumerate"]:
+            names, called = names_at(instructions, index - 2)
+        if called and len(names) == 2 and names[0] in runs and names[1] == "batches":
             found.add(begins.offset)
     return frozenset(found)
-
-
-def _first_of_call(instructions: Sequence[Instruction], index: int) -> int:
-    """Return the index of the first instruction of the expression ``name(...)`` or ``name.attribute(...)`` that ends
-    with a call; that of the call if it is another expression."""
-    where = instructions[index].positions
-    if instructions[index].opname not in _CALLS or where is None or where.col_offset is None:
-        return index
-    begin = where.lineno, where.col_offset
-    same = [
-        at
-        for at in range(index)
-        if (own := instructions[at].positions) is not None and (own.lineno, own.col_offset) == begin
-    ]
-    names = [at for at in same if instructions[at].opname not in _ARGUMENTS]
-    return names[0] if len(names) in (1, 2) and names[-1] - names[0] == len(names) - 1 else index
 
 
 def _is_of(runs: frozenset[str], instructions: Sequence[Instruction], index: int) -> bool:

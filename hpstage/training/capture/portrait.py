@@ -100,7 +100,7 @@ def _values_text(obj: Any) -> str:
         content = "in a file" if not is_tensor(obj) and cannot_change(obj) else digest(obj)[:16]
     except StateError:
         content = "?"
-    if library is not None and isinstance(obj, library.Tensor):
+    if is_tensor(obj):
         if not obj.is_nested and obj.numel() == 1 and obj.layout is library.strided and not obj.is_meta:
             content = repr(obj.detach().cpu().reshape(-1)[0].item())
         form = [str(obj.dtype).removeprefix("torch."), "nested" if obj.is_nested else str(list(obj.shape))]
@@ -128,12 +128,8 @@ def state_texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
     elif jax_arrays.is_array(value):
         yield path, f"{value.dtype} array of JAX {value.shape} {digest(value)}"
     else:
-        yield path, _scalar_text(value)
-
-
-def _scalar_text(value: object) -> str:
-    text = f"{type(value).__name__} {value!r}" if not isinstance(value, str | int | float | None) else repr(value)
-    return text if len(text) <= 120 else f"{text[:60]}... ({digest(text)[:16]})"
+        plain = isinstance(value, str | int | float | None)
+        yield path, _short(repr(value) if plain else f"{type(value).__name__} {value!r}")
 
 
 def text_of(value: Any, survey: Survey) -> str:

@@ -48,7 +48,6 @@ class Marked:
     )
 
     def __init__(self, obj: Any, *, sampled: bool = False, copied: bool = False) -> None:
-        library = torch()
         self.gradient: object | None = None
         self.hooks: Hooks = NO_HOOKS
         self.registered = 0  # hooks in this process until then
@@ -59,9 +58,9 @@ class Marked:
         self.sample: str | None = None
         self.copy: Any = None
         plain: Any
-        if library is not None and isinstance(obj, library.Tensor):
+        if is_tensor(obj):
             self.own = _own(obj)
-            self.hooks, self.registered = hooks_of(obj), library.utils.hooks.RemovableHandle.next_id
+            self.hooks, self.registered = hooks_of(obj), torch().utils.hooks.RemovableHandle.next_id
             self.form: tuple[Any, ...] = tensor_form(obj)
             self.trained = obj.requires_grad
             if obj.is_leaf:
@@ -85,15 +84,14 @@ class Marked:
             self.copy = duplicate(plain)
 
     def _look(self, obj: Any, plain: Any, on_cpu: bool) -> None:
-        library = torch()
-        is_tensor = library is not None and isinstance(obj, library.Tensor)
-        if plain is None and not is_tensor:
+        of_torch = is_tensor(obj)
+        if plain is None and not of_torch:
             plain = obj.view(numpy().ndarray)  # a memmap, or a read-only array
         whole = False
         self.sample = ""
-        if plain is not None and (is_tensor or not cannot_change(obj)):
+        if plain is not None and (of_torch or not cannot_change(obj)):
             self.sample, whole = sample(plain, on_cpu)
-        if is_tensor and not whole and self.form[0] is not None and not obj.is_inference():
+        if of_torch and not whole and self.form[0] is not None and not obj.is_inference():
             self.version = obj._version  # inference tensors have no version counter
 
     def same(self, other: Marked) -> bool:
@@ -136,10 +134,9 @@ class Marked:
 
     def put_place(self, obj: Any) -> None:
         """Restore form, memory, gradient and attributes of ``obj``: all but the values."""
-        library = torch()
         if self.plain and is_ordinary(obj) and self.at_place(obj):
             return
-        if library is None or not isinstance(obj, library.Tensor):
+        if not is_tensor(obj):
             if (obj.shape, obj.strides, obj.dtype) != self.form:
                 raise TypeError("its form has changed")
             restore_array(obj, self.trained, self.own)
@@ -387,8 +384,7 @@ def opened(array: Any) -> Iterator[None]:
 
 def storable(obj: Any) -> Any:
     """Return a tensor or array as a leaf of a state, or ``None`` if none can hold it."""
-    library = torch()
-    if library is not None and isinstance(obj, library.Tensor):
+    if is_tensor(obj):
         return plain_tensor(obj)
     plain = plain_array(obj)
     if plain is None or isinstance(leaves.describe("", plain), leaves.Leaf):
@@ -407,10 +403,7 @@ def device_of(obj: Any) -> str:
 
 
 def nbytes(obj: Any) -> int:
-    library = torch()
-    if library is not None and isinstance(obj, library.Tensor):
-        return int(obj.numel() * obj.element_size())
-    return int(obj.nbytes)
+    return int(obj.numel() * obj.element_size() if is_tensor(obj) else obj.nbytes)
 
 
 def duplicate(obj: Any) -> Any:
@@ -438,13 +431,13 @@ def look_at(storage: Any, shape: Any, strides: Any, dtype: Any, offset: int) -> 
 
 def fill(obj: Any, values: Any) -> None:
     """Write these values into a tensor or array in place."""
-    library = torch()
-    if library is None or not isinstance(obj, library.Tensor):
+    if not is_tensor(obj):
         if values.dtype != obj.dtype:
             values = values.view(obj.dtype)
         with opened(obj):
             obj.view(numpy().ndarray)[...] = values.reshape(obj.shape)
         return
+    library = torch()
     with library.inference_mode(obj.is_inference()), library.no_grad():
         # Through .data: leaves that require gradients cannot be written to directly, and views remain views.
         target, values = obj.data.as_subclass(library.Tensor), values.detach().as_subclass(library.Tensor)
@@ -458,18 +451,16 @@ def fill(obj: Any, values: Any) -> None:
 
 def sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
     """Return a checksum of the bytes, and whether it covers all of them rather than blocks."""
-    library = torch()
-    is_tensor = library is not None and isinstance(plain, library.Tensor)
     whole = nbytes(plain) <= (_WHOLE if on_cpu else _WHOLE_ELSEWHERE)
     if not whole:
         if not on_cpu:
             return "", False
-        if not (plain.is_contiguous() if is_tensor else plain.flags.c_contiguous):
+        if not (plain.is_contiguous() if is_tensor(plain) else plain.flags.c_contiguous):
             for axis, size in enumerate(plain.shape):  # an evenly spaced part, since it has to be copied
                 index = (slice(None),) * axis
                 plain = plain[(*index, slice(None, None, max(1, size // _SAMPLED)))]
     leaf = leaves.describe("", plain)
-    if not isinstance(leaf, leaves.Leaf) and not whole and not is_tensor and plain.flags.c_contiguous:
+    if not isinstance(leaf, leaves.Leaf) and not whole and not is_tensor(plain) and plain.flags.c_contiguous:
         plain = plain.reshape(-1).view("u1")  # dates, strings and records: as bytes, possibly far too many to copy
         leaf = leaves.describe("", plain)
     if not isinstance(leaf, leaves.Leaf):

@@ -78,11 +78,12 @@ def _compiled(content: bytes, path: str) -> CodeType:
 
 
 def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
-    """Yield the modules inside a package at any depth, imported or not, without importing any."""
+    """Yield the modules inside a package at any depth, imported or not, without importing any. Without a name, the
+    places are folders of the path, with modules and packages."""
     for found in pkgutil.iter_modules(list(places)):
         if not isinstance(found.module_finder, FileFinder):
             continue
-        spec = found.module_finder.find_spec(f"{name}.{found.name}")
+        spec = found.module_finder.find_spec(f"{name}.{found.name}" if name else found.name)
         if spec is not None:
             yield spec
             yield from submodules_of(spec.name, spec.submodule_search_locations or ())
@@ -118,15 +119,6 @@ def name_at(path: str, folders: Iterable[str]) -> str:
             if spec is not None and spec.origin is not None and os.path.abspath(spec.origin) == path:
                 return name
     return ""
-
-
-def modules_in(folder: str) -> Iterator[ModuleSpec]:
-    """Yield the modules and packages in a folder, and the modules inside the packages, without importing any."""
-    for found in pkgutil.iter_modules([folder]):
-        spec = PathFinder.find_spec(found.name, [folder])
-        if spec is not None:
-            yield spec
-            yield from submodules_of(spec.name, spec.submodule_search_locations or ())
 
 
 def as_written(function: FunctionType) -> CodeType:

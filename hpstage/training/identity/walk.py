@@ -23,7 +23,6 @@ from hpstage.training.code.names import names_in, texts_in
 from hpstage.training.code.notes import READERS, notes
 from hpstage.training.code.owner import (
     bound_to,
-    came_by_value,
     found_in,
     functions_in,
     has_name,
@@ -31,9 +30,10 @@ from hpstage.training.code.owner import (
     is_users_code,
     module_of,
     name_of,
+    of_user,
 )
 from hpstage.training.code.patches import operators
-from hpstage.training.code.source import ABSENT, as_written, code_of, modules_in, submodules_of, version_of
+from hpstage.training.code.source import ABSENT, as_written, code_of, submodules_of, version_of
 from hpstage.training.identity.entities import Entities, Entity
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.reads import found_at, paths_read
@@ -163,7 +163,7 @@ class Walk:
             return self.values.content(target)
         module = module_of(target)
         name = name_of(target)
-        if not (is_users_code(target) or is_users_code(type(target)) or _is_open(module)):
+        if not (is_users_code(target) or is_users_code(type(target)) or of_user(module)):
             self._library(module)
             return self._with_functions(f"library {module}.{name}", target)
         if target not in self._entities:
@@ -242,7 +242,7 @@ class Walk:
         self._reads.update(READERS.intersection((*names_in(code), *texts_in(code))))
         self._names_operators |= "ops" in names_in(code)
         self.names_defaults |= "defaults" in names_in(code) or "defaults" in texts_in(code)
-        found = references(code, function.__globals__, cells, self._imported, _is_open)
+        found = references(code, function.__globals__, cells, self._imported, of_user)
         for named in found.named:
             if named.path not in _IGNORED_NAMES and not self._is_stateless(named.module, named.name):
                 what = f"names {named.path}:"
@@ -282,7 +282,7 @@ class Walk:
             if package != module.__name__:
                 entity.outer.add(f"in {self._import(Imported(package))}")
             elif (file := vars(module).get("__file__")) is not None:
-                for spec in modules_in(os.path.dirname(file)):
+                for spec in submodules_of("", [os.path.dirname(file)]):
                     self._submodule(entity, spec, following=False)
 
     def _is_stateless(self, module: str, name: str) -> bool:
@@ -322,7 +322,7 @@ class Walk:
 
     def _module(self, module: ModuleType) -> str:
         """Visit a module that is used as a whole: its contents, and its own code, submodules included."""
-        if not _is_open(module.__name__):
+        if not of_user(module.__name__):
             return self._library(module.__name__)
         if module.__name__ == _SCRIPT:
             self._names_script = True
@@ -392,10 +392,6 @@ class Walk:
             see_as_written(module, code)
 
 
-def _is_open(module: str) -> bool:
-    return is_users(module) or came_by_value(module)
-
-
 def _users_below(cls: type) -> Iterator[type]:
     """Yield the user's subclasses of a class, at any depth, except those that were replaced, as in notebooks:
     how long these stay alive is arbitrary."""
@@ -412,7 +408,7 @@ def _is_code(value: object, depth: int = 3) -> bool:
     if isinstance(value, ModuleType):
         return is_users(value.__name__) and value.__name__ != _SCRIPT
     if isinstance(value, type) or is_function(value):
-        return is_users_code(value) or _is_open(module_of(value))
+        return is_users_code(value) or of_user(module_of(value))
     if isinstance(value, dict | list | tuple | set | frozenset) and value and depth:
         return all(_is_code(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
     return False

@@ -121,15 +121,11 @@ class Watch:
         if kind in (_READ, _UPDATED) and len(self.read) < _MOST:
             self.read[path] = modified(path)
         if kind != _READ:
-            self._of(kind).add(path)
+            getattr(self, kind).add(path)
 
     def knows(self, kind: str, path: str) -> bool:
         # A source file is looked at whenever it is loaded, since its content is another once it was edited.
-        return kind != _SOURCE and path in (self.read if kind == _READ else self._of(kind))
-
-    def _of(self, kind: str) -> set[str]:
-        found: set[str] = getattr(self, kind)
-        return found
+        return kind != _SOURCE and path in getattr(self, kind)
 
 
 def modified(path: str) -> int:
@@ -229,14 +225,6 @@ def _listed(path: object = None, *_: object) -> None:
     _note(_LISTED, "." if path is None else path)
 
 
-def _moved(source: object, target: object, *_: object) -> None:
-    _note(_WRITTEN, target)
-
-
-def _made(path: object, *_: object) -> None:
-    _note(_WRITTEN, path)
-
-
 def _connected(database: object, *_: object) -> None:
     text = _text(database)
     if text is not None and text != ":memory:":
@@ -248,8 +236,8 @@ _EVENTS: dict[str, Any] = {
     "open": _opened,
     "os.listdir": _listed,
     "os.scandir": _listed,
-    "os.rename": _moved,
-    "os.mkdir": _made,
+    "os.rename": lambda source, target, *_: _note(_WRITTEN, target),
+    "os.mkdir": lambda path, *_: _note(_WRITTEN, path),
     "sqlite3.connect": _connected,
 }
 

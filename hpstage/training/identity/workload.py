@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpstage.training.code.hashing import hashed
-from hpstage.training.code.owner import is_users, name_of
+from hpstage.training.code.owner import is_users, name_of, of_user
 from hpstage.training.code.patches import standing
 from hpstage.training.code.source import ABSENT
 from hpstage.training.identity.placing import folder_of
@@ -75,6 +75,7 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
     version, data_version = getattr(obj, "version", None), getattr(obj, "data_version", None)
     strict = version is None
     is_users.cache_clear()  # files may appear and disappear while a notebook is open
+    of_user.cache_clear()
     walk = Walk(obj, check=strict)
     walk.values.folder = folder_of(obj)
     held: list[str] = []
