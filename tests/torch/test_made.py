@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hpstage.errors import StateError
-from hpstage.training.capture import pure
-from hpstage.training.capture.allowed import creatable
+from hpstage.training.capture.allowed import creatable, pure_function
 from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.derived import kept_weight
 from hpstage.training.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
@@ -40,7 +39,7 @@ def decoded(plain: Any) -> Any:
     ],
 )
 def test_a_state_names_no_function_that_does_more_than_compute(module: str, name: str) -> None:
-    assert pure.function_of(module, name) is None
+    assert pure_function(module, name) is None
     with pytest.raises(StateError, match=r"which is not here"):
         decoded(("pure", module, name))
 

@@ -1,6 +1,8 @@
 """What a state may name, so that reading one runs only code that is known here.
 
-A state may come from anyone: it names classes, functions and generators, which are looked up.
+A state may come from anyone: it names classes, functions and generators, which are looked up. Of the functions of
+libraries, it may name those that only compute, not arbitrary loaded ones: one that reads files or runs programs would
+do so with arguments that the state also provides. Looking up a name imports nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from hpstage.training.capture import pure
 from hpstage.training.capture.kind import RUNNERS, numpy, torch
 from hpstage.training.capture.survey import Survey
 from hpstage.training.code.attributes import has_own_memory
@@ -42,7 +43,7 @@ def may_be_given(function: object) -> bool:
         return may_be_given(function.func)
     if isinstance(function, types.FunctionType) and is_users_code(function):
         return True
-    return pure.name_of(function) is not None
+    return pure_name(function) is not None
 
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
@@ -91,3 +92,42 @@ def named(module: str, qualname: str) -> object:
             return None
         found = vars(found).get(part)
     return found
+
+
+_MODULES = frozenset(
+    f"torch{name}" for name in ("", ".nn.functional", ".nn.init", ".special", ".linalg", ".fft", ".optim.swa_utils")
+) | {"math", "numpy"}
+_OF_SCHEDULERS = frozenset(("SWALR._cosine_anneal", "SWALR._linear_anneal"))
+_NOT_PURE = frozenset(("from_file", "boolean_dispatch", "handle_torch_function"))
+"""Functions that open files or call their arguments."""
+
+
+def pure_name(function: Any) -> tuple[str, str] | None:
+    """Return module and name under which a pure function is found; ``None`` for any other."""
+    if not _may_be_pure(function):
+        return None
+    for module in sorted(_MODULES):
+        for name in (function.__name__, getattr(function, "__qualname__", "")):
+            if pure_function(module, name) is function:
+                return module, name
+    return None
+
+
+def pure_function(module: str, name: str) -> Any:
+    """Return the pure function of that name, or ``None`` if there is none."""
+    space = sys.modules.get(module)
+    if module not in _MODULES or space is None or name in _NOT_PURE:
+        return None
+    if module == "torch.optim.swa_utils":
+        return getattr(space.SWALR, name.partition(".")[2]) if name in _OF_SCHEDULERS else None
+    found = None if name.startswith("_") else vars(space).get(name)
+    if module == "torch":  # functions that work on tensors, not those that change settings
+        of_tensors = type(found) is types.BuiltinFunctionType and found.__qualname__.startswith("_VariableFunctions")
+        return found if of_tensors else None
+    if module == "numpy" and type(found) is not space.ufunc:
+        return None
+    return found if _may_be_pure(found) else None
+
+
+def _may_be_pure(function: object) -> bool:
+    return type(function) in (types.FunctionType, types.BuiltinFunctionType, numpy().ufunc)

@@ -13,9 +13,8 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
-from hpstage.training.capture import pure
 from hpstage.training.capture.aliases import Rebuilt
-from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, named
+from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, named, pure_function
 from hpstage.training.capture.atoms import is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
 from hpstage.training.capture.encoding import BUILTINS, CONTAINERS, Plain, is_answered
@@ -224,7 +223,7 @@ class Decoder:
         return known
 
     def _make_pure(self, module: str, name: str) -> Any:
-        function = pure.function_of(module, name)
+        function = pure_function(module, name)
         if function is None:
             raise StateError(f"the state names {module}.{name}, which is not here")
         return function

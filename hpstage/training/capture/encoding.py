@@ -18,9 +18,8 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
-from hpstage.training.capture import pure
 from hpstage.training.capture.aliases import Places, holding
-from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of
+from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, pure_name
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import BULK, Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
@@ -260,7 +259,7 @@ class Encoder:
             return "builtin", value.__name__
         if self._base.named.get(name) is value or self._local.named.get(name) is value:
             return "named", *name
-        found = pure.name_of(value)
+        found = pure_name(value)
         if found is not None:
             return "pure", *found
         if type(value) is types.FunctionType and (optimizer := optimizer_counted_by(value)) is not None:

@@ -56,8 +56,12 @@ def may_read(code: object, name: str) -> bool:
     """Whether the user's code, a class or function with all that it leads to, mentions a hyperparameter, or takes all
     values one by one or passes them on, so that any may be read."""
     functions = functions_reached(code)
+    return not functions or _may_read(functions, name)
+
+
+def _may_read(functions: list[types.FunctionType], name: str) -> bool:
     words = {word for function in functions for word in _words(function.__code__)}
-    return not functions or any(map(_spreads, functions)) or bool(words & _THROUGH) or _mentioned(name, words)
+    return any(map(_spreads, functions)) or bool(words & _THROUGH) or _mentioned(name, words)
 
 
 def may_report(subject: object, metric: str) -> bool:
@@ -92,8 +96,7 @@ def read_at_first(subject: object, name: str) -> bool:
     at_first = _MAKING | ({"setup"} if hasattr(subject, "setup") else {"model", "optimizer", "dataset"})
     functions = [function for root in _roots(subject) for function in functions_reached(root)]
     later = [function for function in functions if function.__name__ not in at_first]
-    words = {word for function in later for word in _words(function.__code__)}
-    if any(map(_spreads, later)) or words & _THROUGH or _mentioned(name, words) or name in _optimizers_fields():
+    if _may_read(later, name) or name in _optimizers_fields():
         return False
     return any(_mentioned(name, {*_words(function.__code__)}) for function in functions)
 
