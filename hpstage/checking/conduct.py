@@ -91,33 +91,22 @@ def check(
         UsageError: nothing can be checked, since the space or the trainable is invalid.
     """
     began = time.perf_counter()
-    if numerics is not None:
-        with _trained_by(trainable, numerics):
-            return check(
-                trainable,
-                space,
-                steps=steps,
-                n_forks=n_forks,
-                seed=seed,
-                catch=catch,
-                say=say,
-                make=make and partial(_made, make, numerics),
-                children=children,
-            )
-    trainer = as_trainable(trainable)
-    subject = getattr(trainer, "subject", trainable)
-    see_free(subject)
-    trials = draw(space, steps, seed, defaults_of(subject), in_tuple(catch))
-    forks = ways.forks_of(trials.steps, n_forks, seed)
-    first, second = ways.processes(trials, forks)
-    name = getattr(subject, "__qualname__", type(subject).__qualname__)
-    processes = (*first, *second)
-    if say is not None:
-        say(_beginning(name, trials, forks, processes))
-    found = _Found(say, answered=isinstance(trainer, Keyed))
-    packed = pack(trainable, packages(trainer))
-    making = make and pack(_Making(make), packages(trainer))
     with ExitStack() as closing:
+        if numerics is not None:
+            closing.enter_context(_trained_by(trainable, numerics))
+            make = make and partial(_made, make, numerics)
+        trainer = as_trainable(trainable)
+        subject = getattr(trainer, "subject", trainable)
+        see_free(subject)
+        trials = draw(space, steps, seed, defaults_of(subject), in_tuple(catch))
+        forks = ways.forks_of(trials.steps, n_forks, seed)
+        first, second = ways.processes(trials, forks)
+        name = getattr(subject, "__qualname__", type(subject).__qualname__)
+        if say is not None:
+            say(_beginning(name, trials, forks, (*first, *second)))
+        found = _Found(say, answered=isinstance(trainer, Keyed))
+        packed = pack(trainable, packages(trainer))
+        making = make and pack(_Making(make), packages(trainer))
         if children is None:
             children = closing.enter_context(Children(libraries_of(trainer)))
         states = children.folder()
