@@ -15,6 +15,7 @@ import xxhash
 from hpstage.training.capture.kind import (
     LEADS_NOWHERE,
     Child,
+    Kept,
     Kind,
     attribute_children,
     is_atom,
@@ -269,7 +270,7 @@ class Unordered(Kind):
         raise TypeError("the order of its members depends on others that have been in it")
 
 
-class Frozen(Unordered):
+class Frozen(Kept, Unordered):
     """``frozenset``: immutable itself, but its members may change."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
@@ -277,9 +278,6 @@ class Frozen(Unordered):
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         return old
-
-    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        pass
 
 
 class WeakMembers(Unordered):

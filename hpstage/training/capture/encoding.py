@@ -175,16 +175,13 @@ class Encoder:
         if value is MISSING:
             return ("missing",)
         known = self._base.path_of(value)
+        if known is None and id(value) in self._new:
+            return "again", self._new[id(value)][1]
+        known = known or self._local.path_of(value)
         if known is not None:
             if UNKNOWN in known:
                 raise self._mixed_up(known)
             return "@", known
-        if id(value) in self._new:
-            return "again", self._new[id(value)][1]
-        if (local := self._local.path_of(value)) is not None:
-            if UNKNOWN in local:
-                raise self._mixed_up(local)
-            return "@", local
         if kind is tuple:
             return "tuple", self._list(path, value)
         if kind is types.MethodType or kind is types.MethodWrapperType:

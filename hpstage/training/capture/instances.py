@@ -29,10 +29,9 @@ from hpstage.training.capture.kind import (
 )
 from hpstage.training.capture.values import is_tensor
 from hpstage.training.code.attributes import dict_of, own_of, slots_of, write_own
-from hpstage.training.code.imports import loaded
 from hpstage.training.code.made import functions_into
 from hpstage.training.code.names import attributes_stored_in
-from hpstage.training.code.owner import by_type, functions_in, is_users_code, of_user, parts_called
+from hpstage.training.code.owner import by_type, functions_in, is_users_code, parts_called
 
 Attributes = dict[str, Any]
 
@@ -93,21 +92,8 @@ class PerThread(Instance):
         own.update(content)
 
 
-class Runner(Instance):
-    """Threads and pools of the user's classes: the attributes added to those of the library class that runs them."""
-
-    def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
-        return super().read(obj, skip | _set_by_libraries(type(obj)))
-
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        return super().again(obj, skip | _set_by_libraries(type(obj)), old)
-
-    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
-        super().write(obj, content, skip | _set_by_libraries(type(obj)))
-
-
 @by_type
-def _set_by_libraries(kind: Any) -> frozenset[str]:
+def set_by_libraries(kind: Any) -> frozenset[str]:
     """Return names of attributes set by the code of those of a class's bases that are not the user's."""
     functions = [
         function
@@ -350,7 +336,8 @@ class ModulesByText(Kept):
     name = "modules"
 
     def read(self, obj: Any, skip: frozenset[str]) -> tuple[types.ModuleType, ...]:
-        return loaded(obj.prefix, of_user)
+        found: tuple[types.ModuleType, ...] = obj.get()
+        return found
 
     def same(self, old: tuple[types.ModuleType, ...], new: tuple[types.ModuleType, ...]) -> bool:
         return old == new or {*new} <= {*old}

@@ -85,7 +85,9 @@ is :class:`AllBut` what the user's code reads: what it does not read, it cannot 
 TUPLE = instances.Instance()
 """Of instances of a ``tuple`` subclass that have attributes besides their items."""
 _INSTANCE, _OBJECTS, _SCRIPTED = instances.Instance(), containers.Objects(), instances.Scripted()
-_RUNNER, _VECTORIZED = instances.Runner(), instances.Vectorized()
+RUNNER = instances.Instance()
+"""Of threads and pools of the user's classes: the attributes added to those of the library class that runs them."""
+_VECTORIZED = instances.Vectorized()
 _WRAPPERS = (property, staticmethod, classmethod)  # what they hold never changes, but attributes of subclasses may
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _BYTES, _RANDOM, _FILE = containers.Bytes(), stateful.RandomSource(), stateful.File()
@@ -186,7 +188,7 @@ def kind_of_type(kind: Any) -> Kind | None:
     if library is None or not issubclass(kind, library.nn.Module):
         module = module_of(kind)
         if issubclass(kind, RUNNERS):
-            return _RUNNER if is_users_code(kind) else _OPAQUE
+            return RUNNER if is_users_code(kind) else _OPAQUE
         if not is_users_code(kind) and not _is_trainable(kind):
             if _is_among(module, _SKIPPED) and (has_dict(kind) or slots_of(kind)):
                 return SKIPPED

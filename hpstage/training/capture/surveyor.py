@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.capture.instances import AllBut
+from hpstage.training.capture.instances import AllBut, set_by_libraries
 from hpstage.training.capture.kind import LEADS_NOWHERE, is_atom, torch
 from hpstage.training.capture.kinds import (
     CACHE,
     FOREIGN,
+    RUNNER,
     SETS,
     SKIPPED,
     TUPLE,
@@ -23,7 +24,7 @@ from hpstage.training.capture.kinds import (
     kind_of,
     kind_of_type,
 )
-from hpstage.training.capture.stateful import CACHED, Cache
+from hpstage.training.capture.stateful import CACHED
 from hpstage.training.capture.stateless import LOCAL, excluding, unmarked
 from hpstage.training.capture.survey import UNKNOWN, Record, Step, Survey, plainly
 from hpstage.training.capture.values import Marked, owner_of
@@ -99,6 +100,8 @@ class Surveyor:
             skip |= {COMPILED}
         if type(obj) is ClassAttributes:
             skip |= self._stateless
+        if kind is RUNNER:
+            skip |= set_by_libraries(type(obj))
         if kind is SKIPPED:
             skip = AllBut(self.read)
         if kind is VALUES:
@@ -239,7 +242,8 @@ class _Walk:
         elif self._caches:
             self._weakly = False
             self._into, self._before = found.cached, self._known.cached
-            self._stack = surveyor.led(found, "", [pair for record in self._caches for pair in _kept_by(record)])
+            kept = [(one.path + label, value) for one in self._caches for label, value in CACHE.cached(one.content)]
+            self._stack = surveyor.led(found, "", kept)
             self._caches = []
         else:
             return False
@@ -329,11 +333,6 @@ def _is_of_a_library(record: Record) -> bool:
     library = torch()
     modules = () if library is None else library.nn.Module
     return record.kind.name == "attributes" and not is_users_code(record.of) and not issubclass(record.of, modules)
-
-
-def _kept_by(cache: Record) -> Iterator[Step]:
-    assert isinstance(cache.kind, Cache)
-    return ((cache.path + label, value) for label, value in cache.kind.cached(cache.content))
 
 
 def _members(records: dict[int, Record], record: Record) -> list[Step]:

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from hpstage.training.code.bytecode import FROM_GLOBALS, operations_of
+from hpstage.training.code.owner import of_user
 
 _IMPORTERS = (importlib.import_module, __import__, pkgutil.resolve_name)
 _NAMES = frozenset(importer.__name__ for importer in _IMPORTERS)
@@ -30,6 +31,16 @@ class Modules:
 
     def __init__(self, prefix: str) -> None:
         self.prefix, self.path = prefix, f"modules {prefix}*"
+
+    def get(self) -> tuple[types.ModuleType, ...]:
+        return tuple(
+            module
+            for name, module in sorted(sys.modules.items())
+            if name.startswith(self.prefix)
+            and name not in _MADE_TO_RUN
+            and isinstance(module, types.ModuleType)
+            and of_user(name.partition(".")[0])
+        )
 
 
 def imported(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
@@ -56,15 +67,3 @@ def imported(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tup
             else:
                 start = _PLAIN.match(text)
                 yield start[0] if start else "", alone and text[:1] != "."
-
-
-def loaded(prefix: str, is_users: Any) -> tuple[types.ModuleType, ...]:
-    """Return the user's loaded modules whose names begin with ``prefix``."""
-    return tuple(
-        module
-        for name, module in sorted(sys.modules.items())
-        if name.startswith(prefix)
-        and name not in _MADE_TO_RUN
-        and isinstance(module, types.ModuleType)
-        and is_users(name.partition(".")[0])
-    )

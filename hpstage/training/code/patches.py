@@ -26,14 +26,10 @@ _HOOKS = "_global_"
 _OF_POINTERS = "PyCPointerType"
 """Of the types of ctypes' pointers: one for all modules, named after that which was the first to ask for it."""
 
-_Modules = tuple[frozenset[str], dict[str, types.ModuleType]]
 _clean: dict[str, tuple[Mapping[str, Any], list[ValuesView[Any]], Contents, list[Any]]] = {}
 """By library's module in which nothing of the user's was: its names, views of what they and those of its classes stand
 for, what their tables consist of, and the values of all these names."""
-_known: list[tuple[list[str], list[Any], _Modules]] = []
-"""The names and modules of ``sys.modules`` when they were last looked through, and what was found."""
 atexit.register(_clean.clear)  # what modules hold ends with them, in their order
-atexit.register(_known.clear)
 _makers: set[object] = set()
 """Names of the modules that have made what was found there, as far as these are no libraries that were looked through:
 once one of them is a module of the user's, what is clean has to be looked for again."""
@@ -141,18 +137,8 @@ def _text_at(place: str, here: Mapping[str, str]) -> str | None:
     return here.get(place) if _is_entry(place) else _text(found_in(sys.modules[module], path))
 
 
-def _modules() -> _Modules:
+def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
     """Return the names of the user's modules, and the libraries' modules by name."""
-    names, modules = listed(sys.modules.keys()), listed(sys.modules.values())
-    for before, there, found in _known:
-        if before == names and len(there) == len(modules) and all(map(operator.is_, there, modules)):
-            return found
-    found = _classified()
-    _known[:] = [(names, modules, found)]
-    return found
-
-
-def _classified() -> _Modules:
     packages: dict[str, bool] = {}
     users, libraries = set(), {}
     for name, module in listed(sys.modules.items()):
