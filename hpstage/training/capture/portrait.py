@@ -16,7 +16,7 @@ from hpstage.errors import StateError
 from hpstage.training.capture.kind import is_atom, numpy, torch
 from hpstage.training.capture.kinds import FOREIGN, VALUES, kind_of
 from hpstage.training.capture.pointees import Address
-from hpstage.training.capture.stateless import LOCAL
+from hpstage.training.capture.stateless import LOCAL, root_of, unmarked
 from hpstage.training.capture.survey import Record, Survey, plainly
 from hpstage.training.capture.values import cannot_change, is_tensor
 from hpstage.training.code.namespaces import MISSING, ClassAttributes
@@ -172,8 +172,6 @@ Difference = tuple[str, str, str]
 """A path, and what the one run and the other have there."""
 
 
-_VARIABLE = re.compile(rf"{LOCAL}\w+")
-
 _CONSEQUENCES = ("model", "optimizer", "the state")
 
 
@@ -215,7 +213,7 @@ def differences(
         here, there = straight.get(path, "absent"), forked.get(path, "absent")
         if here == there:
             continue
-        if path.startswith(LOCAL) and variable(path) not in forked:
+        if path.startswith(LOCAL) and LOCAL + root_of(path) not in forked:
             continue
         of_a_library = path.rpartition(".")[0] + _CLASS in forked and not path.endswith("]")
         if answered and path not in forked and path not in suspected and of_a_library:
@@ -223,16 +221,9 @@ def differences(
         yield path, here, there
 
 
-def variable(path: str) -> str:
-    """Return the local variable that a path begins with."""
-    found = _VARIABLE.match(path)
-    return path if found is None else found[0]
-
-
 def shown(path: str) -> str:
     """Return a path for display, without the mark that distinguishes a local variable from what it holds."""
-    name = variable(path)
-    return name + path.removeprefix(name).lstrip("'") if path.startswith(LOCAL) else path
+    return unmarked(path) if path.startswith(LOCAL) else path
 
 
 def rank(path: str) -> int:
