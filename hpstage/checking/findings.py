@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -158,9 +159,7 @@ def _follows(finding: Finding, other: Finding) -> bool:
 
 
 def _counts(ways: tuple[Way, ...]) -> list[str]:
-    counts: dict[str, int] = {}
-    for way in ways:
-        counts[way.verdict] = counts.get(way.verdict, 0) + 1
+    counts = Counter(way.verdict for way in ways)
     return [
         f"{count} of {len(ways)} ways {_PLURAL[verdict]}" for verdict, count in counts.items() if verdict != "equal"
     ]

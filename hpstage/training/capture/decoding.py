@@ -294,19 +294,8 @@ class Decoder:
         parts = duplicate(indices).to(device), duplicate(values).to(device)
         return torch().sparse_coo_tensor(*parts, shape, check_invariants=True)._coalesced_(coalesced)
 
-    def _make_view(
-        self,
-        number: int,
-        place: Plain,
-        dtype: str,
-        shape: Any,
-        strides: Any,
-        conj: bool,
-        neg: bool,
-        parameter: bool,
-        device: str,
-        *rest: Any,
-    ) -> Any:
+    def _make_view(self, number: int, place: Plain, dtype: str, shape: Any, strides: Any, *form: Any) -> Any:
+        conj, neg, parameter, device, *rest = form
         at = self._memory.tensor(place, tuple(shape), tuple(strides), self._dtype(dtype), device)
         at = at.conj() if conj else at
         at = torch()._neg_view(at) if neg else at

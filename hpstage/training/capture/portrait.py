@@ -91,26 +91,21 @@ def _short(text: str) -> str:
 def values_text(obj: Any) -> str:
     """Describe a tensor or array by its form and a digest of its values, or by the value if there is only one."""
     with plainly():
-        return _values_text(obj)
-
-
-def _values_text(obj: Any) -> str:
-    library = torch()
-    try:
-        content = "in a file" if not is_tensor(obj) and cannot_change(obj) else digest(obj)[:16]
-    except StateError:
-        content = "?"
-    if is_tensor(obj):
-        if not obj.is_nested and obj.numel() == 1 and obj.layout is library.strided and not obj.is_meta:
-            content = repr(obj.detach().cpu().reshape(-1)[0].item())
-        form = [str(obj.dtype).removeprefix("torch."), "nested" if obj.is_nested else str(list(obj.shape))]
-        if obj.layout is library.strided and not obj.is_nested and not obj.is_contiguous():
-            form.append(f"strides {list(obj.stride())}")
-        if obj.requires_grad:
-            form.append("requires_grad")
-        return f"{' '.join(form)} {content}"
-    order = "" if obj.flags.c_contiguous else f"strides {list(obj.strides)} "
-    return f"{obj.dtype.str} {list(obj.shape)} {order}{'' if obj.flags.writeable else 'read-only '}{content}"
+        try:
+            content = "in a file" if not is_tensor(obj) and cannot_change(obj) else digest(obj)[:16]
+        except StateError:
+            content = "?"
+        if is_tensor(obj):
+            if not obj.is_nested and obj.numel() == 1 and obj.layout is torch().strided and not obj.is_meta:
+                content = repr(obj.detach().cpu().reshape(-1)[0].item())
+            form = [str(obj.dtype).removeprefix("torch."), "nested" if obj.is_nested else str(list(obj.shape))]
+            if obj.layout is torch().strided and not obj.is_nested and not obj.is_contiguous():
+                form.append(f"strides {list(obj.stride())}")
+            if obj.requires_grad:
+                form.append("requires_grad")
+            return f"{' '.join(form)} {content}"
+        order = "" if obj.flags.c_contiguous else f"strides {list(obj.strides)} "
+        return f"{obj.dtype.str} {list(obj.shape)} {order}{'' if obj.flags.writeable else 'read-only '}{content}"
 
 
 def state_texts(path: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -9,21 +9,9 @@ from functools import partial
 from typing import Any
 
 from hpstage.errors import StateError
+from hpstage.training.capture import kinds
 from hpstage.training.capture.instances import AllBut, set_by_libraries
 from hpstage.training.capture.kind import LEADS_NOWHERE, is_atom, torch
-from hpstage.training.capture.kinds import (
-    CACHE,
-    FOREIGN,
-    RUNNER,
-    SETS,
-    SKIPPED,
-    TUPLE,
-    VALUES,
-    WEAK,
-    WITHOUT_ATTRIBUTES,
-    kind_of,
-    kind_of_type,
-)
 from hpstage.training.capture.stateful import CACHED
 from hpstage.training.capture.stateless import LOCAL, excluding, unmarked
 from hpstage.training.capture.survey import UNKNOWN, Record, Step, Survey, plainly
@@ -93,22 +81,22 @@ class Surveyor:
         Raises:
             StateError: nothing can look into it.
         """
-        kind = kind_of(obj)
+        kind = kinds.kind_of(obj)
         assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
         skip = self._skips.get(unmarked(path), frozenset())
         if COMPILED in (dict_of(obj) or ()):
             skip |= {COMPILED}
         if type(obj) is ClassAttributes:
             skip |= self._stateless
-        if kind is RUNNER:
+        if kind is kinds.RUNNER:
             skip |= set_by_libraries(type(obj))
-        if kind is SKIPPED:
+        if kind is kinds.SKIPPED:
             skip = AllBut(self.read)
-        if kind is VALUES:
+        if kind is kinds.VALUES:
             return Record(path, obj, kind, marked(obj), skip)
         content = kind.read(obj, skip)
         passed_by = CACHED in path or id(obj) in found.within_libraries or has_no_state(type(obj))
-        if kind is FOREIGN and content[1] is None and not passed_by:
+        if kind is kinds.FOREIGN and content[1] is None and not passed_by:
             raise StateError(
                 f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
                 f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
@@ -123,12 +111,12 @@ class Surveyor:
         pairs = list(record.kind.children(record.content))
         if members:
             pairs = [(f".{label[2:-2]}" if label.startswith("['") else label, child) for label, child in pairs]
-        if record.kind in WITHOUT_ATTRIBUTES:
+        if record.kind in kinds.WITHOUT_ATTRIBUTES:
             own = dict_of(record.obj)
             # Of the streams of the process, `write` is another one while what is printed is recorded.
             if own is not None and record.obj is not sys.stdout and record.obj is not sys.stderr:
                 pairs.append((".__dict__", own))
-        if record.kind is TUPLE:
+        if record.kind is kinds.TUPLE:
             pairs += [(f"[{index}]", item) for index, item in enumerate(tuple.__iter__(record.obj))]
         if OF_CODE.match(path) and (id(record.obj) in found.within_libraries or _is_of_a_library(record)):
             found.within_libraries.update(id(child) for _, child in pairs)
@@ -163,7 +151,7 @@ class Surveyor:
             elif kind is frozenset:
                 if not all(map(is_atom, obj)):
                     led.append((inner, obj))
-            elif kind_of(obj) is None:
+            elif kinds.kind_of(obj) is None:
                 if issubclass(kind, tuple) and not is_atom(obj):
                     items = [(f"{inner}[{index}]", item) for index, item in enumerate(tuple.__iter__(obj))]
                     todo += reversed(items)
@@ -242,7 +230,9 @@ class _Walk:
         elif self._caches:
             self._weakly = False
             self._into, self._before = found.cached, self._known.cached
-            kept = [(one.path + label, value) for one in self._caches for label, value in CACHE.cached(one.content)]
+            kept = [
+                (one.path + label, value) for one in self._caches for label, value in kinds.CACHE.cached(one.content)
+            ]
             self._stack = surveyor.led(found, "", kept)
             self._caches = []
         else:
@@ -250,7 +240,7 @@ class _Walk:
         return True
 
     def _led_weakly(self, record: Record) -> list[Step]:
-        if record.kind in SETS:
+        if record.kind in kinds.SETS:
             return _members(self._found.records, record)
         return self._surveyor.led(self._found, record.path, record.kind.weakly(record.content))
 
@@ -270,7 +260,7 @@ class _Walk:
             if kind is types.FunctionType:
                 stack += surveyor.reached(obj)
             known = self._before.get(key)
-            if (kind_of_type(kind) if known is None else known.kind) is SKIPPED:
+            if (kinds.kind_of_type(kind) if known is None else known.kind) is kinds.SKIPPED:
                 if not self._late:
                     self._skipped.append((path, obj))
                     continue
@@ -312,17 +302,17 @@ class _Walk:
             self._found.weak.add(id(record.obj))
         if self._into is self._found.records:
             self._found.paths[record.path] = record
-        if record.kind in WEAK:
+        if record.kind in kinds.WEAK:
             self._weak.append(record)
-        elif record.kind in SETS:
+        elif record.kind in kinds.SETS:
             self._sets.append(record)
-        elif record.kind is CACHE:
+        elif record.kind is kinds.CACHE:
             self._caches.append(record)
 
 
 def _owners(found: Survey) -> list[Step]:
     """Return what holds memory that no tensor or array shows as a whole."""
-    values = [record for record in found if record.kind is VALUES]
+    values = [record for record in found if record.kind is kinds.VALUES]
     shown = {id(record.content.storage) for record in values if owner_of(record.obj, record.content) is None}
     pairs = ((record.path, owner_of(record.obj, record.content)) for record in values)
     return [(path + owner[0], owner[1]) for path, owner in pairs if owner and id(owner[1]) not in shown]
@@ -350,5 +340,5 @@ def _parts(items: Iterable[object]) -> Iterator[object]:
     for item in items:
         if type(item) is tuple:
             yield from _parts(item)
-        elif not is_atom(item) and kind_of(item) is not None:
+        elif not is_atom(item) and kinds.kind_of(item) is not None:
             yield item

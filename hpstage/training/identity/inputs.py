@@ -83,14 +83,9 @@ class Inputs:
         """Add what was read elsewhere, or without ``reads`` only what was written."""
         if self._watch is None or not self._are_data:
             return
-        self._watch.written |= watch.written
-        self._watch.exported |= watch.exported
-        if reads:
-            self._watch.read |= watch.read
-            self._watch.updated |= watch.updated
-            self._watch.folders |= watch.folders
-            self._watch.variables |= watch.variables
-            self._watch.arguments |= watch.arguments
+        read = ("read", "updated", "folders", "variables", "arguments") if reads else ()
+        for kind in ("written", "exported", *read):
+            getattr(self._watch, kind).update(getattr(watch, kind))
 
     def news(self) -> dict[str, str]:
         """Return digests, by name, of the inputs that were read for the first time since the last call."""
