@@ -63,13 +63,8 @@ def pickles_in(state: object, path: str = "state") -> Iterator[tuple[str, bytes]
     elif isinstance(state, list | tuple):
         for index, value in enumerate(state):
             yield from pickles_in(value, f"{path}[{index}]")
-    elif isinstance(state, bytes) and is_pickle(state):
-        yield path, state
-
-
-def is_pickle(content: bytes) -> bool:
-    """Whether ``content`` begins and ends like a pickle of protocol 2 or later."""
-    return content[:1] == b"\x80" and content[1:2] <= b"\x05" and content[-1:] == b"."
+    elif isinstance(state, bytes) and state[:1] == b"\x80" and state[1:2] <= b"\x05" and state[-1:] == b".":
+        yield path, state  # of protocol 2 or later
 
 
 REMEDY = (

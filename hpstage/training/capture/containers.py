@@ -7,7 +7,6 @@ import gc
 import marshal
 import weakref
 from collections.abc import Iterable, Iterator
-from operator import is_
 from typing import Any
 
 import xxhash
@@ -25,7 +24,7 @@ from hpstage.training.capture.kind import (
 )
 from hpstage.training.capture.set_layout import Layout, hash_is_fixed, layout_of
 from hpstage.training.capture.values import opened
-from hpstage.training.code.attributes import dict_of, own_of, write_own
+from hpstage.training.code.attributes import own_of, write_own
 
 DICT_VIEWS: tuple[type, ...] = type({}.keys()), type({}.values()), type({}.items())
 BULK = 1 << 16
@@ -44,11 +43,6 @@ class Sequence(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Items:
         items = list.copy(obj) if isinstance(obj, list) else list(collections.deque.__iter__(obj))
         return items, own_of(obj)
-
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        if not old[0] and type(obj) is list and not obj:
-            return old
-        return super().again(obj, skip, old)
 
     def same(self, old: Items, new: Items) -> bool:
         return same_items(old[0], new[0]) and same_mapping(old[1], new[1])
@@ -80,15 +74,6 @@ class Mapping(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         return dict(self.of.items(obj)), own_of(obj)
 
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        items = old[0]
-        if type(obj) is dict:
-            if not obj and not items:
-                return old
-            if len(obj) == len(items) and all(map(is_, obj.values(), items.values())) and all(map(is_, obj, items)):
-                return old
-        return Kind.again(self, obj, skip, old)
-
     def same(self, old: Pairs, new: Pairs) -> bool:
         return same_mapping(old[0], new[0]) and same_mapping(old[1], new[1])
 
@@ -117,12 +102,6 @@ class Ordered(Mapping):
     """``OrderedDict``, which keeps its order separately from the dict's."""
 
     of = collections.OrderedDict
-
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        # Only for a plain one: a subclass may have attributes.
-        if type(obj) is collections.OrderedDict and not obj and not old[0] and not dict_of(obj) and not old[1]:
-            return old
-        return Kind.again(self, obj, skip, old)
 
 
 _FACTORY = "default_factory"
@@ -247,11 +226,6 @@ class Unordered(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Members:
         return Members.in_set(obj)
 
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        if not old and not set.__len__(obj):
-            return old
-        return super().again(obj, skip, old)
-
     def same(self, old: Members, new: Members) -> bool:
         if len(old) != len(new):
             return False
@@ -276,17 +250,12 @@ class Frozen(Kept, Unordered):
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         return Members.of(obj)
 
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        return old
-
 
 class WeakMembers(Unordered):
     """``WeakSet``."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         return Members.of(obj)
-
-    again = Kind.again
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         obj.clear()

@@ -8,7 +8,6 @@ import pickle
 import sys
 import types
 from collections.abc import Iterator
-from operator import is_
 from typing import Any
 
 import xxhash
@@ -28,7 +27,7 @@ from hpstage.training.capture.kind import (
     same_value,
 )
 from hpstage.training.capture.values import is_tensor
-from hpstage.training.code.attributes import dict_of, own_of, slots_of, write_own
+from hpstage.training.code.attributes import own_of, write_own
 from hpstage.training.code.made import functions_into
 from hpstage.training.code.names import attributes_stored_in
 from hpstage.training.code.owner import by_type, functions_in, is_users_code, parts_called
@@ -44,18 +43,6 @@ class Instance(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         found = own_of(obj)
         return {name: value for name, value in found.items() if name not in skip} if skip else found
-
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        if not skip and not slots_of(type(obj)):
-            own = dict_of(obj)
-            if (
-                own is not None
-                and len(own) == len(old)
-                and all(map(is_, own.values(), old.values()))
-                and all(map(is_, own, old))
-            ):
-                return old
-        return Kind.again(self, obj, skip, old)
 
     def same(self, old: Attributes, new: Attributes) -> bool:
         return same_mapping(old, new)
@@ -82,8 +69,6 @@ class PerThread(Instance):
 
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         return {name: value for name, value in vars(obj).items() if name not in skip}
-
-    again = Kind.again
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
         own = vars(obj)
@@ -125,8 +110,6 @@ class Scripted(Instance):
             elif type(value) in (list, dict, tuple):  # a copy of what the interpreter keeps
                 found[name] = _OF_SCRIPT, _literal(value)
         return found
-
-    again = Kind.again
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
         for name in _script_attributes(obj):

@@ -183,7 +183,7 @@ def kind_of_type(kind: Any) -> Kind | None:
         return TUPLE if has_dict(kind) or slots_of(kind) else None
     if library is not None and issubclass(kind, library.jit.ScriptModule):
         return _SCRIPTED
-    if pointees.is_data(kind):
+    if issubclass(kind, pointees.DATA):
         return FOREIGN  # its class has the module that first named it: ``POINTER(c_int)`` is one for all
     if library is None or not issubclass(kind, library.nn.Module):
         module = module_of(kind)

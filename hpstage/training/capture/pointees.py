@@ -13,7 +13,7 @@ from hpstage.training.code.owner import by_type
 _LIBRARY: Any = ctypes  # typeshed lacks _CFuncPtr
 _FUNCTION = _LIBRARY._CFuncPtr
 _POINTERS = ctypes._Pointer, _FUNCTION, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.py_object
-_DATA: Any = ctypes.c_int.__mro__[-2]  # the base of all objects with memory
+DATA: Any = ctypes.c_int.__mro__[-2]  # the base of all objects with memory
 _SIZE = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -28,11 +28,6 @@ def points(obj: Any, content: bytes) -> bool:
     """Return whether an object with this memory is, or contains, a pointer of ctypes that is not 0."""
     numbers = (int.from_bytes(content[at : at + _SIZE], sys.byteorder) for at in _offsets(type(obj)))
     return any(number >= SMALLEST_ADDRESS for number in numbers)
-
-
-def is_data(kind: type) -> bool:
-    """Return whether instances of a class are memory of ctypes."""
-    return issubclass(kind, _DATA)
 
 
 @by_type
@@ -52,7 +47,7 @@ def _offsets(kind: Any) -> tuple[int, ...]:
 def of(obj: Any) -> list[Any]:
     """Return what an object of ctypes points to, as far as it keeps that alive. Functions of shared libraries point to
     code."""
-    return [*_leaves(obj._objects)] if isinstance(obj, _DATA) and not isinstance(obj, _FUNCTION) else []
+    return [*_leaves(obj._objects)] if isinstance(obj, DATA) and not isinstance(obj, _FUNCTION) else []
 
 
 def _leaves(kept: Any) -> Iterator[Any]:

@@ -120,21 +120,15 @@ def patches() -> dict[str, str]:
 def lacking(there: Mapping[str, str]) -> list[str]:
     """Return the places of those patches of another process that are not, or are others, here. Libraries that are not
     imported here are passed by."""
-    here = patches() if any(map(_is_entry, there)) else {}
-    return [place for place in there if _is_imported(place) and _text_at(place, here) != there[place]]
-
-
-def _is_entry(place: str) -> bool:
-    return place.endswith("]")
-
-
-def _is_imported(place: str) -> bool:
-    return place.partition(":")[0] in sys.modules
-
-
-def _text_at(place: str, here: Mapping[str, str]) -> str | None:
-    module, _, path = place.partition(":")
-    return here.get(place) if _is_entry(place) else _text(found_in(sys.modules[module], path))
+    here = patches() if any(place.endswith("]") for place in there) else {}  # of entries of tables
+    found = []
+    for place in there:
+        module, _, path = place.partition(":")
+        if module in sys.modules:
+            text = here.get(place) if place.endswith("]") else _text(found_in(sys.modules[module], path))
+            if text != there[place]:
+                found.append(place)
+    return found
 
 
 def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:

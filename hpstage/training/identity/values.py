@@ -214,10 +214,10 @@ class Values:
         if not kinds <= _PLAIN:
             return None
         listed = self._files.listed(values) if self._files is not None else None
-        return listed or f"{type(values).__name__} {len(values)} {hashed(self._placed(repr(values)))}"
-
-    def _placed(self, text: str) -> str:
-        return text.replace(f"'{self.folder}{os.sep}", f"'{CODE}{os.sep}") if self.folder else text
+        text = repr(values)
+        if self.folder:
+            text = text.replace(f"'{self.folder}{os.sep}", f"'{CODE}{os.sep}")
+        return listed or f"{type(values).__name__} {len(values)} {hashed(text)}"
 
     def _array(self, value: Any) -> str | None:
         """Return a digest of all bytes of a tensor or array, or ``None`` for other objects."""
