@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hpstage.torch.backends.stacked import images
 from hpstage.torch.backends.stacked.images import gradients, gradients_of_all, max_pool, max_pool_of_all, substitute
 from hpstage.torch.backends.stacked.planning import plan, same
+from hpstage.torch.backends.stacked.stand_ins import StandInValues
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracing import Trace
 from tests.torch.backends.siblings import CPU
@@ -45,7 +46,7 @@ def is_done_at_once(shape: Any, members: int) -> bool:
     graph = make_fx(lambda *tensors: _aten.convolution_backward(*tensors, [shape[1]], *options))(*each[0]).graph
     substitute(graph)
     [backward] = graph.find_nodes(op="call_function", target=gradients)
-    trace = Trace(graph, (), (), (), (), {}, frozenset(), None, (), (), draws=False)
+    trace = Trace(graph, (), (), (), (), StandInValues({}), (), ())
     return backward in plan(trace, each, Streams(CPU, [torch.get_rng_state()] * members)).stacked
 
 

@@ -192,16 +192,17 @@ class StandInValues(Mapping[str, Any]):
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
         """Return whether other hyperparameters give all that was read from these, except tensors in their place."""
         return (
-            all(name in hp and equal_scalars(hp[name], value) for name, value in self.fixed.items())
+            all(name in hp and (type(hp[name]), hp[name]) == (type(v), v) for name, v in self.fixed.items())
             and self.absent.isdisjoint(hp)
             and (not self.listed or self._hp.keys() == hp.keys())
         )
 
+    @property
+    def decisive(self) -> object:
+        """What was read that decides a step by itself, equal for equal steps: True is no 1."""
+        fixed = {name: (type(value), value) for name, value in self.fixed.items()}
+        return fixed, self.absent, self._hp.keys() if self.listed else None
+
     def blamed(self) -> str:
         """Return what an error may come from: the float that was read last."""
         return "" if self._last is None else f", perhaps for the hyperparameter {self._last!r}, here a tensor"
-
-
-def equal_scalars(a: Scalar, b: Scalar) -> bool:
-    """Return whether two values are one, of one type: True is no 1."""
-    return type(a) is type(b) and a == b

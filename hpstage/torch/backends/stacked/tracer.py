@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,17 +17,6 @@ from hpstage.torch.backends.stacked.tracing import Effects, Trace, trace
 from hpstage.torch.trainable import TorchTrainable
 
 
-@dataclass(frozen=True, slots=True)
-class _Untraceable:
-    """A step of which there is no trace. It costs as long to find out as a trace does."""
-
-    read: StandInValues
-    reason: str
-
-    def fits(self, hp: Mapping[str, Scalar]) -> bool:
-        return self.read.fits(hp)
-
-
 class Tracer:
     """Traces steps of ``subject``, and gives the same trace again where it would be equal.
 
@@ -40,7 +28,8 @@ class Tracer:
     def __init__(self, subject: TorchTrainable, effects: Effects | None = None) -> None:
         self.subject = subject
         self._effects = effects
-        self._traces: dict[object, list[tuple[Trace | _Untraceable, Signature]]] = {}
+        self._traces: dict[object, list[tuple[StandInValues, Trace | str, Signature]]] = {}
+        """What steps have read, with their trace, or why there is none: that takes as long to find out."""
         self.traced = 0
         """Number of traces made."""
 
@@ -52,21 +41,21 @@ class Tracer:
         floats = frozenset(name for name, value in hp.items() if type(value) is float)
         key = (signature.text, groups, floats, shape_key(batch))
         known = self._traces.setdefault(key, [])
-        for found, _ in known:
-            if found.fits(hp):
-                if isinstance(found, _Untraceable):
-                    raise NeedsPython(found.reason)
+        for read, found, _ in known:
+            if read.fits(hp):
+                if isinstance(found, str):
+                    raise NeedsPython(found)
                 found.check_constants()
                 return found
         one = OneStep(self.subject, model, optimizer, batch, hp)
         try:
             made = trace(one, self._effects)
         except NeedsPython as error:
-            known.append((_Untraceable(one.read, str(error)), signature))
+            known.append((one.read, str(error), signature))
             raise
         self.traced += 1
         # Two models with objects of their own may still take the same step: then there is one trace of both.
-        all_known = (other for others in self._traces.values() for other, _ in others)
+        all_known = (other for others in self._traces.values() for _, other, _ in others)
         same = next((other for other in all_known if isinstance(other, Trace) and made.same(other)), made)
-        known.append((same, signature))
+        known.append((one.read, same, signature))
         return same

@@ -32,7 +32,7 @@ from hpstage.torch.backends.stacked.one_step import OneStep
 from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.rules import is_large
-from hpstage.torch.backends.stacked.stand_ins import equal_scalars, first_line
+from hpstage.torch.backends.stacked.stand_ins import StandInValues, first_line
 from hpstage.training.randomness import generators_restored
 
 Effects = Callable[[str], AbstractContextManager[None]]
@@ -58,18 +58,12 @@ class Trace:
     """All other parameters and all buffers."""
     values: tuple[str, ...]
     """Hyperparameters that ``update()`` reads and that may differ between members."""
-    fixed: Mapping[str, Scalar]
-    """Hyperparameters that it reads and that are part of the graph."""
-    absent: frozenset[str]
-    """Those that it looks up, but that do not exist."""
-    names: frozenset[str] | None
-    """All that there are, if it goes through them."""
+    read: StandInValues
+    """What it has read of the hyperparameters; those that are no floats are part of the graph."""
     constants: tuple[Tensor, ...]
     """Tensors of the user's that the step reads and that belong to no member."""
     versions: tuple[int, ...]
     """How often each of these has been changed."""
-    draws: bool
-    """Whether it draws random numbers from torch's generator."""
     logged: tuple[tuple[str, float | None], ...] = ()
     """What it logs: names, and numbers that are no tensors."""
     movable: bool = True
@@ -109,12 +103,7 @@ class Trace:
 
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
         """Return whether a step under these hyperparameters is this one, as far as they decide it."""
-        return (
-            all(name in hp and equal_scalars(hp[name], value) for name, value in self.fixed.items())
-            and all(type(hp.get(name)) is float for name in self.values)
-            and self.absent.isdisjoint(hp)
-            and (self.names is None or self.names == hp.keys())
-        )
+        return self.read.fits(hp) and all(type(hp.get(name)) is float for name in self.values)
 
     def same(self, other: Trace) -> bool:
         """Return whether another member takes the same step."""
@@ -123,9 +112,7 @@ class Trace:
             and self.forms == other.forms  # programs are planned for these, and their text need not show them
             and (self.trained, self.groups, self.kept, self.values)
             == (other.trained, other.groups, other.kept, other.values)
-            and self.fixed.keys() == other.fixed.keys()
-            and all(equal_scalars(value, other.fixed[name]) for name, value in self.fixed.items())
-            and (self.absent, self.names) == (other.absent, other.names)
+            and self.read.decisive == other.read.decisive
             and repr(self.logged) == repr(other.logged)
             and len(self.constants) == len(other.constants)
             and all(
@@ -135,10 +122,7 @@ class Trace:
         )
 
 
-def trace(
-    one: OneStep,
-    effects: Effects | None = None,
-) -> Trace:
+def trace(one: OneStep, effects: Effects | None = None) -> Trace:
     """Trace a step. Nothing is trained: all objects are as before.
 
     Raises:
@@ -146,11 +130,13 @@ def trace(
         NotStackable: it behaves differently with other values.
     """
     before = random.getstate(), np.random.get_state()
-    with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who), _described_by_one():
+    # By default make_fx makes a mode of fake tensors for each value of a graph, which is half of what tracing takes.
+    described = tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
+    with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who), described:
         warnings.simplefilter("ignore")
         with generators_restored():
             recorded = _recorded(one)
-            if random.getstate() != before[0] or not _same_state(np.random.get_state(), before[1]):
+            if random.getstate() != before[0] or not all(map(np.array_equal, np.random.get_state(), before[1])):
                 raise NeedsPython(
                     f"{one.who} draws from the generator of Python's random or of NumPy, not from torch's"
                 )
@@ -160,12 +146,6 @@ def trace(
             if not made.unchanged.issuperset(names):
                 raise NeedsPython(f"{one.who} changes memory that {' and '.join(names)} have in common")
         return replace(made, movable=_compared(made, one))
-
-
-def _described_by_one() -> AbstractContextManager[object]:
-    """Let ``make_fx`` describe the values of a graph by one mode of fake tensors: by default it makes one for each,
-    which is half of what tracing takes."""
-    return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
 
 
 def _recorded(one: OneStep) -> GraphModule:
@@ -197,7 +177,6 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     clean(graph)
     if not all(map(is_strided, graph.output_node().all_input_nodes)):
         raise NeedsPython(f"{who} computes sparse gradients, as an embedding with sparse=True has them")
-    draws = False
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -206,7 +185,6 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
         tags = node.target.tags
         if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
             raise NeedsPython(f"{who} uses {node.target}, whose result has a shape or a value that Python must see")
-        draws |= torch.Tag.nondeterministic_seeded in tags
     trained = set(stepped)
     inputs = graph.find_nodes(op="placeholder")
     by_name = dict(zip((*state, *values), inputs, strict=False))
@@ -223,11 +201,8 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     substitute(graph)
     versions = tuple(constant._version for constant in constants)
     groups = tuple(one.groups[name] for name in stepped)
-    read = one.read
-    names = frozenset(read) if read.listed else None
     return Trace(
-        *(graph, tuple(stepped), groups, kept, used, dict(read.fixed), frozenset(read.absent), names),
-        *(tuple(constants), versions, draws, tuple(one.logged)),
+        *(graph, tuple(stepped), groups, kept, used, one.read, tuple(constants), versions, tuple(one.logged)),
     )
 
 
@@ -252,10 +227,6 @@ def _batch_norm(
 
 
 _IN_PLACE: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_batch_norm.default: _batch_norm}
-
-
-def _same_state(a: Any, b: Any) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def compared(made: Trace, one: OneStep) -> bool:
