@@ -77,6 +77,9 @@ def sharing_with(others: Iterable[Tensor], may: Callable[[Tensor], bool]) -> Ite
     for other in others:
         if lazy_copies.is_lazy(other):
             known[_form(other)].append(other)
+    if not known:
+        yield
+        return
     filled: list[tuple[nn.Module, nn.Parameter]] = []
 
     def registered(module: nn.Module, name: str, parameter: Tensor) -> None:
@@ -85,7 +88,7 @@ def sharing_with(others: Iterable[Tensor], may: Callable[[Tensor], bool]) -> Ite
             same = [other for other in known.get(_form(earlier), ()) if _begin_equally(earlier, other)]
             if same and may(earlier):
                 share(earlier, *same)
-        if known and type(parameter) is nn.Parameter:
+        if type(parameter) is nn.Parameter:
             filled.append((module, parameter))
 
     handle = register_module_parameter_registration_hook(registered)

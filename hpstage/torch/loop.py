@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,12 @@ from hpstage.torch import environment
 from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
 from hpstage.torch.backends.meaning import Meaning, Reached
-from hpstage.torch.backends.measuring import clock_of, measure
+from hpstage.torch.backends.measuring import measure
 from hpstage.torch.contents import DRAWS, Contents, undone_in
 from hpstage.torch.data import Batches
 from hpstage.torch.evaluation import evaluating
 from hpstage.torch.follow import Follower
-from hpstage.torch.frozen import frozen_tensors, share, tensors_of
+from hpstage.torch.frozen import frozen_tensors, share, sharing_with, tensors_of
 from hpstage.torch.horizon import Horizon
 from hpstage.torch.loading.mixture import seed_in
 from hpstage.torch.loading.streams import StreamBatches
@@ -327,11 +327,6 @@ class TorchLoop(Adapter):
             },
         }
 
-    @property
-    def loads_elsewhere(self) -> bool:
-        """Whether other processes make its batches."""
-        return bool(self._user.num_workers)
-
     def train_by(self, numerics: str) -> bool:
         """Train by the step backend of this name, for a trainable that leaves the choice to the search. Return whether
         it was trained by it before, so that the present state stays.
@@ -348,7 +343,9 @@ class TorchLoop(Adapter):
     def seconds(self) -> float:
         """Return a time by which steps are compared, as :meth:`hpstage.trainable.Bundling.seconds` does."""
         self.synchronize()
-        return clock_of(self)()
+        # Where one thread does all the work, the time that it is running: on a busy machine it waits for others.
+        alone = self.device.type == "cpu" and torch.get_num_threads() == 1 and not self._user.num_workers
+        return time.thread_time() if alone else time.perf_counter()
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         """Return the seconds of a step by each backend, as :meth:`hpstage.executor.Executor.measure` does, and leave
@@ -396,10 +393,17 @@ class TorchLoop(Adapter):
         self._hp = self._initial
         self._give_values()
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
-        with self._sharing():
+        pristine = self._world.pristine
+        assert pristine is not None
+        named = [tensors_of(model) for model in self._other_models()]
+        with sharing_with((one for model in named for one in model.values()), lambda tensor: tensor not in pristine):
             self._built = _Built(self._user, self.device)
         self._see_values("model() or optimizer()")
-        self._share_memory(self._built)
+        # Copies of what is frozen are lazy, and have their memory in common with equal models.
+        for name, tensor in frozen_tensors(self._built.model, self._built.optimizer):
+            tensors = [tensor, *(other[name] for other in named if name in other)]
+            if not any(one in pristine for one in tensors):  # model() has made all of them
+                share(*tensors)
         self._world.begin()
         self._turn(self._initial)
         self._samples = 0
@@ -408,18 +412,9 @@ class TorchLoop(Adapter):
         self._data().settle()
         self._pending = False
 
-    def _sharing(self) -> AbstractContextManager[None]:
-        """Let a model have the memory of others while it is made."""
-        return nullcontext()
-
-    def _share_memory(self, built: _Built, *others: torch.nn.Module) -> None:
-        """Let copies of what is frozen in a new model be lazy, and have its memory in common with equal models."""
-        assert self._world.pristine is not None
-        named = [tensors_of(other) for other in others]
-        for name, tensor in frozen_tensors(built.model, built.optimizer):
-            tensors = [tensor, *(other[name] for other in named if name in other)]
-            if not any(one in self._world.pristine for one in tensors):  # model() has made all of them
-                share(*tensors)
+    def _other_models(self) -> Sequence[torch.nn.Module]:
+        """Return models of this process whose memory a new one may have in common."""
+        return ()
 
     def _drop_gradients(self, built: _Built) -> None:
         """Drop the gradients of the last step where nothing reads them: the default update zeroes gradients before it
@@ -442,7 +437,6 @@ class TorchLoop(Adapter):
         return self._answered and path.partition(".")[0] == "self"
 
     def _turn(self, hp: Mapping[str, Scalar]) -> None:
-        """Let new values take effect."""
         self._hp = dict(hp)
         self._give_values()
         size = hp["batch_size"] if "batch_size" in hp else getattr(self._user, "batch_size", None)
@@ -459,7 +453,6 @@ class TorchLoop(Adapter):
         self._batch_size = size
 
     def _data(self) -> Batches | StreamBatches:
-        """Return the batches to train on."""
         self._given_data()
         return self.data.of_trial(self._built)
 

@@ -56,6 +56,10 @@ class StepBackend(ABC):
     comparing: bool = False
     """Set while a step is compared with ``update()``: where it would call that, it raises :class:`NotDeparting`."""
 
+    as_it_is: bool = False
+    """Set where the rest of a trial is trained by ``update()``, since nothing else can. Its states record it, so that
+    every fork of it does the same."""
+
     as_recorded: bool = False
     """Set while a step is to have the random numbers of ``update()``, where it otherwise has others."""
 
@@ -73,8 +77,9 @@ class StepBackend(ABC):
         """Return what decides its bits besides what eager training depends on, as short names and strings."""
         return {}
 
-    def begin(self, initial: Mapping[str, Scalar]) -> None:  # noqa: B027  # not needed by most
+    def begin(self, initial: Mapping[str, Scalar]) -> None:
         """Start afresh: a trial with these values at step 0 begins, or a state of one is loaded next."""
+        self.as_it_is = False
 
     def release(self) -> None:  # noqa: B027  # not needed by most
         """Hold nothing of the model that was trained any more: there is another one next."""
@@ -83,7 +88,7 @@ class StepBackend(ABC):
     def departs(self) -> bool:
         """Whether it may train the next batch in another way than by a call of ``update()``. Then its first steps are
         compared with that; see :class:`hpstage.torch.backends.meaning.Meaning`."""
-        return True
+        return not self.as_it_is
 
     @abstractmethod
     def train(
@@ -93,9 +98,10 @@ class StepBackend(ABC):
 
     def state(self) -> Any:
         """Return what the next steps depend on besides the trainable's state; ``None`` if nothing."""
-        return None
+        return True if self.as_it_is else None
 
-    def load(self, state: Any) -> None:  # noqa: B027  # not needed by most
+    def load(self, state: Any) -> None:
         """Load what :meth:`state` returned, possibly in another process; ``None`` if it returned nothing.
 
         To look at a state, it is also loaded by a backend that has not trained it."""
+        self.as_it_is = bool(state)

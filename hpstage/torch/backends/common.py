@@ -12,23 +12,14 @@ from hpstage.training.code.graph import OF_CODE
 from hpstage.training.identity.settings import settings_here
 
 
-class CommonSettings:
-    """The settings of the process that decide bits, as they were when each was first seen."""
-
-    def __init__(self) -> None:
-        self._first: dict[str, Any] = {}
-
-    def forget(self) -> None:
-        self._first.clear()
-
-    def changed(self) -> list[str]:
-        """Describe those that are no longer what they were."""
-        here = settings_here(("torch", "jax"))
-        return [
-            f"the setting {name!r} of the process from {self._first[name]} to {value} (all trials need the same)"
-            for name, value in here.items()
-            if self._first.setdefault(name, value) != value
-        ]
+def changed_settings(first: dict[str, Any]) -> list[str]:
+    """Describe the settings of the process that decide bits and are no longer what they were when each was first seen,
+    by ``first``, to which new ones are added."""
+    return [
+        f"the setting {name!r} of the process from {first[name]} to {value} (all trials need the same)"
+        for name, value in settings_here(("torch", "jax")).items()
+        if first.setdefault(name, value) != value
+    ]
 
 
 def changed_objects(records: Iterable[Record]) -> list[str]:

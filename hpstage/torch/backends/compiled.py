@@ -100,7 +100,6 @@ class CompiledBackend(StepBackend):
         self._functions: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._formula: formulas.Formula | None = None
         self._values: dict[str, Tensor] = {}
-        self._as_it_is = False
         self._initial: tuple[tuple[str, Scalar], ...] = ()
         self._is_first = False
         self._hopeless: set[tuple[tuple[str, Scalar], ...]] = set()
@@ -137,21 +136,18 @@ class CompiledBackend(StepBackend):
     def begin(self, initial: Mapping[str, Scalar]) -> None:
         self._initial = tuple(sorted(initial.items()))
         self._is_first = True
-        self._as_it_is = self._initial in self._hopeless
+        self.as_it_is = self._initial in self._hopeless
 
     def release(self) -> None:
         self._formula = None  # which holds the optimizer, and that the model
 
-    def state(self) -> Any:
-        return True if self._as_it_is else None
-
     def load(self, state: Any) -> None:
-        self._as_it_is = bool(state)
+        super().load(state)
         self._is_first = False
 
     @property
     def departs(self) -> bool:
-        return not (self._as_it_is or self._impossible)
+        return not (self.as_it_is or self._impossible)
 
     def train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor | float | None:
         try:
@@ -161,7 +157,7 @@ class CompiledBackend(StepBackend):
 
     def _train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor | float | None:
         user = self.subject
-        if not self._as_it_is:
+        if not self.as_it_is:
             obstacle = self._impossible or obstacle_in_training(model, optimizer, batch)
             if obstacle is not None:
                 self._say(obstacle)  # it is looked for again at each step, and so need not be remembered
@@ -194,7 +190,7 @@ class CompiledBackend(StepBackend):
             return user.update(model, optimizer, batch)
 
         def loss(model: torch.nn.Module, batch: Any) -> Tensor:
-            if not self._as_it_is:
+            if not self.as_it_is:
                 done, found = self._attempt(_loss, model, batch)
                 if done:
                     return found  # type: ignore[no-any-return]
@@ -226,9 +222,12 @@ class CompiledBackend(StepBackend):
             if self._runs:
                 self._runs = False
                 raise  # the compiled code has failed, not compiling it
-            if self._lowers or not _is_verdict(error):
+            # torch's verdict on the code is the same everywhere and always, and it is none where something was missing:
+            # room, a file, another process. Without a compiled frame the code was run.
+            verdict = "no compiled frames" not in str(error) and not isinstance(_origin(error), PASSING)
+            if self._lowers or not verdict:
                 raise _failed(type(user).__name__, error) from error
-            self._as_it_is = True
+            self.as_it_is = True
             if self._is_first:
                 self._hopeless.add(self._initial)
             self._say(_reason(error))
@@ -329,14 +328,7 @@ def _compiler() -> str:
     return output.partition("\n")[0].strip()
 
 
-def _is_verdict(error: BaseException) -> bool:
-    """Return whether an error of tracing is torch's verdict on the code, which it gives everywhere and always, and not
-    that something was missing then: room, a file, another process. Without a compiled frame the code was run."""
-    return "no compiled frames" not in str(error) and not isinstance(_origin(error), PASSING)
-
-
 def _origin(error: BaseException) -> BaseException:
-    """Return the error that another one comes from."""
     inner = getattr(error, "inner_exception", None) or error.__cause__
     return error if inner is None or inner is error else _origin(inner)
 

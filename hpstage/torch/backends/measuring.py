@@ -6,10 +6,8 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
-
-import torch
 
 from hpstage.errors import NonFiniteLoss
 from hpstage.plan.step_times import StepTimes, named
@@ -46,10 +44,6 @@ a machine varies: a third from one second to the next was seen. There are fewer 
 class Measured(Protocol):
     """A trainable that can be trained by several backends."""
 
-    device: torch.device
-
-    @property
-    def loads_elsewhere(self) -> bool: ...
     def train_by(self, numerics: str) -> bool: ...
     def setup(self, hp: Mapping[str, Scalar]) -> None: ...
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None: ...
@@ -60,13 +54,6 @@ class Measured(Protocol):
 
 class Bundle(Protocol):
     def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> Mapping[int, int]: ...
-
-
-def clock_of(trainable: Measured) -> Callable[[], float]:
-    """Return the clock to measure it by: where one thread does all the work, the time that it is running, since on a
-    busy machine it waits for others."""
-    alone = trainable.device.type == "cpu" and torch.get_num_threads() == 1 and not trainable.loads_elsewhere
-    return time.thread_time if alone else time.perf_counter
 
 
 def _train_on(trainable: Measured, step: int, initial: Mapping[str, Scalar]) -> None:
@@ -83,8 +70,6 @@ class _Together:
     def __init__(self, bundle: Bundle, sides: Sequence[Measured]) -> None:
         self._bundle = bundle
         self._sides = sides
-        self.device = sides[0].device
-        self.loads_elsewhere = sides[0].loads_elsewhere
 
     def train_by(self, numerics: str) -> bool:
         stays = [side.train_by(numerics) for side in self._sides]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,7 +15,7 @@ from hpstage.checkpoints.on_device import is_out_of_memory
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.plan.facts import NO_FROZEN_WORK
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.common import CommonSettings, changed_objects
+from hpstage.torch.backends.common import changed_objects, changed_settings
 from hpstage.torch.backends.device_memory import DeviceMemory
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
 from hpstage.torch.backends.measuring import SHORT_OVER_FROZEN, measure_pair
@@ -25,11 +24,11 @@ from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython,
 from hpstage.torch.backends.stacked.signature import copied
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked.tracing import Trace
-from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
+from hpstage.torch.backends.stacked_backend import StackedBackend
 from hpstage.torch.data import Batches
-from hpstage.torch.frozen import frozen_shares, sharing_with, tensors_of
+from hpstage.torch.frozen import frozen_shares
 from hpstage.torch.loading.streams import StreamBatches
-from hpstage.torch.loop import TorchLoop, _Built
+from hpstage.torch.loop import TorchLoop
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Trainable
 from hpstage.training.randomness import rekey
@@ -97,11 +96,11 @@ class StackedLoop(TorchLoop):
 
     @property
     def worthwhile(self) -> int:
-        return self.stack.worthwhile
+        return self.stack.builder.worthwhile
 
     def seconds(self) -> float:
         """What is computed of frozen layers does not count: that depends on which batches come again."""
-        return super().seconds() - self.stack.seconds_ahead
+        return super().seconds() - self.stack.builder.outputs.seconds
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         """Return the seconds of a step by each backend that can be chosen; by one that trains several siblings as one,
@@ -185,7 +184,7 @@ class StackedLoop(TorchLoop):
             for slot in self.stack.slots:
                 slot.close()
             super().close()
-            self.stack.settings.forget()
+            self.stack.settings.clear()
         else:
             self._built = None
             self._pending = True
@@ -209,15 +208,6 @@ class StackedLoop(TorchLoop):
         super()._build()
         self._see_shared("model() or optimizer()")
 
-    def _sharing(self) -> AbstractContextManager[None]:
-        pristine = self._world.pristine
-        assert pristine is not None
-        others = chain.from_iterable(tensors_of(model).values() for model in self._other_models())
-        return sharing_with(others, lambda tensor: tensor not in pristine)
-
-    def _share_memory(self, built: _Built, *others: torch.nn.Module) -> None:
-        super()._share_memory(built, *others, *self._other_models())
-
     def _other_models(self) -> list[torch.nn.Module]:
         slots = [slot._built for slot in (self.stack.first, *self.stack.slots) if slot is not self]
         return [built.model for built in slots if built is not None]
@@ -228,7 +218,7 @@ class StackedLoop(TorchLoop):
         if not self._stacks:
             return
         changed = changed_objects(self._world.pristine or ())
-        changed += self.stack.settings.changed() if self.stack.most > 1 else []
+        changed += changed_settings(self.stack.settings) if self.stack.most > 1 else []
         if changed:
             raise UsageError(
                 f"{what} of {type(self._user).__name__} changes {changed[0]}, and under numerics = {self._numerics!r} "
@@ -311,7 +301,6 @@ class StackedLoop(TorchLoop):
         return self.member.fits()
 
     def detach(self) -> None:
-        """Leave the bundle."""
         if self.bundle is not None and self.member is not None:
             self.bundle.leave(self.member)
         self.member = self.bundle = None
@@ -343,29 +332,15 @@ class Stack:
         if type(subject.max_stacked) is not int or subject.max_stacked < 1:
             raise UsageError(f"max_stacked is {subject.max_stacked!r}; it must be a whole number of at least 1")
         self.most = 1 if subject.num_workers or answered else subject.max_stacked
-        self.settings = CommonSettings()
+        self.settings: dict[str, Any] = {}  # of the process, as they were when each was first seen
         self._subject = subject
         self.memory = DeviceMemory(type(subject).__name__)
-        self._builder = Builder(subject, first.device, self._watched)
+        self.builder = Builder(subject, first.device, lambda who: put_back(who, self._tracing))
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
         self._tracing: tuple[StackedLoop, ...] = ()
         self._warned: set[str] = set()
         self.most_as_one: int | None = None
         """How many are trained as one at most, as far as that is worthwhile; ``None``: all that can be."""
-
-    @property
-    def seconds_ahead(self) -> float:
-        """Seconds spent on what frozen layers give."""
-        return self._builder.outputs.seconds
-
-    @property
-    def worthwhile(self) -> int:
-        """The largest number of slots whose training as one is worth trying, as far as is known."""
-        return self._builder.worthwhile
-
-    def _watched(self, who: str) -> AbstractContextManager[None]:
-        """Watch what a step of the slots at hand could change."""
-        return put_back(who, self._tracing)
 
     def _warn(self, reason: NeedsPython) -> None:
         if str(reason) not in self._warned:
@@ -428,7 +403,12 @@ class Stack:
         if isinstance(error, NeedsPython):
             self._warn(error)
             return slot.train_as_it_is(batch)
-        return refusal(self._subject, slot._numerics, error) if isinstance(error, NotStackable) else error
+        if not isinstance(error, NotStackable):
+            return error
+        return UsageError(
+            f"numerics = {slot._numerics!r} cannot train {type(self._subject).__name__}: {error}. Give numerics = "
+            f"'eager', or 'compiled'"
+        )
 
     def _enter(self, slot: StackedLoop, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
         """Let a slot join a bundle that takes the same step, or begin one; return why it can be in none."""
@@ -441,7 +421,7 @@ class Stack:
             except NotStackable:
                 continue  # of another kind
             return None
-        alone = Bundle(self._builder, trace)
+        alone = Bundle(self.builder, trace)
         try:
             slot.enter(alone, trace)
         except NotStackable as error:
@@ -454,7 +434,7 @@ class Stack:
         self._tracing = (slot,)
         built = slot._ready()
         try:
-            return self._builder.tracer.trace(built.model, built.optimizer, batch, slot._hp)
+            return self.builder.tracer.trace(built.model, built.optimizer, batch, slot._hp)
         except Exception:
             return None  # its step will raise it
 
@@ -484,7 +464,8 @@ class Stack:
                 for slot in slots:
                     slot.give_up()
                 raise
-            odd = slots[0] if len(slots) == 1 else next((slot for slot in slots if _is_of(error, slot)), None)
+            blamed = error.member if isinstance(error, NeedsPython) else None
+            odd = slots[0] if len(slots) == 1 else next((slot for slot in slots if slot.member is blamed), None)
             if odd is not None:
                 slots.remove(odd)
                 odd.detach()
@@ -495,7 +476,7 @@ class Stack:
             for slot in slots:
                 slot.detach()
             for group in self._by_step(slots, batches):
-                bundles.append(other := Bundle(self._builder))
+                bundles.append(other := Bundle(self.builder))
                 for slot in group:
                     slot.enter(other)
                 yield from self._run(other, group, batches, bundles)
@@ -529,14 +510,10 @@ class Stack:
     def _in_own_bundle(self, slot: StackedLoop, batch: Any) -> Any:
         """Train a slot's model on a batch, in a bundle of its own: with the bits that it has in any other."""
         self._tracing = (slot,)
-        built, bundle, generator = slot._ready(), Bundle(self._builder), generator_of(slot.device)
+        built, bundle, generator = slot._ready(), Bundle(self.builder), generator_of(slot.device)
         member = bundle.join(built.model, built.optimizer)
         member.stream = generator.get_state()
         losses = bundle.step([batch], [slot._hp])
         bundle.leave(member)
         generator.set_state(member.stream)
         return losses
-
-
-def _is_of(error: Exception, slot: StackedLoop) -> bool:
-    return isinstance(error, NeedsPython) and error.member is slot.member

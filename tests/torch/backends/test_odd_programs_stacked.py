@@ -220,7 +220,7 @@ def test_a_program_that_is_not_stacked_is_logged_once(caplog: pytest.LogCaptureF
         advance(trainable, 0, 3)
     [warning] = [record.getMessage() for record in caplog.records if "without stacking" in record.getMessage()]
     assert warning.endswith("Printing.update() needs Python at each step: Python looks at a tensor's value")
-    assert isinstance(trainable, StackedLoop) and trainable.stack._builder.tracer.traced == 0
+    assert isinstance(trainable, StackedLoop) and trainable.stack.builder.tracer.traced == 0
 
 
 class CatchingAll(Tiny):
