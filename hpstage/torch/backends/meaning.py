@@ -88,7 +88,6 @@ class Meaning:
         return all(self._left.get(_kind(hp, batch), (STEPS, _TRIES)))
 
     def summary(self, numerics: str, *, departs: bool) -> str:
-        """Return a sentence on what was compared."""
         if not departs:
             return f"{numerics}: this code cannot be recorded, and is trained by update() itself."
         if self._refused:
@@ -184,7 +183,8 @@ class _UndoneSteps:
         for seed in range(_LEAST):
             self._allow(apart, OtherwiseRounded(seed))
         if apart.differs:
-            self._allow(apart, hp={name: _as_float32(value) for name, value in self._hp.items()}, most=_SHARE)
+            rounded = {name: float(np.float32(value)) for name, value in self._hp.items() if type(value) is float}
+            self._allow(apart, hp={**self._hp, **rounded}, most=_SHARE)
         if apart.differs:
             with full_precision():
                 self._allow(apart)
@@ -221,7 +221,8 @@ def _how_far_apart(steps: _UndoneSteps, backend: StepBackend, train: Callable[[A
     if draws and backend.draws_otherwise:
         backend.as_recorded = True
         found, _ = steps.after(train)
-    return steps.apart(expected, found) if _is_finite(expected.get("the loss")) else None
+    loss = expected.get("the loss")
+    return steps.apart(expected, found) if loss is None or bool(torch.isfinite(loss).all()) else None
 
 
 class _Apart:
@@ -320,10 +321,6 @@ def _kind(hp: Mapping[str, Scalar], batch: Any) -> object:
     return tuple((name, value) for name, value in hp.items() if type(value) is not float), shape_key(batch)
 
 
-def _as_float32(value: Scalar) -> Scalar:
-    return float(np.float32(value)) if type(value) is float else value
-
-
 def _mark(value: Any) -> object:
     """Return a mark that changes with the value. (Batch normalisation changes buffers behind their versions.)"""
     if isinstance(value, Tensor):
@@ -363,10 +360,6 @@ def _scale(value: Any) -> float:
     ):
         return 0.0
     return float(value.nan_to_num(0.0, 0.0, 0.0).abs().max())
-
-
-def _is_finite(loss: Any) -> bool:
-    return loss is None or bool(torch.isfinite(loss).all())
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.outputs import Outputs
-from hpstage.torch.backends.stacked.planning import STREAM, Plan, Tried, is_heavy, once_of, plan, same
+from hpstage.torch.backends.stacked.planning import STREAM, Tried, is_heavy, once_of, plan, same
 from hpstage.torch.backends.stacked.prefix import Divided, divide
 from hpstage.torch.backends.stacked.probes import is_varied, probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
@@ -121,22 +121,9 @@ class Builder:
         planned = plan(step.rest, members, self._streams(width, shared), shared, self._tried)
         del members
         made = program(step.rest, planned)
-        if width == 1:
+        if width == 1 or self._agrees(step, made, example):
             return made
-        if self._agrees(step, made, example):
-            return made
-        one_by_one = Plan(
-            width,
-            planned.constants,
-            sizes=planned.sizes,
-            contiguous=planned.contiguous,
-            shared=shared,
-            once=planned.once,
-        )
-        made = program(step.rest, one_by_one)
-        if self._agrees(step, made, example):
-            return made
-        raise NotStackable(f"a step of {width} members has other bits than {width} steps of one, even one by one")
+        raise NotStackable(f"a step of {width} members has other bits than {width} steps of one")
 
     def _agrees(self, step: Divided, made: Program, example: Sequence[Tensor]) -> bool:
         """Return whether a program gives each of other members what it is given alone."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
 
 from torch.fx import Node
 
@@ -63,18 +62,11 @@ class Layout:
         """Return the seconds that depend on the choice for a node: its own, and those of changes of form around it."""
         plan = self._plan
         own = (plan.together if self.stacked[node] else plan.alone).get(node, 0.0)
-        values = {*self._inputs(node), *self._results(node)}
+        inputs = {arg for arg in node.all_input_nodes if arg not in plan.constants and arg not in plan.once}
+        values = inputs | {node} | {user for user in node.users if self._leader.get(user) is node}
         if node in self._kept:
             values |= {self._kept[node]} & self._leader.keys()
         return own + sum(self._change(value) for value in values)
-
-    def _inputs(self, node: Node) -> Iterator[Node]:
-        plan = self._plan
-        yield from (arg for arg in node.all_input_nodes if arg not in plan.constants and arg not in plan.once)
-
-    def _results(self, node: Node) -> Iterator[Node]:
-        yield node
-        yield from (user for user in node.users if self._leader.get(user) is node and user is not node)
 
     def _change(self, value: Node) -> float:
         """Return the seconds to bring a value into the forms in which it is used."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hpstage.torch.backends.stacked.optimizers import equal, formula_of
+from hpstage.torch.backends.stacked.optimizers import formula_of
 from hpstage.torch.backends.stacked.refusal import NotStackable
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked.tracing import Trace
@@ -45,11 +45,7 @@ class Member:
 
     def steps_like(self, other: Member) -> bool:
         """Return whether the same formulas step both, and their tensors have the same names and shapes."""
-        return (
-            len(self.formulas) == len(other.formulas)
-            and all(map(equal, self.formulas, other.formulas))
-            and self._form == other._form
-        )
+        return self.formulas == other.formulas and self._form == other._form
 
     def fits(self) -> bool:
         """Return whether the formulas that it has joined with still step it."""
@@ -62,7 +58,6 @@ class Member:
             raise NotStackable("momentum or weight decay has become zero, or is no longer: leave, and join again")
 
     def numbers(self, index: int) -> list[float]:
-        """Return the numbers of a param group's next step."""
         return list(self.formulas[index].numbers(self.optimizer.param_groups[index], self._steps[index]))
 
     def count_step(self) -> None:

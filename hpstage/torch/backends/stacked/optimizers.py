@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,10 +23,13 @@ Group = Mapping[str, Any]
 class Formula(ABC):
     """How one param group of an optimizer is stepped."""
 
-    state: tuple[str, ...]
-    """Tensors of the optimizer's state that have the shape of their parameter."""
-    counts: bool
+    counts: ClassVar[bool]
     """Whether the state counts steps."""
+
+    @property
+    @abstractmethod
+    def state(self) -> tuple[str, ...]:
+        """Tensors of the optimizer's state that have the shape of their parameter."""
 
     @abstractmethod
     def fits(self, group: Group) -> bool:
@@ -40,14 +44,18 @@ class Formula(ABC):
         """Step in place. ``gradient`` may be overwritten; all tensors are of shape (members, elements)."""
 
 
+@dataclass(frozen=True)
 class SGD(Formula):
     """https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html"""
 
+    momentum: bool
+    nesterov: bool
+    weight_decay: bool
     counts = False
 
-    def __init__(self, *, momentum: bool, nesterov: bool, weight_decay: bool) -> None:
-        self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
-        self.state = ("momentum_buffer",) if momentum else ()
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
 
     def fits(self, group: Group) -> bool:
         return bool(group["momentum"]) == self.momentum and bool(group["weight_decay"]) == self.weight_decay
@@ -68,14 +76,14 @@ class SGD(Formula):
         weight.addcmul_(gradient, rate)
 
 
+@dataclass(frozen=True)
 class Adam(Formula):
     """https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html, and AdamW, whose decay is decoupled."""
 
+    weight_decay: bool
+    decoupled: bool
     counts = True
     state = ("exp_avg", "exp_avg_sq")
-
-    def __init__(self, *, weight_decay: bool, decoupled: bool) -> None:
-        self.weight_decay, self.decoupled = weight_decay, decoupled
 
     def fits(self, group: Group) -> bool:
         return bool(group["weight_decay"]) == self.weight_decay
@@ -109,7 +117,7 @@ class Adam(Formula):
 
 
 def formula_of(optimizer: torch.optim.Optimizer, group: Group) -> Formula:
-    """Return the formula of a param group. Two members can be stacked if theirs are :func:`equal`.
+    """Return the formula of a param group. Two members can be stacked if theirs are equal.
 
     Raises:
         NeedsPython: there is none for this optimizer, or for one of its options.
@@ -127,8 +135,3 @@ def formula_of(optimizer: torch.optim.Optimizer, group: Group) -> Formula:
         decoupled = type(optimizer) is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
         return Adam(weight_decay=decays, decoupled=decoupled)
     raise NeedsPython(f"{name} has no stacked form: SGD, Adam and AdamW do")
-
-
-def equal(a: Formula, b: Formula) -> bool:
-    """Return whether two formulas are one."""
-    return type(a) is type(b) and vars(a) == vars(b)

@@ -339,7 +339,6 @@ def _strides(tensor: Tensor) -> list[int]:
 
 
 def evaluate(call: Any, value: Callable[[Node], Any]) -> Any:
-    """Return the value of an expression."""
     if isinstance(call, Call):
         args = [evaluate(arg, value) for arg in call.args]
         return call.function(*args, **{name: evaluate(arg, value) for name, arg in call.kwargs.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,6 @@ class Program:
 
 
 def program(trace: Trace, plan: Plan) -> Program:
-    """Write the program for a plan."""
     return _Writer(trace, plan).program()
 
 
@@ -58,9 +57,8 @@ class _Writer:
     def program(self) -> Program:
         trace, plan, layout, inputs = self._trace, self._plan, self._layout, self._inputs
         outputs: Any = trace.graph.output_node()
-        stacked = [self._stacked_input(node, index) for index, node in enumerate(inputs)]
-        for index, (node, is_stacked) in enumerate(zip(inputs, stacked, strict=True)):
-            name = self._once(node) if node in plan.once else self._name(node, is_stacked)
+        for index, node in enumerate(inputs):
+            name = self._once(node) if node in plan.once else self._name(node, layout.is_stacked(node))
             self._there.add(name)
             self._lines.append(f"{name} = inputs[{index}]")
         self._write_all()
@@ -73,13 +71,9 @@ class _Writer:
         kept = [self._kept(node, form) for node, form in zip(results[first:last], kept_stacked, strict=True)]
         logged = [f"{self._value(node, True)}.clone()" for node in results[last:]]  # perhaps a parameter's memory
         self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}], [{', '.join(logged)}]")
-        run, source = self._compiled()
-        return Program(plan.width, run, kept_stacked, plan.shared, source)
-
-    def _compiled(self) -> tuple[Callable[..., Any], str]:
         source = "\n    ".join(["def run(inputs, streams):", *self._lines]) + "\n"
-        exec(compile(source, f"<step of {self._plan.width}>", "exec"), self._names)
-        return self._names.pop("run"), source
+        exec(compile(source, f"<step of {plan.width}>", "exec"), self._names)
+        return Program(plan.width, self._names.pop("run"), kept_stacked, plan.shared, source)
 
     def _write_all(self) -> None:
         """Write operations; what none of them uses any more is deleted."""
@@ -88,7 +82,8 @@ class _Writer:
             if node.op != "call_function" or node in self._plan.constants:
                 continue
             self._write(node)
-            gone = [name for done in uses.get(node, ()) for name in self._all(done) if name in self._there]
+            names = [(self._name(n, True), self._name(n, False), self._once(n)) for n in uses.get(node, ())]
+            gone = [name for forms in names for name in forms if name in self._there]
             if gone:
                 self._lines.append(f"del {', '.join(gone)}")
                 self._there.difference_update(gone)
@@ -102,13 +97,6 @@ class _Writer:
         if source is None or source in safe:
             return name
         return f"{name}.clone()" if stacked else f"[x.clone() for x in {name}]"
-
-    def _stacked_input(self, node: Node, index: int) -> bool:
-        trace = self._trace
-        first, last = len(trace.trained), len(trace.trained) + len(trace.kept)
-        if first <= index < last:
-            return self._layout.is_stacked(node)
-        return index < first or last <= index < last + len(trace.values)
 
     def _write(self, node: Node) -> None:
         if node in self._plan.once:
@@ -208,9 +196,6 @@ class _Writer:
 
     def _once(self, node: Node) -> str:
         return f"o{self._numbers[node]}"
-
-    def _all(self, node: Node) -> Iterator[str]:
-        yield from (self._name(node, True), self._name(node, False), self._once(node))
 
 
 def origin(node: Any) -> Node | None:

@@ -95,7 +95,6 @@ def _copies(value: Tensor, width: int) -> Tensor:
 
 
 def _rule_for(site: Site) -> Call | None:
-    """Return a proposal, or None."""
     target = site.node.target
     if target in _RULES:
         return _RULES[target](site)
@@ -300,10 +299,6 @@ def _image(function: Callable[..., Any]) -> Rule:
     return rule
 
 
-def _clone(site: Site) -> Call | None:
-    return _call(site, site.node.args)
-
-
 def _same(site: Site) -> Call | None:
     return _call(site, site.node.args)
 
@@ -322,7 +317,7 @@ _RULES: dict[Any, Rule] = {
     _aten.select.int: _with_dims(1),
     _aten.unbind.int: _with_dims(1),
     _aten.detach.default: _same,
-    _aten.clone.default: _clone,
+    _aten.clone.default: _same,
     _aten.cat.default: _list_along,
     _aten.sum.dim_IntList: _with_dims(1),
     _aten.mean.dim: _with_dims(1),

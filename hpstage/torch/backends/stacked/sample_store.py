@@ -100,14 +100,10 @@ class SampleStore:
             for before, after, (dim, of_sample) in zip(values, self._run(moved), self._samples.rows, strict=True):
                 rows = [index * of_sample + row for index in order for row in range(of_sample)]
                 if before.stride() != after.stride() or not _same(
-                    before.index_select(dim, _indices(rows, before)), after
+                    before.index_select(dim, torch.tensor(rows, device=before.device)), after
                 ):
                     return False
         return True
-
-
-def _indices(rows: Sequence[int], of: Tensor) -> Tensor:
-    return torch.tensor(rows, device=of.device)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

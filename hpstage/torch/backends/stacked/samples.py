@@ -169,10 +169,6 @@ class _Analysis:
 _Rule = Callable[[_Analysis, Node], Rows]
 
 
-def _same(analysis: _Analysis, node: Node) -> Rows:
-    return analysis.first(node)
-
-
 def _shape(node: Any) -> torch.Size:
     shape: torch.Size = node.meta["val"].shape
     return shape
@@ -321,7 +317,7 @@ _RULES: dict[Any, _Rule] = {
     ),
     **dict.fromkeys(
         [_aten.detach.default, _aten.alias.default, _aten.clone.default, _aten._to_copy.default],
-        _same,
+        _Analysis.first,
     ),
     **dict.fromkeys([_aten.permute.default, _aten.transpose.int, _aten.t.default], _permute),
     _aten.expand.default: _expand,

@@ -14,7 +14,7 @@ class Streams:
 
     Args:
         device: whose generator the operations draw from.
-        states: as given by :meth:`state`.
+        states: of that generator.
     """
 
     def __init__(self, device: torch.device, states: Sequence[Tensor] = ()) -> None:
@@ -36,11 +36,6 @@ class Streams:
         drawn = draw()
         self.states = [self._generator.get_state()] * len(self.states)
         return drawn
-
-    def state(self) -> Tensor:
-        """Return the state of torch's generator now."""
-        state: Tensor = self._generator.get_state()
-        return state
 
 
 def generator_of(device: torch.device) -> Any:

@@ -94,7 +94,7 @@ class Worth:
         for further, saves in self._savings(form, most):
             self._saved[further] = self._saved.get(further, 0.0) + saves
             takes = further[0] * (self._each or _BUILDS * alone)
-            if self._saved[further] >= takes * (_PAID if _is_usual(further[0]) else 1.0):
+            if self._saved[further] >= takes * (_PAID if further[0].bit_count() == 1 else 1.0):
                 found.append(further)
         return found
 
@@ -136,8 +136,3 @@ def _divided(form: Form, programs: Iterable[Form]) -> list[Form]:
         parts.append(max((of for of in usable if of[0] <= width), key=lambda of: (of[0], len(of[1]))))
         width -= parts[-1][0]
     return parts
-
-
-def _is_usual(width: int) -> bool:
-    """Return whether a number is a power of two."""
-    return width & (width - 1) == 0
