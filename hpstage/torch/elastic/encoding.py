@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ def encode(share: Share) -> tuple[bytes, list[Tensor]]:
     codes = [_code(gradient) for gradient in share.gradients]
     # Nearly always all are dense: then a thousand parameters take no text.
     forms = None if all(code == _DENSE for code in codes) else codes
-    data = [_bytes(tensor) for tensor in (*_tensors(share.gradients), *share.buffers)]
+    parts = [part for part in share.gradients if part is not None]
+    tensors = [tensor for part in parts for tensor in (part if isinstance(part, Rows) else (part,))]
+    data = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (*tensors, *share.buffers)]
     return json.dumps([share.loss, sorted(share.unequal), forms, share.logged]).encode(), data
 
 
@@ -51,18 +53,6 @@ def _gradient(code: Any, like: Tensor, reader: _Reader, *, stays: bool) -> Gradi
     dimensions, count = code
     indices = reader.take((dimensions, count), torch.empty(0, dtype=torch.int64, device=like.device), stays=stays)
     return Rows(indices, reader.take((count, *like.shape[dimensions:]), like, stays=stays))
-
-
-def _tensors(gradients: Sequence[Gradient]) -> Iterator[Tensor]:
-    for gradient in gradients:
-        if isinstance(gradient, Rows):
-            yield from gradient
-        elif gradient is not None:
-            yield gradient
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 class _Reader:

@@ -53,7 +53,6 @@ class Gang:
     Attributes:
         own: the virtual nodes that this process trains.
         waited: the seconds that this process has spent on sharing, in all.
-        is_over: whether it was dissolved, or lost.
     """
 
     def __init__(self, group: Group, nodes: int) -> None:
@@ -62,7 +61,6 @@ class Gang:
         share = nodes // group.size
         self.own = range(group.rank * share, (group.rank + 1) * share)
         self.waited = 0.0
-        self.is_over = False
         self._in_step = False
 
     def greet(self, who: str) -> None:
@@ -85,7 +83,7 @@ class Gang:
     def order(self, order: Order) -> None:
         """Have the followers do what this process does next."""
         began = time.perf_counter()
-        messages = self._gather(Message(_Kind.ORDER, json.dumps([order.step, order.hp]).encode()))
+        messages = self._group.gather(Message(_Kind.ORDER, json.dumps([order.step, order.hp]).encode()))
         self._see_ready(messages)
         self._in_step = True
         self.waited += time.perf_counter() - began
@@ -93,20 +91,20 @@ class Gang:
     def stop(self, word: str) -> None:
         """Dissolve the gang. A follower that is lost, or has failed, does not matter any more."""
         try:
-            self._gather(Message(_Kind.STOP, word.encode()))
+            self._group.gather(Message(_Kind.STOP, word.encode()))
         except GangLost:
             return
-        self._part()
+        self._group.part()
 
     # --- a follower ---------------------------------------------------------------------------------------
 
     def obey(self) -> Order | str:
         """Return the leader's next order, or the word that it dissolves the gang with."""
         while True:
-            messages = self._gather(Message(_Kind.READY))
+            messages = self._group.gather(Message(_Kind.READY))
             kind = _Kind(messages[0].kind)
             if kind is _Kind.STOP:
-                self._part()
+                self._group.part()
                 return messages[0].text.decode()
             self._see_ready(messages)
             if kind is _Kind.ORDER:
@@ -128,13 +126,13 @@ class Gang:
         distance = 1
         while distance < self.size:
             if not isinstance(own, Share):
-                self._see_shared(self._gather(_failed(own)), own)
+                self._see_shared(self._group.gather(_failed(own)), own)
                 break
             text, data = encode(own)
-            messages = self._gather(Message(_Kind.SHARE, text, self._group.offer(data)))
+            messages = self._group.gather(Message(_Kind.SHARE, text, self._group.offer(data)))
             self._see_shared(messages, None)
             rank = self.rank ^ distance
-            given = self._swap(rank, messages[rank].size)
+            given = self._group.swap(rank, messages[rank].size)
             other = decode(messages[rank].text, given, own, parameters, buffers)
             try:
                 own = combine(own, other) if rank > self.rank else combine(other, own, into_right=True)
@@ -153,7 +151,7 @@ class Gang:
             Exception: as :meth:`exchange` does.
         """
         failed = None if error is None else (self.own.start, error)
-        self._see_shared(self._gather(Message(_Kind.SHARE) if failed is None else _failed(failed)), failed)
+        self._see_shared(self._group.gather(Message(_Kind.SHARE) if failed is None else _failed(failed)), failed)
 
     def left(self, error: Exception) -> None:
         """Inform the others that this process has left the step by ``error``, unless they know or the step is over.
@@ -164,10 +162,10 @@ class Gang:
         if not self._in_step:
             return
         self._in_step = False
-        messages = self._gather(Message(_Kind.LEFT, f"{type(error).__name__}: {error}".encode()))
+        messages = self._group.gather(Message(_Kind.LEFT, f"{type(error).__name__}: {error}".encode()))
         kind = _Kind(messages[0].kind)
         if kind is _Kind.STOP:
-            self._part()
+            self._group.part()
         elif kind in (_Kind.LEFT, _Kind.FAILED):
             return
         self._lost(f"training has failed in process {self.rank} of a gang alone: {type(error).__name__}: {error}")
@@ -177,31 +175,8 @@ class Gang:
         self._in_step = False
 
     def close(self) -> None:
-        """Leave the gang at once, by which the others lose it."""
-        self.is_over = True
+        """Leave the gang at once, by which the others lose it. Idempotent."""
         self._group.close()
-
-    def _gather(self, message: Message) -> list[Message]:
-        try:
-            return self._group.gather(message)
-        except GangLost:
-            self._is_lost()
-            raise
-
-    def _swap(self, rank: int, size: int) -> Tensor:
-        try:
-            return self._group.swap(rank, size)
-        except GangLost:
-            self._is_lost()
-            raise
-
-    def _is_lost(self) -> None:
-        self.is_over = True
-        self._in_step = False
-
-    def _part(self) -> None:
-        self.is_over = True
-        self._group.part()
 
     def _see_ready(self, messages: Sequence[Message]) -> None:
         """Raise :class:`GangLost` unless all followers wait for an order."""

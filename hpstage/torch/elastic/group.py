@@ -58,14 +58,8 @@ class Meeting:
             GangApart: there is none of that name.
         """
         try:
-            family, kind, *_, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, kind)
-            try:
-                listener.bind(place)
-                listener.listen()
-            except OSError:
-                listener.close()
-                raise
+            family, *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server((host, 0), family=family)
         except OSError as error:
             raise GangApart(f"this process cannot listen on {host} for a gang: {error}. {_REMEDY}") from error
         port = listener.getsockname()[1]

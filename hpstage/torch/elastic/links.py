@@ -122,14 +122,13 @@ def follow(leader: socket.socket, key: bytes, rank: int, size: int, deadline: fl
     with ExitStack() as stack:
         stack.enter_context(leader)
         host = leader.getsockname()[0]
-        listener = stack.enter_context(socket.socket(leader.family, socket.SOCK_STREAM))
-        listener.bind((host, 0))
-        listener.listen(size)
+        listener = stack.enter_context(socket.create_server((host, 0), family=leader.family, backlog=size))
         port = listener.getsockname()[1]
         links = {0: leader}
         places = _greet(leader, key, rank, 0, port, deadline)
         for other in range(1, rank):
-            links[other] = stack.enter_context(_connected(places[other - 1], deadline))
+            left = max(deadline - time.monotonic(), 0.001)
+            links[other] = stack.enter_context(socket.create_connection(places[other - 1], left))
             _greet(links[other], key, rank, other, port, deadline)
         come = _accept(stack, listener, key, rank, range(rank + 1, size), deadline, lambda: False)
         if len(come) < size - rank - 1:
@@ -140,10 +139,6 @@ def follow(leader: socket.socket, key: bytes, rank: int, size: int, deadline: fl
         stack.pop_all()
     listener.close()
     return Links(links)
-
-
-def _connected(place: Place, deadline: float) -> socket.socket:
-    return socket.create_connection(place, max(deadline - time.monotonic(), 0.001))
 
 
 def _signature(key: bytes, *parts: bytes) -> bytes:

@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from typing import Any
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import GangLost, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.data import Batches
-from hpstage.torch.elastic.besides import Besides
+from hpstage.torch.elastic.besides import besides
 from hpstage.torch.elastic.gang import Gang, LeaderLeft, Order
 from hpstage.torch.elastic.group import Meeting
 from hpstage.torch.elastic.virtual_nodes import VirtualNodes
@@ -37,7 +38,7 @@ class ElasticLoop(TorchLoop):
         self._nodes = VirtualNodes(subject, self.device, self._count)
         self._gang: Gang | None = None
         self._meeting: Meeting | None = None
-        self._besides: Besides | None = None
+        self._at_setup: dict[str, str] = {}
         self._before = 0  # samples consumed before the batch
         self._alone_seconds = 0.0
 
@@ -96,8 +97,7 @@ class ElasticLoop(TorchLoop):
             self._meeting.close()  # nobody is waited for any more
             self._meeting = None
         if self._gang is not None:
-            if not self._gang.is_over:
-                self._gang.close()
+            self._gang.close()
             self._gang, self._nodes.own, self._nodes.exchange = None, range(self.virtual_nodes), None
 
     def _obey(self, gang: Gang, order: Order) -> None:
@@ -220,20 +220,26 @@ class ElasticLoop(TorchLoop):
 
     def _captured(self) -> object:
         state = super().state_dict()
-        assert self._besides is not None and isinstance(state, dict)
-        self._besides.check(state)
+        path = next((path for path, text in self._besides(state).items() if self._at_setup.get(path) != text), None)
+        if path is not None:
+            raise StateError(
+                f"{path} changes in training, and each of {self.virtual_nodes} virtual nodes would change it for "
+                f"itself: keep what training changes in parameters and buffers of the model, or name it in "
+                f"`stateless` if training does not depend on it"
+            )
         return state
+
+    def _besides(self, state: Any) -> dict[str, str]:
+        built, base = self._ready(), self._world.base
+        assert base is not None
+        return besides(state, base, built.model, built.optimizer)
 
     def _steps_by(self) -> StepBackend:
         return self._nodes
 
     def _build(self) -> None:
         super()._build()
-        assert self._built is not None
-        assert self._world.base is not None and self._world.pristine is not None
-        self._besides = Besides(
-            self._world.base, self._world.pristine, self._built.model, self._built.optimizer, self.virtual_nodes
-        )
+        self._at_setup = self._besides(super().state_dict())
 
     def _turn(self, hp: Mapping[str, Scalar]) -> None:
         super()._turn(hp)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -83,7 +82,6 @@ class Tree:
         self._pending: list[tuple[int, Share]] = []  # (number of leaves, share), each larger than the next
 
     def add(self, share: Share) -> None:
-        """Add the next leaf."""
         size = 1
         while self._pending and self._pending[-1][0] == size:
             size, share = 2 * size, combine(self._pending.pop()[1], share)
@@ -93,14 +91,6 @@ class Tree:
         """Return the share of all leaves, whose number is a power of two."""
         ((_, share),) = self._pending
         return share
-
-
-def tree(shares: Sequence[Share]) -> Share:
-    """Return the share of subtrees of equal size; their number is a power of two."""
-    grown = Tree()
-    for share in shares:
-        grown.add(share)
-    return grown.root()
 
 
 def mean(gradient: Gradient, like: Tensor, nodes: int) -> Tensor | None:

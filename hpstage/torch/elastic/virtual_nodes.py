@@ -33,9 +33,6 @@ class _Slot:
         self.name, self.module, self.key, self.buffer = name, module, key, buffer
         self.start = buffer.detach().clone()
 
-    def reset(self) -> None:
-        self.put(self.start)
-
     def put(self, value: Tensor) -> None:
         self.module._buffers[self.key] = self.buffer
         self.buffer.copy_(value)
@@ -63,9 +60,7 @@ class VirtualNodes(StepBackend):
 
     numerics: ClassVar[str] = "virtual-nodes-v1"
 
-    def __init__(
-        self, subject: TorchTrainable, device: torch.device, counts: Callable[[], int | None] = lambda: None
-    ) -> None:
+    def __init__(self, subject: TorchTrainable, device: torch.device, counts: Callable[[], int | None]) -> None:
         """``counts`` returns the number of samples of the batch that is trained next, if it is known."""
         super().__init__(subject, device)
         self.nodes = subject.virtual_nodes
@@ -98,7 +93,12 @@ class VirtualNodes(StepBackend):
                 share = self.exchange(share, list(parameters), [slot.start for slot in slots])
             if not isinstance(share, Share):
                 raise share[1]
-            _see_equal(share, slots)
+            if share.unequal:
+                raise UsageError(
+                    f"the buffer {slots[min(share.unequal)].name} holds whole numbers, which virtual nodes have "
+                    f"changed in different ways, and such cannot be averaged: let it depend on no sample, or hold "
+                    f"floats"
+                )
         except BaseException:
             with torch.no_grad():
                 _begin(parameters, slots)  # what a node has left depends on which were trained here
@@ -175,7 +175,7 @@ def _begin(parameters: dict[Tensor, str], slots: list[_Slot]) -> None:
     for parameter in parameters:
         parameter.grad = None
     for slot in slots:
-        slot.reset()
+        slot.put(slot.start)
 
 
 def _gradient(parameter: Tensor, name: str) -> Gradient:
@@ -192,13 +192,3 @@ def _gradient(parameter: Tensor, name: str) -> Gradient:
         f"{name} has a gradient of the layout {gradient.layout}, which virtual nodes cannot add up: let it be dense, "
         f"or a sparse COO tensor"
     )
-
-
-def _see_equal(share: Share, slots: list[_Slot]) -> None:
-    """Raise :class:`UsageError` if virtual nodes have left different whole numbers in a buffer."""
-    if share.unequal:
-        name = slots[min(share.unequal)].name
-        raise UsageError(
-            f"the buffer {name} holds whole numbers, which virtual nodes have changed in different ways, and such "
-            f"cannot be averaged: let it depend on no sample, or hold floats"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optuna
@@ -16,7 +16,7 @@ from hpstage import schedule as s
 from hpstage.errors import StateError, StoreError, UsageError
 from hpstage.store import MemoryJournal
 from hpstage.torch.elastic.micro_batches import cut
-from hpstage.torch.elastic.reduction import Rows, Share, mean, tree
+from hpstage.torch.elastic.reduction import Rows, Share, Tree, mean
 from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import CASES, Nodes, hp_at
@@ -338,6 +338,13 @@ def test_the_first_dimension_is_that_of_the_samples_where_their_number_is_known(
 
 def share(*gradients: Any, buffers: list[torch.Tensor] | None = None) -> Share:
     return Share(1.0, list(gradients), buffers or [])
+
+
+def tree(shares: Sequence[Share]) -> Share:
+    grown = Tree()
+    for share in shares:
+        grown.add(share)
+    return grown.root()
 
 
 def test_a_tree_of_subtrees_is_the_tree() -> None:
