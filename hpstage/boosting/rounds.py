@@ -80,7 +80,6 @@ class Rounds(ABC):
         return None
 
     def _at(self, step: int, hp: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Return the parameters of a round."""
         params = {**self._exact, **self.params, **hp}
         params.update({name: int(params[name]) for name in self._whole if name in params})
         return params

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
 from hpstage.errors.text import size
 from hpstage.schedule import Scalar
+from hpstage.torch.data import Batches
 from hpstage.torch.loading.samples import holds
+from hpstage.torch.loading.streams import StreamBatches
 from hpstage.training.capture.world import Roots, World
 from hpstage.training.code.hashing import hashed
 from hpstage.training.identity.files import DataFiles
@@ -60,16 +61,10 @@ class NoValues(Mapping[str, Scalar]):
     def __getitem__(self, name: str) -> Scalar:
         self._refuse(f"self.hp[{name!r}]")
 
-    def __contains__(self, name: object) -> bool:
-        self._refuse(f"self.hp[{name!r}]")
-
     def __iter__(self) -> Iterator[str]:
         self._refuse("self.hp")
 
     def __len__(self) -> int:
-        self._refuse("self.hp")
-
-    def __bool__(self) -> bool:
         self._refuse("self.hp")
 
     def __reduce__(self) -> NoReturn:
@@ -94,36 +89,30 @@ def undone_in(world: World, owner: object, more: Callable[[], Roots] = tuple) ->
 
 
 def contents_of(
-    dataset: Any,
-    made: Mapping[str, object],
-    *,
-    owner: object,
-    undone: Undone,
-    options: Mapping[str, object] = MappingProxyType({}),
-    first: Callable[[], list[Any]] | None = None,
+    data: Batches | StreamBatches, made: Mapping[str, object], *, owner: object, undone: Undone
 ) -> Contents:
-    """Describe the content of a data set.
+    """Describe the content of a data set, and what else decides batches.
 
     All bytes of tensors and arrays count, files that its attributes name, and its other attributes by value. If a data
     set of the user's own creates samples on request, 64 of them count.
 
     Args:
-        dataset: map-style, with ``__len__``, or a stream.
+        data: its batches.
         made: the attributes of the trainable that ``dataset()`` has set; usually the data it is evaluated on.
         owner: the trainable, which counts separately.
         undone: see :func:`undone_in`.
-        options: what else decides batches, by name.
-        first: returns the first samples of a stream, whose length is not known.
 
     Raises:
         UsageError: samples must be inspected, but have no digest.
         StateError: inspecting them changes what cannot be put back.
     """
-    name = type(owner).__name__
+    name, dataset = type(owner).__name__, data.dataset
+    stream = data if isinstance(data, StreamBatches) else None  # of unknown length
+    options = {**data.options, **({"draws": DRAWS} if data.draws else {})}
     files = DataFiles()
     walk = Walk(files=files, within=[owner])
     walk.values.folder = folder_of(owner)
-    length = None if first is not None else len(dataset)
+    length = None if stream is not None else len(dataset)
     texts = [f"data set {walk.values.content(dataset)}"]
     texts += [f"{what}: {walk.values.content(value)}" for what, value in options.items()]
     held, kept_in_files = walk.values.nbytes, files.nbytes
@@ -131,7 +120,7 @@ def contents_of(
     samples: list[Any] = []
     if computed:
         with undone():  # samples may be views of what is put back
-            samples = _samples(dataset, min(SAMPLED, len(dataset))) if first is None else first()
+            samples = stream.first(SAMPLED) if stream is not None else _samples(dataset, min(SAMPLED, len(dataset)))
             texts.append(f"samples {_digest(samples)}")
     seen = []
     for attribute, value in sorted(made.items()):
@@ -139,7 +128,7 @@ def contents_of(
         texts.append(f"{attribute}={walk.values.content(value)}")
         if (walk.values.nbytes, files.nbytes) != before:
             seen.append(f"self.{attribute}")
-    many = "samples of a stream" if first is not None else f"{length:,} samples"
+    many = "samples of a stream" if length is None else f"{length:,} samples"
     remark = many
     if held or kept_in_files:
         remark += f", {size(held + kept_in_files)} of them digested" + (

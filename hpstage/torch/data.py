@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,20 +29,9 @@ class Batches:
         source: where they come from. With torch's ``default_collate``, TensorDatasets and Subsets of them are indexed
             at once in this process, with the same result.
         device: where tensors of the batch are moved to; ``None``: they stay where they are.
-        prepare: called in each process that loads, before anything is loaded.
-        owner: the trainable, which training changes.
-        stateless: paths that training may change although processes do not see it.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        device: torch.device | None,
-        *,
-        prepare: Callable[[], None] | None = None,
-        owner: object = None,
-        stateless: Collection[str] = (),
-    ) -> None:
+    def __init__(self, source: Source, device: torch.device | None) -> None:
         self.source = source
         self.dataset = source.dataset
         self.cut = source.cut
@@ -56,17 +45,7 @@ class Batches:
             self._tensors, self._index = tensors_of(self.dataset)
         self.processes: Processes | None = None
         if source.workers.count and self._tensors is None and _may_start_processes():
-            pin_memory = source.workers.pin_memory and torch.cuda.is_available()
-            self.processes = Processes(
-                self.samples,
-                self._order,
-                self.cut,
-                source.workers,
-                pin_memory=pin_memory,
-                prepare=prepare,
-                owner=owner,
-                stateless=stateless,
-            )
+            self.processes = Processes(self.samples, self._order, self.cut, source.workers)
         self._warned = False
 
     def take(self, seed: int, position: int, count: int, size: int | None = None) -> Any:
@@ -166,9 +145,6 @@ def batches_of(
     workers: Workers = Workers(),  # noqa: B008  # immutable
     *,
     by_epoch: bool = False,
-    prepare: Callable[[], None] | None = None,
-    owner: object = None,
-    stateless: Collection[str] = (),
     who: str = "dataset()",
 ) -> Batches | StreamBatches:
     """Return the batches of a data set, of a DataLoader or of a stream; see :class:`Batches` for the arguments.
@@ -190,7 +166,7 @@ def batches_of(
     if is_stream(data):
         return StreamBatches(data, collate, device, workers.count, by_epoch=by_epoch, who=who)
     if isinstance(data, DataLoader):
-        source = of_loader(data)
+        source = of_loader(data, workers)
     else:
         source = of_dataset(data, collate, workers, by_epoch=by_epoch)
-    return Batches(source, device, prepare=prepare, owner=owner, stateless=stateless)
+    return Batches(source, device)

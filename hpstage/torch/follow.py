@@ -110,7 +110,6 @@ def _version(field: Any) -> int:
 
 
 def put(group: Group, name: str, value: Any) -> None:
-    """Set a field of a param group."""
     field = group.get(name)
     if isinstance(field, torch.Tensor) and not isinstance(value, torch.Tensor):
         field.fill_(value)  # in place: compiled and capturable optimizers hold on to the tensor
@@ -121,7 +120,6 @@ def put(group: Group, name: str, value: Any) -> None:
 
 
 def agree(field: Any, value: Any) -> bool:
-    """Return whether a field of a param group has a value."""
     if isinstance(field, torch.Tensor):
         return bool(field == torch.as_tensor(value, dtype=field.dtype))
     if isinstance(field, tuple | list):

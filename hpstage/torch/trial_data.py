@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, Undone, contents_of
+from hpstage.torch.contents import Contents, NoValues, Undone, contents_of
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loading.taken_over import Workers
@@ -81,7 +81,6 @@ class TrialData:
         return given if self._prepared is None else self._prepared
 
     def end_trial(self) -> None:
-        """Forget what the trial was built as."""
         self._prepared_with = None
 
     def close(self) -> None:
@@ -96,28 +95,21 @@ class TrialData:
         changes is ``undone``."""
         if self._contents is None:
             data = self.given()
-            more = {**data.options, **({"draws": DRAWS} if data.draws else {})}
             with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
-                first = partial(data.first, SAMPLED) if isinstance(data, StreamBatches) else None
-                self._contents = contents_of(
-                    data.dataset, self._made, owner=self._user, undone=undone, options=more, first=first
-                )
+                self._contents = contents_of(data, self._made, owner=self._user, undone=undone)
         return self._contents
 
     def _batches_of(self, dataset: Any) -> Batches | StreamBatches:
         user = self._user
         own = type(user).collate is not TorchTrainable.collate
-        return batches_of(
-            dataset,
-            user.collate if own else None,
-            self._device,
-            Workers(user.num_workers, user.prefetch_factor, user.pin_memory),
-            by_epoch=user.step_unit == "epoch",
+        workers = Workers(
+            *(user.num_workers, user.prefetch_factor, user.pin_memory),
             prepare=partial(_without_hp, user),
             owner=user,
             stateless=stateless_of(user),
-            who=f"{type(user).__name__}.dataset()",
         )
+        who, by_epoch = f"{type(user).__name__}.dataset()", user.step_unit == "epoch"
+        return batches_of(dataset, user.collate if own else None, self._device, workers, by_epoch=by_epoch, who=who)
 
     @contextmanager
     def _without_values(self, who: str, why: str) -> Iterator[None]:
@@ -137,5 +129,4 @@ def _without_hp(user: TorchTrainable) -> None:
 
 
 def set_hp(user: TorchTrainable, values: Any) -> None:
-    """Let the user's code read these values."""
     object.__setattr__(user, "hp", values)  # a frozen dataclass, too, is trained under changing values

@@ -1,18 +1,4 @@
-"""What of Lightning is carried over, and what is refused by name.
-
-========================================  ==============================================================================
-carried over                              refused
-========================================  ==============================================================================
-``configure_optimizers`` in all forms     ``devices`` beyond one, ``strategy``, ``num_nodes``: one process per worker
-lr schedulers, ``ReduceLROnPlateau``      ``logger``: metrics go to the study
-all hooks up to ``on_train_end``          ``ModelCheckpoint``, ``enable_checkpointing``: hpstage keeps states
-``self.log``, torchmetrics                ``Timer``, ``max_time``: the clock ends no trial
-``validation_step``, several loaders      ``BatchSizeFinder``, ``LearningRateFinder``: they fit within a fit
-clipping, accumulation, precision         ``fast_dev_run``, ``overfit_batches``, ``reload_dataloaders_every_n_epochs``
-manual optimization, ``EarlyStopping``     several training loaders, samplers of one's own, streams
-callbacks of one's own, WeightAveraging   progress bars, profilers, summaries
-========================================  ==============================================================================
-"""
+"""What of Lightning is carried over, and what is refused by name; the book's page on Lightning has both as a table."""
 
 from __future__ import annotations
 

@@ -19,24 +19,21 @@ if TYPE_CHECKING:
     from hpstage.torch.lightning.trainable import LightningTrainable
 
 
-class TrainingSet:
-    """What ``train_dataloader()`` has returned.
+def training_set(loader: Any) -> Batches:
+    """Return the batches of what ``train_dataloader()`` has returned.
 
     Raises:
-        UsageError: hpstage cannot decide its order.
+        UsageError: hpstage cannot decide their order.
     """
-
-    def __init__(self, loader: Any) -> None:
-        if not isinstance(loader, DataLoader):
-            raise UsageError(f"train_dataloader() returned {type(loader).__name__}; it must return one DataLoader")
-        batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
-        if not isinstance(batches, Batches):
-            raise UsageError(
-                f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; let it be "
-                f"one over a map-style data set"
-            )
-        self.batches = batches
-        self.batch_size = loader.batch_size or 1
+    if not isinstance(loader, DataLoader):
+        raise UsageError(f"train_dataloader() returned {type(loader).__name__}; it must return one DataLoader")
+    batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
+    if not isinstance(batches, Batches):
+        raise UsageError(
+            f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; let it be "
+            f"one over a map-style data set"
+        )
+    return batches
 
 
 class Data:
@@ -52,7 +49,7 @@ class Data:
         rekey(0, 0, Purpose.DATA)
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
-        self.training = TrainingSet(self.datamodule.train_dataloader())
+        self.training = training_set(self.datamodule.train_dataloader())
         held: Any = self.datamodule  # what has been done is not done again by each Trainer
         held.prepare_data = held.setup = held.teardown = _nothing
 
@@ -77,12 +74,11 @@ class TrainingBatches:
         pause: is called where the next batch is requested, and returns the seed.
     """
 
-    def __init__(self, training: TrainingSet, pause: Callable[[], int]) -> None:
-        self._batches = training.batches
-        self._cut = training.batches.cut
+    def __init__(self, training: Batches, pause: Callable[[], int]) -> None:
+        self._batches, self._cut = training, training.cut
         self._pause = pause
-        self.dataset = training.batches.dataset  # Lightning looks whether it is a stream
-        self.batch_size = self.default_size = training.batch_size
+        self.dataset = training.dataset  # Lightning looks whether it is a stream
+        self.batch_size = self.default_size = training.batch_size or 1
         self.samples = 0
 
     def __len__(self) -> int:

@@ -14,9 +14,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
 from hpstage.schedule.space import MIXTURE
+from hpstage.torch.data import Batches
 from hpstage.torch.horizon import Horizon, limits
 from hpstage.torch.lightning.carried import checked_callbacks
-from hpstage.torch.lightning.data import Data, TrainingBatches, TrainingSet
+from hpstage.torch.lightning.data import Data, TrainingBatches, training_set
 from hpstage.torch.lightning.horizon import TRAINER, WatchedTrainer, horizon_of, stated_by
 from hpstage.torch.lightning.progress import Progress
 from hpstage.torch.lightning.steering import Steering
@@ -49,11 +50,11 @@ def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any],
             return
 
         def train_dataloader() -> TrainingBatches:
-            training = TrainingSet(makes())
+            training = training_set(makes())
             if (earlier := loaders.pop("train", None)) is not None:
                 earlier.close()
-            loaders["train"] = training.batches
-            training.batches.settle()
+            loaders["train"] = training
+            training.settle()
             return session.training_batches(training)
 
         makes, made = module.train_dataloader, cast(Any, module)
@@ -104,7 +105,7 @@ class Session:
 
         self._of_lightning = frozenset(vars(self.trainer))
 
-    def training_batches(self, training: TrainingSet) -> TrainingBatches:
+    def training_batches(self, training: Batches) -> TrainingBatches:
         self._batches = TrainingBatches(training, self._next)
         self._batches.batch_size = self._size()
         return self._batches
@@ -245,14 +246,12 @@ class Session:
             self.trainer.val_check_batch = max(1, int(loop.max_batches * interval))
 
     def why(self) -> str:
-        """Return what has ended training."""
         if self.trainer.should_stop:
             return f"{self._subject.name} has set trainer.should_stop"
         return f"{limits(TRAINER, stated_by(self._subject.arguments))} ends training"
 
     @property
     def horizon(self) -> Horizon | None:
-        """The end that the Trainer's arguments state."""
         return horizon_of(self.trainer, self._subject)
 
     def _over(self) -> Exception:

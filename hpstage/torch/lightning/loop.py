@@ -84,7 +84,6 @@ class LightningLoop(FunctionTrainable):
         return self.see_data().text if stated is None else f"version {stated}, {DRAWS}"
 
     def see_data(self) -> Contents:
-        """Return what can be seen of the data of training and validation."""
         if self._contents is None:
             self._contents = self._seen(self._loaded())
         return self._contents
@@ -92,13 +91,12 @@ class LightningLoop(FunctionTrainable):
     def _seen(self, data: Data | None) -> Contents:
         if data is None:
             return Contents("of the module", f"made by each {self._name}", whole=False)
-        batches = data.training.batches
+        batches = data.training
         undone = undone_in(self._world, self.subject, lambda: [("dataset", batches.dataset)])
         # Without a DataModule no code of the user's runs here.
         with nullcontext() if self.subject.datamodule is None else undone():
             validation = {"validation": data.of_validation()}
-        options = {**batches.options, **({"draws": DRAWS} if batches.draws else {})}
-        return contents_of(batches.dataset, validation, owner=self.subject, undone=undone, options=options)
+        return contents_of(batches, validation, owner=self.subject, undone=undone)
 
     def describe_environment(self) -> dict[str, str]:
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
@@ -120,12 +118,12 @@ class LightningLoop(FunctionTrainable):
                 self._reached["datamodule"] = self._data.datamodule
             self._function = partial(fit, self.subject, self._data, self._loaders)
         if self._data is not None:
-            self._loaders["train"] = self._data.training.batches  # closed with the last run
+            self._loaders["train"] = self._data.training  # closed with the last run
         return self._data
 
     def _run_to_loop(self, state: Mapping[str, Any] | None, *, measured: bool = False) -> Body:
         if (data := self._loaded()) is not None:
-            data.training.batches.settle()
+            data.training.settle()
         if self._device().type == "cuda":
             environment.use_deterministic_algorithms()
         return super()._run_to_loop(state, measured=measured)

@@ -46,7 +46,6 @@ class Cut:
         return position + left, size
 
     def count(self, size: int) -> int:
-        """Return the number of batches of an epoch."""
         return self.population // size if self.end == "dropped" else -(-self.population // size)
 
     def end_of_epoch(self, position: int) -> int:

@@ -46,7 +46,6 @@ class Loader:
         old.close()
 
     def size_in(self, run: Run) -> int:
-        """Return the batch size of the present step."""
         size = run.hp.get("batch_size", self.batch_size)
         if type(size) is not int or size < 1:
             raise UsageError(
@@ -56,7 +55,6 @@ class Loader:
         return size
 
     def of_step(self, run: Run, *, by_epoch: bool) -> Iterator[Any]:
-        """Yield the batches of a step."""
         size = self.size_in(run)
         self.batches.see_size(size)
         seed = seed_in(getattr(self.batches, "dataset", None), run.hp)
@@ -65,7 +63,6 @@ class Loader:
             yield batch
 
     def begin(self, run: Run) -> None:
-        """Go to where the run begins."""
         if run._stream is not None:
             self.batches.go_to(run._stream)  # type: ignore[arg-type]  # of its own kind
             run._stream = None

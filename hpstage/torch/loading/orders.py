@@ -102,13 +102,10 @@ def order_of(sampler: Any) -> tuple[SampleOrder, dict[str, Any]]:
         case "SubsetRandomSampler":
             indices = list(sampler.indices)
             return Subset(indices), {"order": "subset", "indices": indices}
+    distributed = any(base.__name__ == "DistributedSampler" for base in kind.__mro__)
     raise UsageError(
         f"the DataLoader's sampler is a {kind.__name__}, whose order hpstage cannot make a function of seed and epoch, "
         f"as it must be for training to be forked at any step: use shuffle=True or False, WeightedRandomSampler or "
         f"SubsetRandomSampler, or put the order into the data set"
-        + ("; each trial is trained by one process, so that there is nothing to distribute" * _distributed(kind))
+        + ("; each trial is trained by one process, so that there is nothing to distribute" if distributed else "")
     )
-
-
-def _distributed(kind: type) -> bool:
-    return any(base.__name__ == "DistributedSampler" for base in kind.__mro__)

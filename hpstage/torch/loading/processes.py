@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -69,33 +69,16 @@ class Processes:
         order: the order of samples.
         cut: how batches are expected to follow each other.
         workers: their number and settings; ``count`` is at least 1.
-        prepare: called in each process before anything is loaded.
-        owner: the trainable, which training changes.
-        stateless: paths that training may change.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        order: SampleOrder,
-        cut: Cut,
-        workers: Workers,
-        *,
-        pin_memory: bool = False,
-        prepare: Callable[[], None] | None = None,
-        owner: object = None,
-        stateless: Collection[str] = (),
-    ) -> None:
+    def __init__(self, samples: Samples, order: SampleOrder, cut: Cut, workers: Workers) -> None:
         self.samples = samples
         self._workers = workers
-        self._pin_memory = pin_memory
-        self._prepare = prepare
-        self._owner, self._stateless = owner, stateless
         self._sent: Sent | None = None
         self._requests = _Requests(order, cut)
         self._course = torch.zeros(1, dtype=torch.int64)
         self._batches: Any = None
-        self._end: Callable[[], object] = _nothing
+        self._end: Callable[[], object] | None = None
 
     @property
     def pids(self) -> list[int]:
@@ -184,7 +167,7 @@ class Processes:
         workers = self._workers
         # New each time: a fork of this process, which loads for itself, would share it.
         self._course = torch.full((1,), self._requests.course).share_memory_()  # type: ignore[no-untyped-call]
-        made = _Made(self.samples, self._course, workers.init, self._prepare)
+        made = _Made(self.samples, self._course, workers.init, workers.prepare)
         loader: DataLoader[Any] = DataLoader(
             made,
             batch_size=None,
@@ -192,7 +175,7 @@ class Processes:
             num_workers=workers.count,
             prefetch_factor=workers.prefetch_factor,
             collate_fn=_as_it_is,
-            pin_memory=self._pin_memory,
+            pin_memory=workers.pin_memory and torch.cuda.is_available(),
             timeout=_LOOK,
             worker_init_fn=_begin,
             # Forked: the data set need not be pickled, nothing is imported again, and settings are inherited.
@@ -201,14 +184,15 @@ class Processes:
         )
         self._requests.sent.clear()
         # In the main thread, torch would set a handler that raises anywhere in training when a process dies.
-        self._batches = batches = _in_a_thread(lambda: _iterator(loader))
+        with ThreadPoolExecutor(1, thread_name_prefix="hpstage-loading") as thread:
+            self._batches = batches = thread.submit(_iterator, loader).result()
         # Also when this object is deleted: torch would wait until what was requested is loaded.
         self._end = weakref.finalize(self, _end, batches, self._course)
         self._sent = self._what_is_sent()
 
     def _what_is_sent(self) -> Sent:
         parts = {"dataset": self.samples.dataset, "collate": self.samples.collate}
-        return Sent(parts, self._owner, self._stateless)
+        return Sent(parts, self._workers.owner, self._workers.stateless)
 
     def _how_they_ended(self) -> str:
         processes = self._batches._workers
@@ -225,7 +209,8 @@ class Processes:
         if at_once and batches is not None:
             for process in batches._workers:
                 process.kill()
-        self._end()
+        if self._end is not None:
+            self._end()
 
 
 def _end(batches: Any, course: torch.Tensor) -> None:
@@ -233,20 +218,11 @@ def _end(batches: Any, course: torch.Tensor) -> None:
     batches._shutdown_workers()
 
 
-def _nothing() -> None:
-    """Do nothing: there are no processes."""
-
-
 def _iterator(loader: DataLoader[Any]) -> Any:
     with warnings.catch_warnings():
         # Python warns of forking a process with threads: they hold no lock that loading needs.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         return iter(loader)
-
-
-def _in_a_thread(make: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1, thread_name_prefix="hpstage-loading") as thread:
-        return thread.submit(make).result()
 
 
 class _Requests:
@@ -306,7 +282,6 @@ class _Made(Dataset[Any]):
         self._seen = False
 
     def begin(self, number: int, info: Any) -> None:
-        """Begin in process ``number``."""
         # Ctrl-C reaches all processes of a terminal: training ends these.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threads.pin_thread()

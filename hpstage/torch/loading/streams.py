@@ -152,7 +152,6 @@ class StreamBatches:
         """Do nothing: how many samples a stream has is not known."""
 
     def position(self) -> dict[str, Any] | None:
-        """Return the position for a state."""
         within = self._samples is not None
         return {"passes": self._pass, "within": copy.deepcopy(self.dataset.state_dict()) if within else None}
 

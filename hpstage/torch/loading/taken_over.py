@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
@@ -30,6 +30,9 @@ class Workers:
         timeout: seconds to wait for a batch; 0: any time.
         init: called in each process with its number, ``worker_init_fn``.
         context: multiprocessing context; ``None``: processes are forked where the system allows it.
+        prepare: called in each process before anything is loaded.
+        owner: the trainable, which training changes.
+        stateless: paths that training may change although processes do not see it.
     """
 
     count: int = 0
@@ -38,6 +41,9 @@ class Workers:
     timeout: float = 0
     init: Callable[[int], None] | None = None
     context: Any = None
+    prepare: Callable[[], None] | None = None
+    owner: object = None
+    stateless: Collection[str] = ()
 
     def __post_init__(self) -> None:
         if type(self.count) is not int or self.count < 0:
@@ -120,8 +126,9 @@ def _taken(dataset: Any, loader: DataLoader[Any] | None = None) -> Iterator[Take
         yield from (Taken.of(loader.sampler, name) for name in names if name in vars(loader.sampler))
 
 
-def of_loader(loader: DataLoader[Any]) -> Source:
-    """Return the source that stands for a DataLoader over a map-style data set.
+def of_loader(loader: DataLoader[Any], workers: Workers) -> Source:
+    """Return the source that stands for a DataLoader over a map-style data set, whose settings replace those of
+    ``workers``.
 
     Raises:
         UsageError: it has a setting that cannot be taken over. The message names it.
@@ -154,13 +161,14 @@ def of_loader(loader: DataLoader[Any]) -> Source:
         )
     collate = None if loader.collate_fn is default_collate else loader.collate_fn
     options |= {"drop_last": loader.drop_last, "batch_size": loader.batch_size, "collate_fn": collate}
-    workers = Workers(
-        loader.num_workers,
-        loader.prefetch_factor or 2,
-        loader.pin_memory,
-        loader.timeout,
-        loader.worker_init_fn,
-        loader.multiprocessing_context,
+    workers = replace(
+        workers,
+        count=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor or 2,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        init=loader.worker_init_fn,
+        context=loader.multiprocessing_context,
     )
     cut = Cut(order.population, "dropped" if loader.drop_last else "short")
     taken = tuple(_taken(loader.dataset, loader))

@@ -27,7 +27,6 @@ class Sent:
         self._then = Surveyor(stateless).survey(parts.items(), beyond=beyond, sampled=True)
 
     def changed(self) -> Record | None:
-        """Return what has changed since, if anything."""
         return next((record for record in self._then if record.kind is not CACHE and record.changed()), None)
 
     def check(self) -> None:

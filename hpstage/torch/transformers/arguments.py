@@ -176,7 +176,6 @@ class Arguments:
         return value
 
     def is_live(self, name: str) -> bool:
-        """Return whether the field may change at any step."""
         added = {field.name for field in dataclasses.fields(self.kind)} - {
             field.name for field in dataclasses.fields(TrainingArguments)
         }

@@ -46,7 +46,6 @@ _EPSILON = ("adam_epsilon", "eps", float)
 
 
 def group_values(group: Group, hp: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Return the fields of a group under ``hp``."""
     values: dict[str, Any] = {}
     for name, field in _MULTIPLES.items():
         if name in hp:
