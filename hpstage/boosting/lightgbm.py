@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpstage.boosting.rounds import Rounds
-from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ class LightGBM(Rounds):
     _bins: tuple[dict[str, Any], lightgbm.Dataset] | None = None
 
     def _names(self) -> Mapping[str, str]:
-        _lightgbm()
         return _names()
 
     def _refused(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -104,7 +102,7 @@ class LightGBM(Rounds):
 
     def _trained(self, params: dict[str, Any], before: Callable[[lightgbm.Booster], None]) -> lightgbm.Booster:
         """Return a booster that has trained a round, from the model that was loaded, if any."""
-        library = _lightgbm()
+        library = self._module()
         binning = {name: value for name, value in params.items() if name not in _CHANGING.union(_SEEDS, (_ROWS,))}
         if self._bins is None or self._bins[0] != binning:
             self._bins = binning, library.Dataset(**self.train_data, params=params, free_raw_data=False).construct()
@@ -157,14 +155,6 @@ class LightGBM(Rounds):
         same, found = re.subn(r"^leaf_weight=0?$", "leaf_weight=", model, flags=re.MULTILINE)
         model = re.sub(r"^tree_sizes=.*\n", "", same, flags=re.MULTILINE) if found else model
         return {"model": model, "fixed": self._fixed}
-
-
-def _lightgbm() -> Any:
-    try:
-        import lightgbm
-    except ImportError:
-        raise UsageError("hpstage.boosting.LightGBM needs LightGBM: pip install hpstage[lightgbm]") from None
-    return lightgbm
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
@@ -40,7 +41,7 @@ class Rounds(ABC):
         valid: Data | Mapping[str, Data] | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> None:
-        self._names()
+        self._module()
         self.train_data = self._given(train)
         several = isinstance(valid, Mapping) and "data" not in valid
         parts: Mapping[str, Any] = {} if valid is None else valid if several else {"": valid}  # type: ignore[assignment]
@@ -62,10 +63,20 @@ class Rounds(ABC):
         these = f"these can change later: {', '.join(sorted(changing))}" if changing else "none can change later here"
         return f"{self._library} reads it where a model begins; {these}. Branch at step 0, at=0"
 
+    def _module(self) -> Any:
+        """Return the library. Raise UsageError if it is not installed."""
+        name = self._library.lower()
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            raise UsageError(
+                f"hpstage.boosting.{self._library} needs {self._library}: pip install hpstage[{name}]"
+            ) from None
+
     @abstractmethod
     def _names(self) -> Mapping[str, str]:
         """Return names and aliases of all parameters, with the name each stands for: ``steps`` and ``stopping`` for
-        those of the number of rounds and of early stopping. Raise UsageError if the library is not installed."""
+        those of the number of rounds and of early stopping."""
 
     @abstractmethod
     def _begin(self, step: int, params: dict[str, Any]) -> None:

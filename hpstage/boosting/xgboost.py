@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hpstage.boosting.rounds import Rounds
-from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 
 _DRAWN = "subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode"
@@ -88,7 +87,6 @@ class XGBoost(Rounds):
     _matrices: tuple[Any, dict[str, Any]] | None = None
 
     def _names(self) -> Mapping[str, str]:
-        _xgboost()
         return {**{name: name for name in (*self._changing, *_NAMES)}, **_ALIASES}
 
     def _refused(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -104,7 +102,7 @@ class XGBoost(Rounds):
     def _data(self) -> tuple[Any, dict[str, Any]]:
         """Return the training data and those on which metrics are measured."""
         if self._matrices is None:
-            matrix = _xgboost().DMatrix
+            matrix = self._module().DMatrix
             valid = {name: matrix(**data) for name, data in self.valid_data.items()}
             self._matrices = matrix(**self.train_data), valid
         return self._matrices
@@ -112,7 +110,7 @@ class XGBoost(Rounds):
     def _begun(self, params: dict[str, Any]) -> Any:
         """Return a booster with the model that was loaded, if any."""
         train, valid = self._data()
-        return _xgboost().Booster(params, [train, *valid.values()], bytearray(self._model) if self._model else None)
+        return self._module().Booster(params, [train, *valid.values()], bytearray(self._model) if self._model else None)
 
     def _begin(self, step: int, params: dict[str, Any]) -> None:
         self._booster = self._begun(params)
@@ -143,11 +141,3 @@ class XGBoost(Rounds):
         """Return the model as XGBoost writes it to a file, and the hyperparameters that stay as they are."""
         trained = self._booster is not None
         return {"model": bytes(self._booster.save_raw()) if trained else self._model, "fixed": self._fixed}
-
-
-def _xgboost() -> Any:
-    try:
-        import xgboost
-    except ImportError:
-        raise UsageError("hpstage.boosting.XGBoost needs XGBoost: pip install hpstage[xgboost]") from None
-    return xgboost

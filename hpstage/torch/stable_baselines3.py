@@ -154,7 +154,9 @@ class StableBaselines3Trainable:
         algorithm = training.algorithm
         self._follow(training, run.hp, initial)
         try:
-            run.attach(**_with_own_state(algorithm.env), training=training, model=algorithm.policy)
+            own = [layer for layer in _layers(algorithm.env) if _has_own_state(layer)]
+            environments = {f"environment_{index}": layer for index, layer in enumerate(own)}
+            run.attach(**environments, training=training, model=algorithm.policy)
         except StateError as error:
             if ".env." not in str(error):
                 raise
@@ -375,11 +377,6 @@ def _settle(env: Any) -> None:
 
 def _has_own_state(env: Any) -> bool:
     return all(callable(getattr(type(env), name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def _with_own_state(env: Any) -> dict[str, Any]:
-    found = [layer for layer in _layers(env) if _has_own_state(layer)]
-    return {f"environment_{index}": layer for index, layer in enumerate(found)}
 
 
 def _see_algorithm(algorithm: Any) -> None:

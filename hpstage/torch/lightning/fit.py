@@ -72,14 +72,15 @@ class Session:
     """A Trainer within ``fit``, its module and its data. Its state is what belongs to neither model nor optimizer."""
 
     _batches: TrainingBatches
+    _progress: Progress
+    _steering: Steering
 
     def __init__(self, subject: LightningTrainable, run: Run, module: LightningModule) -> None:
         self._subject = subject
         self._run = run
         self._steps = Steps(run)
         self._module = module
-        self._progress: Progress | None = None
-        self._steering: Steering | None = None
+        self._begun = False
         parts = (type(module), *map(type, subject.callbacks))
         reads = frozenset().union(*map(_attributes_read, parts))
         self._reads_gradients = "grad" in reads
@@ -112,7 +113,6 @@ class Session:
 
     def measured(self) -> dict[str, float]:
         """Validate, which changes nothing, and return all that is logged then or was logged in training."""
-        assert self._progress is not None
         trainer = self.trainer
         rekey(0, 0, Purpose.EVALUATE)
         before = self._progress.state_dict()
@@ -130,8 +130,6 @@ class Session:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        assert self._progress is not None
-        assert self._steering is not None
         return {
             **self._progress.state_dict(),
             "samples": self._batches.samples,
@@ -141,8 +139,6 @@ class Session:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert self._progress is not None
-        assert self._steering is not None
         self._progress.load_state_dict(state)
         self._batches.samples, self._batches.batch_size = state["samples"], state["batch_size"]
         # What it lacks had, until then, the value that defaults state: that at step 0.
@@ -150,13 +146,12 @@ class Session:
 
     def refuse_scheduled_twice(self, names: Collection[str]) -> None:
         """Raise :class:`UsageError` if one of these hyperparameters, which change, is a rate that a scheduler sets."""
-        assert self._steering is not None
         for config in self.trainer.strategy.lr_scheduler_configs:
             self._steering.refuse_scheduled_twice(names, config.scheduler)
 
     def end(self) -> None:
         """Pause where training is over. There is no step after it."""
-        if self._progress is None:
+        if not self._begun:
             raise UsageError("lightning.Trainer has trained no batch: the data or its arguments give none")
         self.ended = True
         self._pause()
@@ -169,10 +164,9 @@ class Session:
 
     def _next(self) -> int:
         """Pause until the next step is requested, let its values take effect, and return the seed."""
-        begins = self._progress is None
+        begins = not self._begun
         if begins:
             self._begin()
-        assert self._steering is not None
         epoch_loop = self.trainer.fit_loop.epoch_loop
         # What begins may be the state of a training that has ended: the last of an epoch, not its first.
         if begins or self._subject.step_unit == "batch" or epoch_loop.batch_progress.current.ready == 0:
@@ -191,6 +185,7 @@ class Session:
         weights = [name for name in run.hp if name.startswith(MIXTURE) and isinstance(self._batches.dataset, Mixture)]
         self._steering = Steering(self._module, optimizers, run.hp, (*OWN, *weights))
         self._steering.refuse_unread(self._subject.module)
+        self._begun = True
         callbacks = checked_callbacks([callback for callback in trainer.callbacks if type(callback) is not _End])
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         run._attached |= {

@@ -176,10 +176,7 @@ class Arguments:
         return value
 
     def is_live(self, name: str) -> bool:
-        added = {field.name for field in dataclasses.fields(self.kind)} - {
-            field.name for field in dataclasses.fields(TrainingArguments)
-        }
-        return name in LIVE or name in added
+        return name in LIVE or name in {field.name for field in dataclasses.fields(self.kind)} - _OF_LIBRARY
 
     def suggestion(self, name: str) -> str:
         """Return a remark that names a field like ``name``, or nothing."""
