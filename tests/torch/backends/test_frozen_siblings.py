@@ -218,8 +218,7 @@ def states(bundle: Bundle, trials: list[Trial]) -> list[dict[str, Any]]:
 def storages(bundle: Bundle, name: str) -> int:
     """Return how many copies of a tensor a bundle has."""
     assert bundle._trace is not None
-    value = bundle._kept[bundle._trace.kept.index(name)]
-    parts = value if isinstance(value, list) else value.unbind()
+    parts = bundle._kept[bundle._trace.kept.index(name)]
     return len({part.data_ptr() for part in parts})
 
 

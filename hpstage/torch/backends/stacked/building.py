@@ -181,8 +181,8 @@ def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Stre
     first, last = len(trace.trained), len(trace.trained) + len(trace.kept)
     inputs: list[Value] = []
     for index, column in enumerate(zip(*members, strict=True)):
-        stacked = made.kept_stacked[index - first] if first <= index < last else index < last + len(trace.values)
+        stacked = index < first or last <= index < last + len(trace.values)
         inputs.append(column[0] if index in made.shared else torch.stack(column) if stacked else list(column))
     losses, gradients, kept, logged = made.run(inputs, streams)
-    results = [*([] if losses is None else [losses]), *gradients, *kept, *logged]
+    results: list[Value] = [*([] if losses is None else [losses]), *gradients, *kept, *logged]
     return [list(value.unbind() if isinstance(value, Tensor) else value) for value in results]

@@ -19,7 +19,7 @@ from hpstage.torch.backends.stacked.member import Member
 from hpstage.torch.backends.stacked.outputs import Ahead
 from hpstage.torch.backends.stacked.planning import STREAM
 from hpstage.torch.backends.stacked.prefix import Divided, Prefix
-from hpstage.torch.backends.stacked.program import Program, Value
+from hpstage.torch.backends.stacked.program import Program
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.signature import shape_key, tensors_of
 from hpstage.torch.backends.stacked.streams import Streams
@@ -41,7 +41,7 @@ class Bundle:
         """In the order of their slots. Those that join are last; those after one that leaves move up."""
         self._trace: Trace | None = None
         self._groups: dict[int, FlatGroup] = {}  # by their place in the optimizer
-        self._kept: list[Value] = []
+        self._kept: list[list[Tensor]] = []
         self._prepared: object = None
         self._common: Common | None = None
         self._numbers: dict[int, tuple[list[list[float]], Tensor]] = {}
@@ -80,7 +80,7 @@ class Bundle:
         self._take([(group, group.without(slot)) for group in self._groups.values()])
         self.members.remove(member)
         self._common = None
-        self._kept = [[part for index, part in enumerate(_apart(value)) if index != slot] for value in self._kept]
+        self._kept = [[part for index, part in enumerate(value) if index != slot] for value in self._kept]
         if not self.members:
             self._trace = None
 
@@ -103,7 +103,7 @@ class Bundle:
         for index, group in self._groups.items():
             state = [group.of(slot, tensor) for tensor in group.state]
             member.write(index, [place.name for place in group.places], group.of(slot, group.weight), state)
-        kept = zip(self._trace.kept, (_parts(value)[slot] for value in self._kept), strict=True)
+        kept = zip(self._trace.kept, (value[slot] for value in self._kept), strict=True)
         member.write_kept({name: tensor for name, tensor in kept if tensor is not member.frozen.get(name)})
 
     def step(
@@ -167,7 +167,7 @@ class Bundle:
         whole = program.width == len(self.members)
         kept = self._kept if whole else [value[slots] for value in self._kept]
         inputs: list[Any] = [weight for group in self._groups.values() for weight in group.stacked(slots)]
-        inputs += [_in_form(value, form, whole) for value, form in zip(kept, program.kept_stacked, strict=True)]
+        inputs += kept
         inputs += values if whole else [value[slots].clone() for value in values]  # as aligned as for all
         inputs += columns if whole else [column[slots] for column in columns]
         for index in program.shared - {STREAM}:
@@ -199,8 +199,8 @@ class Bundle:
 
     def _ready(self, shape: object, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Trace:
         """Return the trace for these batches: as long as nothing but numbers changes, the one before."""
-        for member in self.members:
-            member.check_formulas()
+        if not all(member.fits() for member in self.members):
+            raise NotStackable("momentum or weight decay has become zero, or is no longer: leave, and join again")
         if self._trace is not None:
             self._trace.check_constants()
         if self._prepared != shape:
@@ -241,7 +241,7 @@ class Bundle:
                 for member in self.members:
                     member.frozen.pop(name, None)
                 continue
-            for member, part in zip(self.members, _parts(self._kept[index]), strict=True):
+            for member, part in zip(self.members, self._kept[index], strict=True):
                 if name not in member.frozen:
                     member.write_kept({name: part})  # sync() leaves out what is frozen
                     member.frozen[name] = self._builder.frozen.copy_of(name, part)
@@ -268,7 +268,7 @@ class Bundle:
         def example() -> list[Tensor]:
             return [
                 *(weight[0] for group in self._groups.values() for weight in group.stacked()),
-                *(_parts(value)[0] for value in self._kept),
+                *(value[0] for value in self._kept),
                 *(self._column([hp[0][name]])[0] for name in step.rest.values),
                 *batch,
             ]
@@ -304,7 +304,7 @@ class Bundle:
             else:
                 kept.append(own[name].detach().clone(memory_format=torch.contiguous_format))
         self._take(rows)
-        self._kept = [[*_apart(value), new] for value, new in zip(self._kept, kept, strict=True)]
+        self._kept = [[*value, new] for value, new in zip(self._kept, kept, strict=True)]
 
     def _take(self, rows: Sequence[tuple[FlatGroup, Rows]]) -> None:
         for group, its in rows:
@@ -323,15 +323,6 @@ class Bundle:
         return torch.tensor([float(value) for value in values], dtype=dtype, device=self._builder.device)
 
 
-def _parts(value: Value) -> Sequence[Tensor]:
-    return value.unbind() if isinstance(value, Tensor) else value
-
-
-def _apart(value: Value) -> list[Tensor]:
-    """Return each member's tensor, as aligned as a new one: a part of a stack may not be."""
-    return [part.clone() for part in value.unbind()] if isinstance(value, Tensor) else value
-
-
 @dataclass(frozen=True)
 class _Done:
     """What a program has given for the members in some slots."""
@@ -340,12 +331,12 @@ class _Done:
     slots: slice
     losses: Tensor | None
     gradients: list[Tensor]
-    kept: list[Value]
+    kept: list[list[Tensor]]
     logged: list[Tensor]
     streams: Streams
 
 
-def _joined(parts: Sequence[_Done]) -> tuple[Tensor | None, list[Value], list[Tensor]]:
+def _joined(parts: Sequence[_Done]) -> tuple[Tensor | None, list[list[Tensor]], list[Tensor]]:
     """Return the losses of all members, what they keep, and what they log."""
     if len(parts) == 1:
         return parts[0].losses, parts[0].kept, parts[0].logged
@@ -354,14 +345,6 @@ def _joined(parts: Sequence[_Done]) -> tuple[Tensor | None, list[Value], list[Te
     logged = zip(*(part.logged for part in parts), strict=True)
     return (
         torch.cat(losses) if losses else None,
-        [[member for value in values for member in _apart(value)] for values in kept],
+        [[member for value in values for member in value] for values in kept],
         [torch.cat(values) for values in logged],
     )
-
-
-def _in_form(value: Value, stacked: bool, whole: bool) -> Value:
-    if isinstance(value, list):
-        return torch.stack(value) if stacked else value
-    if stacked:
-        return value if whole else value.clone()  # as aligned as for all
-    return _apart(value)

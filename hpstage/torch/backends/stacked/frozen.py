@@ -38,19 +38,16 @@ class Common:
     """Says which inputs of the rest of a step are one tensor for all members.
 
     Args:
-        kept: of each of ``trace.kept``, the members' tensors: a list, or stacked.
+        kept: of each of ``trace.kept``, the members' tensors.
         width: number of members; one alone has nothing in common with others.
     """
 
-    def __init__(self, trace: Trace, kept: Sequence[object], width: int) -> None:
+    def __init__(self, trace: Trace, kept: Sequence[Sequence[Tensor]], width: int) -> None:
         first = len(trace.trained)
         self._shared = frozenset(
             first + index
             for index, (name, parts) in enumerate(zip(trace.kept, kept, strict=True))
-            if width > 1
-            and name in trace.unchanged
-            and isinstance(parts, list)
-            and all(part is parts[0] for part in parts)
+            if width > 1 and name in trace.unchanged and all(part is parts[0] for part in parts)
         )
         end = len(trace.inputs) - len(trace.constants)
         self._with_batch = self._shared | set(range(end - trace.batch, end))

@@ -52,11 +52,6 @@ class Member:
         groups = self.optimizer.param_groups
         return all(formula.fits(group) for formula, group in zip(self.formulas, groups, strict=True))
 
-    def check_formulas(self) -> None:
-        """Raise :class:`NotStackable` if a value has become zero, or is no longer: that is another formula."""
-        if not self.fits():
-            raise NotStackable("momentum or weight decay has become zero, or is no longer: leave, and join again")
-
     def numbers(self, index: int) -> list[float]:
         return list(self.formulas[index].numbers(self.optimizer.param_groups[index], self._steps[index]))
 

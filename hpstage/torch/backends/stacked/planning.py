@@ -29,6 +29,8 @@ ALIGNMENT = 64
 
 _CALLS = 4
 _LONG = 0.01  # seconds after which two calls do
+_FORM = 1e-5
+"""Seconds for each member by which an operation on all may be slower: then what is next to it needs no other form."""
 
 _COMPARED = 30_000  # elements that must agree
 _ROUNDS = 100  # in which they are made, at most
@@ -84,12 +86,10 @@ class Plan:
     """Values that are the same for all members and in all steps."""
     stacked: dict[Node, Call] = field(default_factory=dict)
     """How the operation is done on all members at once, where that has the bits of each alone."""
+    slow: set[Node] = field(default_factory=set)
+    """Those of them that are faster member by member."""
     strides: dict[Node, int] = field(default_factory=dict)
     """Bytes between members in the result of that."""
-    alone: dict[Node, float] = field(default_factory=dict)
-    """Seconds of the operation member by member."""
-    together: dict[Node, float] = field(default_factory=dict)
-    """Seconds of the operation on all at once."""
     sizes: dict[Node, int] = field(default_factory=dict)
     """Bytes of a member's result."""
     contiguous: dict[Node, bool] = field(default_factory=dict)
@@ -164,18 +164,17 @@ def plan(
                 alone[node] = [streams.once(value) if is_random(node) else value()] * width
             elif is_random(node):
                 alone[node] = streams.each(lambda slot, node=node: _run(node, _of(alone, constants, slot)))  # type: ignore[misc]
-                result.alone[node] = 0.0
             elif width == 1:
                 alone[node] = [_run(node, _of(alone, constants, 0))]
             else:
                 first = _of(alone, constants, 0)
                 form = _form(_call_of(node), lambda arg, first=first: _form_of(first(arg)))  # type: ignore[misc]
-                result.alone[node], alone[node] = _timed(
+                seconds, alone[node] = _timed(
                     tried,
                     (width, form),
                     lambda node=node: [_run(node, _of(alone, constants, slot)) for slot in range(width)],  # type: ignore[misc]
                 )
-                _propose(result, tried, node, alone, together)
+                _propose(result, tried, node, alone, together, seconds + width * _FORM)
             _note(result, node, alone[node][0])
         for done in last.get(node, ()):
             alone.pop(done, None)
@@ -183,7 +182,10 @@ def plan(
     return result
 
 
-def _propose(plan: Plan, tried: Tried, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any]) -> None:
+def _propose(
+    plan: Plan, tried: Tried, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any], most: float
+) -> None:
+    """Look for a way to do an operation on all members at once. It is slow beyond ``most`` seconds."""
     reference = alone[node]
     inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants and arg not in plan.once]
     if node.target in _PRODUCTS and not all(_fits(part) for part in (reference[0], *(alone[arg][0] for arg in inputs))):
@@ -193,8 +195,9 @@ def _propose(plan: Plan, tried: Tried, node: Node, alone: dict[Node, list[Any]],
         if source in plan.stacked:
             together[node] = together[source][node.args[1]]
             plan.stacked[node] = Call(_getitem, node.args)
+            if source in plan.slow:
+                plan.slow.add(node)
             plan.strides[node] = together[node].stride(0) * together[node].element_size()
-            plan.together[node] = 0.0
         return
     if plan.width == 1 or not _may(node, reference[0]):
         return
@@ -228,7 +231,9 @@ def _propose(plan: Plan, tried: Tried, node: Node, alone: dict[Node, list[Any]],
             continue
         together[node] = outcome
         plan.stacked[node] = call
-        plan.together[node] = seconds
+        parts = reference[0] if isinstance(reference[0], tuple | list) else reference[:1]
+        if seconds > most and all(part is None or part.is_contiguous() for part in parts):  # so that it can be stacked
+            plan.slow.add(node)
         if isinstance(outcome, Tensor):
             plan.strides[node] = outcome.stride(0) * outcome.element_size()
         return

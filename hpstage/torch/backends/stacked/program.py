@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from hpstage.torch.backends.stacked.cleaning import is_random, last_uses
-from hpstage.torch.backends.stacked.layout import Layout, is_aligned
-from hpstage.torch.backends.stacked.planning import Plan
+from hpstage.torch.backends.stacked.planning import ALIGNMENT, Plan
 from hpstage.torch.backends.stacked.rules import Call
 from hpstage.torch.backends.stacked.tracing import Trace
 
@@ -27,13 +26,12 @@ class Program:
 
     ``inputs`` are those of the trace but for its constants. Those at the indices ``shared`` are one tensor for all
     members; with :data:`STREAM` among them, all streams are in one state. Of the others, parameters and hyperparameters
-    are stacked; tensors of the batch are lists; ``kept`` are what ``kept_stacked`` says. The losses and logged values,
+    are stacked; ``kept`` and tensors of the batch are lists. The losses and logged values,
     of shape (members,), and the gradients are stacked.
     """
 
     width: int
-    run: Callable[..., tuple[Tensor | None, list[Tensor], list[Value], list[Tensor]]]
-    kept_stacked: tuple[bool, ...]
+    run: Callable[..., tuple[Tensor | None, list[Tensor], list[list[Tensor]], list[Tensor]]]
     shared: frozenset[int]
     source: str
 
@@ -46,34 +44,34 @@ class _Writer:
     def __init__(self, trace: Trace, plan: Plan) -> None:
         self._trace = trace
         self._plan = plan
-        self._layout = Layout(trace, plan)
         self._names: dict[str, Any] = {"stack": torch.stack}
         self._known: dict[Any, str] = {}
         self._numbers: dict[Node, int] = {node: index for index, node in enumerate(trace.graph.nodes)}
         self._lines: list[str] = []
         self._there: set[str] = set()
         self._inputs = trace.inputs[: len(trace.inputs) - len(trace.constants)]
+        first, last = len(trace.trained), len(trace.trained) + len(trace.kept)
+        parameters, values = self._inputs[:first], self._inputs[last : last + len(trace.values)]
+        self._stacked = {*parameters, *values, *plan.stacked} - plan.once - plan.slow
 
     def program(self) -> Program:
-        trace, plan, layout, inputs = self._trace, self._plan, self._layout, self._inputs
+        trace, plan, inputs = self._trace, self._plan, self._inputs
         outputs: Any = trace.graph.output_node()
         for index, node in enumerate(inputs):
-            name = self._once(node) if node in plan.once else self._name(node, layout.is_stacked(node))
+            name = self._once(node) if node in plan.once else self._name(node, node in self._stacked)
             self._there.add(name)
             self._lines.append(f"{name} = inputs[{index}]")
         self._write_all()
         results = outputs.args[0]
         first = 1 + len(trace.trained)
         loss, *gradients = [self._value(node, True) for node in results[:first]]
-        kept_inputs = inputs[len(trace.trained) : len(trace.trained) + len(trace.kept)]
-        kept_stacked = tuple(layout.is_stacked(node) for node in kept_inputs)
         last = first + len(trace.kept)
-        kept = [self._kept(node, form) for node, form in zip(results[first:last], kept_stacked, strict=True)]
+        kept = [self._kept(node) for node in results[first:last]]
         logged = [f"{self._value(node, True)}.clone()" for node in results[last:]]  # perhaps a parameter's memory
         self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}], [{', '.join(logged)}]")
         source = "\n    ".join(["def run(inputs, streams):", *self._lines]) + "\n"
         exec(compile(source, f"<step of {plan.width}>", "exec"), self._names)
-        return Program(plan.width, self._names.pop("run"), kept_stacked, plan.shared, source)
+        return Program(plan.width, self._names.pop("run"), plan.shared, source)
 
     def _write_all(self) -> None:
         """Write operations; what none of them uses any more is deleted."""
@@ -88,15 +86,15 @@ class _Writer:
                 self._lines.append(f"del {', '.join(gone)}")
                 self._there.difference_update(gone)
 
-    def _kept(self, node: Any, stacked: bool) -> str:
+    def _kept(self, node: Any) -> str:
         """Return an expression for what is kept until the next step: not the memory of parameters, or of a batch."""
-        name = self._value(node, stacked)
+        name = self._value(node, False)
         source = origin(node)
         first = len(self._trace.trained)
         safe = self._trace.inputs[first : first + len(self._trace.kept)]  # never changed in place
         if source is None or source in safe:
             return name
-        return f"{name}.clone()" if stacked else f"[x.clone() for x in {name}]"
+        return f"[x.clone() for x in {name}]"
 
     def _write(self, node: Node) -> None:
         if node in self._plan.once:
@@ -104,7 +102,7 @@ class _Writer:
             text = self._expression(Call(node.target, node.args, dict(node.kwargs)), self._operand)  # type: ignore[arg-type]
             if is_random(node):
                 text = f"streams.once(lambda: {text})"
-        elif self._layout.is_stacked(node):
+        elif node in self._stacked:
             name = self._name(node, True)
             text = self._expression(self._plan.stacked[node], self._operand)
         else:
@@ -184,12 +182,16 @@ class _Writer:
                 self._lines.append(
                     f"{name} = {other}[0].unsqueeze(0)" if self._plan.width == 1 else f"{name} = stack({other})"
                 )
-            elif self._plan.width == 1 or node not in self._plan.sizes or is_aligned(self._plan, node):
+            elif self._plan.width == 1 or node not in self._plan.sizes or self._is_aligned(node):
                 self._lines.append(f"{name} = {other}.unbind()")
             else:
                 self._lines.append(f"{name} = [x.clone() for x in {other}.unbind()]")
             self._there.add(name)
         return name
+
+    def _is_aligned(self, node: Node) -> bool:
+        """Return whether members begin, in a stacked value, where new tensors may begin."""
+        return self._plan.strides.get(node, self._plan.sizes[node]) % ALIGNMENT == 0
 
     def _name(self, node: Node, stacked: bool) -> str:
         return f"{'s' if stacked else 'l'}{self._numbers[node]}"
