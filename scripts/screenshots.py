@@ -92,7 +92,7 @@ class _Learning(SimulatedExecutor):
         )
         self._forms: dict[NodeId, Mapping[str, Form]] = {}
         for number, after in ((workers - 2, 700.0), (workers - 1, 1500.0)):
-            self.kill(WorkerId(f"sim-{number}"), after)
+            self.cluster.kill(WorkerId(f"sim-{number}"), after)
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         self._forms |= {stage.node: stage.forms for stage in chain.stages}

@@ -30,8 +30,8 @@ class Deadly(SimulatedExecutor):
         super().start(worker, chain)
         if chain.stages[0].forms["a"].value(0) == 13:
             type(self).deaths += 1
-            self.kill(worker, 0.5)
-            self.join(0.6)
+            self.cluster.kill(worker, 0.5)
+            self.cluster.join(0.6)
 
 
 def driver_on(journal: MemoryJournal, executor: Executor, name: str) -> Driver:

@@ -219,7 +219,7 @@ def test_an_interrupted_search_is_reported_as_a_whole() -> None:
         call(evening, interrupt)
     morning = SimulatedExecutor(0, kept=shelf)
     for _ in range(2):
-        morning.join(NIGHT)
+        morning.cluster.join(NIGHT)
     saved = call(morning)
     assert saved.steps_trained == saved.worker_seconds == saved.train_seconds
     assert saved.steps_unique == 40 + 6 * 60 <= saved.steps_trained
