@@ -16,7 +16,8 @@ from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, SuccessiveHalving
 from hpstage.cluster import DaskExecutor
-from hpstage.plan.log import NUMERICS, read_header
+from hpstage.plan.log import read_header
+from hpstage.plan.same_workload import NUMERICS
 from hpstage.store import MemoryJournal
 
 MODELS = ("cnn", "mlp", "gpt")

@@ -15,8 +15,8 @@ from hpstage.errors.text import count_of
 from hpstage.execution.retraining import Problem, Retrained
 from hpstage.executor import Environment
 from hpstage.plan.devices import are_any
-from hpstage.plan.log import differing
 from hpstage.plan.messages import Segment
+from hpstage.plan.same_workload import differing
 from hpstage.training.identity.described import candidates, described_by, is_open
 from hpstage.training.identity.workload import by_name, code_identity, packages
 

@@ -17,6 +17,7 @@ from hpstage.errors import HpstageError, InternalError, StoreError, UsageError
 from hpstage.plan.checks import FORMAT, VERSION, check, other_format
 from hpstage.plan.facts import Fact, PlanCreated, StateKey, StateReached, TargetAsked, TrialId
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.same_workload import check_workload, format_of
 from hpstage.plan.uncollected import uncollected
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import NO_FENCES, Journal
@@ -27,9 +28,6 @@ encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact | Annotated[tuple[Fact, ...], msgspec.Meta(min_length=1)])
 _raw = msgspec.json.Decoder(tuple[msgspec.Raw, ...])
 NOTHING: Mapping[str, str] = MappingProxyType({})
-NUMERICS = "environment:numerics"
-"""Name of the numerics class in a workload's description."""
-_SHOWN = 5
 # Records of a long journal that are read at a time.
 _PIECE = 10_000
 # Facts that are worth a pause of the garbage collector.
@@ -61,7 +59,7 @@ def open_plan(
     if len(journal) == 0:
         created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded), *origin)
         journal.append([_record_of([created])], expect=Cursor())  # may lose a race: the check below covers both
-    _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
+    check_workload(journal.read(0, 1)[0], workload, described, loaded, lambda: _is_trained(journal))
     plan = from_snapshot(journal, workload, sharing)
     if plan is None:
         plan = SearchPlan(workload, sharing=sharing)
@@ -225,12 +223,12 @@ def read_header(journal: Journal) -> PlanCreated:
     records = journal.read(0, 1)
     for record in records:
         with suppress(msgspec.MsgspecError):  # what is said of it below
-            if (form := _decode_header(record).format) != FORMAT:
+            if (form := format_of(record)) != FORMAT:
                 raise StoreError(other_format(form))  # which may have fields that are not known here
     header = next(facts_of(records), None)
     if not isinstance(header, PlanCreated):
         raise StoreError("this is not the journal of a search plan; choose another store")
-    _check_header(records[0], header.workload, header.described, NOTHING, journal)
+    check_workload(records[0], header.workload, header.described, NOTHING, lambda: _is_trained(journal))
     return header
 
 
@@ -263,6 +261,11 @@ def read_facts(journal: Journal) -> Iterator[Fact]:
     """Yield the facts of a journal in order. Raises :class:`StoreError` at a record that is not a fact."""
     with _newer_named(journal):
         yield from facts_of(journal.read())
+
+
+def _is_trained(journal: Journal) -> bool:
+    """Return whether a state was reached."""
+    return any(isinstance(fact, StateReached) for fact in read_facts(journal))
 
 
 def facts_of(records: Iterable[bytes], start: int = 0) -> Iterator[Fact]:
@@ -302,68 +305,3 @@ def _record_of(facts: Sequence[Fact]) -> bytes:
             f"written"
         ) from error
     return record
-
-
-class _Header(msgspec.Struct, tag="PlanCreated"):
-    format: int
-    workload: str = ""
-    described: dict[str, str] = {}
-    loaded: dict[str, str] = {}
-
-
-_decode_header = msgspec.json.Decoder(_Header).decode
-
-
-def _check_header(
-    record: bytes, workload: StateKey, described: Mapping[str, str], loaded: Mapping[str, str], journal: Journal
-) -> None:
-    try:
-        header = _decode_header(record)
-    except msgspec.MsgspecError as error:
-        raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
-    if header.format != FORMAT:
-        raise StoreError(other_format(header.format))
-    if header.workload != workload:
-        changes = differing(header.described, header.loaded, described, loaded)
-        code = header.described.get("code", ""), described.get("code", "")
-        unused = not any(isinstance(fact, StateReached) for fact in read_facts(journal))
-        advice = " or remove this one, since nothing was trained on it" if unused else _or(*code)
-        made_with, given = (of.get(NUMERICS, "").partition("-v")[0] for of in (header.described, described))
-        if not unused and made_with and made_with != given:  # classes of one name differ in the version
-            advice = f", or give the numerics that this one was made with: numerics = {made_with!r}"
-        raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
-
-
-def differing(
-    there: Mapping[str, str], loaded_there: Mapping[str, str], here: Mapping[str, str], loaded_here: Mapping[str, str]
-) -> list[str]:
-    """Return what differs between the description of a plan's workload and another, edited code first.
-
-    Args:
-        loaded_there, loaded_here: digests of the code by name.
-    """
-    changes = [
-        f"{name}: {there.get(name, 'absent')!r} there, {here.get(name, 'absent')!r} here"
-        for name in sorted({*there, *here})
-        if there.get(name) != here.get(name)
-    ]
-    if any(of.get("code", "").startswith("version ") for of in (there, here)):
-        return changes  # what a stated version stands for is neither digested nor compared
-    edited = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
-    # Names that one of the two lacks, as values of code that was sent by value, matter only if nothing else differs.
-    edited = [name for name in edited if name in loaded_there and name in loaded_here] or edited
-    if edited and loaded_there and loaded_here:
-        changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
-    return changes
-
-
-def _or(there: str, here: str) -> str:
-    """Return the advice to add to the error where the code differs."""
-    if there == here:
-        return ""
-    if there.startswith("version ") or here.startswith("version "):
-        return ": a stated `version` is part of the workload, so stating one takes over no store that was begun before"
-    return (
-        ", or undo the edit (without one: what a script draws where it is imported needs a seed); a store that was "
-        "begun with a `version` stated on the trainable continues through edits that do not alter training"
-    )

@@ -14,7 +14,7 @@ from hpstage.optuna.quiet import quiet_optuna
 from hpstage.optuna.stand_in import described_trials
 from hpstage.plan.facts import StateKey
 from hpstage.plan.keys import workload_key
-from hpstage.plan.log import NUMERICS
+from hpstage.plan.same_workload import NUMERICS
 from hpstage.plan.step_times import UNTRIED, StepTimes, among
 from hpstage.schedule import Scalar
 from hpstage.search.expected import branches_at_a_time, expected_share, steps_in_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpstage.executor import Environment
-from hpstage.plan.log import NUMERICS
+from hpstage.plan.same_workload import NUMERICS
 
 AUTO = "auto"
 _CHOICE = f"environment:{AUTO} "

@@ -11,7 +11,8 @@ import pytest
 
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import StoreError, UsageError
-from hpstage.plan.log import NUMERICS, read_header
+from hpstage.plan.log import read_header
+from hpstage.plan.same_workload import NUMERICS
 from hpstage.search.numerics import fastest
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.torch.backends.measuring import measure

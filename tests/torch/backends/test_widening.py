@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage.checkpoints.state_tree import digest
 from hpstage.plan.facts import ChainStarted, StateReached, StepsTimed
-from hpstage.plan.log import NUMERICS, read_facts, read_header
+from hpstage.plan.log import read_facts, read_header
+from hpstage.plan.same_workload import NUMERICS
 from hpstage.plan.step_times import among
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal

@@ -1,0 +1,100 @@
+"""Whether a store is of the workload that is to be trained, and what differs if it is not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from hpstage.errors import StoreError
+from hpstage.plan.checks import FORMAT, other_format
+from hpstage.plan.facts import StateKey
+
+NUMERICS = "environment:numerics"
+"""Name of the numerics class in a workload's description."""
+_SHOWN = 5
+
+
+class _Header(msgspec.Struct, tag="PlanCreated"):
+    format: int
+    workload: str = ""
+    described: dict[str, str] = {}
+    loaded: dict[str, str] = {}
+
+
+_decode_header = msgspec.json.Decoder(_Header).decode
+
+
+def format_of(record: bytes) -> int:
+    """Return the format of a journal, by its first record. Raises ``msgspec.MsgspecError`` if it is not one's."""
+    return _decode_header(record).format
+
+
+def check_workload(
+    record: bytes,
+    workload: StateKey,
+    described: Mapping[str, str],
+    loaded: Mapping[str, str],
+    is_trained: Callable[[], bool],
+) -> None:
+    """Check that a journal is of a workload.
+
+    Args:
+        record: its first record.
+        described: the description that the workload's key was hashed from.
+        loaded: digests of the workload's code by name.
+        is_trained: returns whether anything was trained on it.
+
+    Raises:
+        StoreError: it is of another one, naming what differs, or no journal of a search plan.
+    """
+    try:
+        header = _decode_header(record)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
+    if header.format != FORMAT:
+        raise StoreError(other_format(header.format))
+    if header.workload != workload:
+        changes = differing(header.described, header.loaded, described, loaded)
+        code = header.described.get("code", ""), described.get("code", "")
+        unused = not is_trained()
+        advice = " or remove this one, since nothing was trained on it" if unused else _or(*code)
+        made_with, given = (of.get(NUMERICS, "").partition("-v")[0] for of in (header.described, described))
+        if not unused and made_with and made_with != given:  # classes of one name differ in the version
+            advice = f", or give the numerics that this one was made with: numerics = {made_with!r}"
+        raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
+
+
+def differing(
+    there: Mapping[str, str], loaded_there: Mapping[str, str], here: Mapping[str, str], loaded_here: Mapping[str, str]
+) -> list[str]:
+    """Return what differs between the description of a plan's workload and another, edited code first.
+
+    Args:
+        loaded_there, loaded_here: digests of the code by name.
+    """
+    changes = [
+        f"{name}: {there.get(name, 'absent')!r} there, {here.get(name, 'absent')!r} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    ]
+    if any(of.get("code", "").startswith("version ") for of in (there, here)):
+        return changes  # what a stated version stands for is neither digested nor compared
+    edited = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
+    # Names that one of the two lacks, as values of code that was sent by value, matter only if nothing else differs.
+    edited = [name for name in edited if name in loaded_there and name in loaded_here] or edited
+    if edited and loaded_there and loaded_here:
+        changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
+    return changes
+
+
+def _or(there: str, here: str) -> str:
+    """Return the advice to add to the error where the code differs."""
+    if there == here:
+        return ""
+    if there.startswith("version ") or here.startswith("version "):
+        return ": a stated `version` is part of the workload, so stating one takes over no store that was begun before"
+    return (
+        ", or undo the edit (without one: what a script draws where it is imported needs a seed); a store that was "
+        "begun with a `version` stated on the trainable continues through edits that do not alter training"
+    )
