@@ -51,6 +51,7 @@ class Mixture(ConcatDataset[Any]):
         super().__init__(sources.values())
 
     def order(self) -> SampleOrder:
+        """Return the order of its samples."""
         return _MixedOrder([len(source) for source in self.datasets])  # type: ignore[arg-type]
 
     def seed(self, hp: Mapping[str, Scalar]) -> MixedSeed:

@@ -97,7 +97,7 @@ def test_an_equal_search_has_the_same_room_at_each_point() -> None:
     filled(history)
     history.idle(7)
     history.resized(40)
-    assert history.again(Trials()).search.room() == history.room() == 8 + 7
+    assert history.again(Trials()).room() == history.room() == 8 + 7
 
 
 # --- synchronous Hyperband --------------------------------------------------------------------------------
