@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,12 +75,10 @@ class Watched(SimulatedExecutor):
         self.lost: list[int] = []
         super().__init__(workers, **options)
 
-    def kill(self, worker: WorkerId, after: float) -> None:
-        self.cluster.at(after, lambda: self._note(worker))
-        super().kill(worker, after)
-
-    def _note(self, worker: WorkerId) -> None:
-        self.lost += [flight.progress(self.clock())[0] - flight.kept for flight in self.under_way(worker)]
+    def lose(self, slots: Sequence[WorkerId]) -> None:
+        for worker in slots:
+            self.lost += [flight.progress(self.clock())[0] - flight.kept for flight in self.under_way(worker)]
+        super().lose(slots)
 
     def under_way(self, worker: WorkerId | None = None) -> Iterator[Any]:
         return (flight for flight in self._flights.values() if worker in (None, flight.worker))

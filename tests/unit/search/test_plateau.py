@@ -179,13 +179,14 @@ def test_a_search_that_is_interrupted_anywhere_decides_the_same(
     if where == "training":
         monkeypatch.setattr(Bumpy, "fuse", Fuse(at))
     else:
-        fuse, change = Fuse(1 + at // 5), Roster.change
+        fuse, plan = Fuse(1 + at // 5), Roster.plan
 
-        def interrupted(roster: Roster, added: TrialAdded) -> None:
-            fuse.touch()
-            change(roster, added)
+        def interrupted(roster: Roster, added: TrialAdded, *along: Any) -> None:
+            if not along:  # it is added again, with what was decided
+                fuse.touch()
+            plan(roster, added, *along)
 
-        monkeypatch.setattr(Roster, "change", interrupted)
+        monkeypatch.setattr(Roster, "plan", interrupted)
     with pytest.raises(KeyboardInterrupt):
         once()
     result = once()

@@ -97,8 +97,8 @@ def test_trials_that_are_open_follow_workers_that_join_and_leave() -> None:
 def test_a_worker_that_dies_and_is_replaced_does_not_show_in_the_study() -> None:
     calm, troubled = SimulatedExecutor(16), SimulatedExecutor(16)
     for number, after in enumerate((33.0, 41.0, 77.0)):
-        troubled.kill(WorkerId(f"sim-{number}"), after)
-        troubled.join(after + 4.0)
+        troubled.cluster.kill(WorkerId(f"sim-{number}"), after)
+        troubled.cluster.join(after + 4.0)
     studies = [searched(executor, n_trials=150).study for executor in (calm, troubled)]
     assert troubled.clock() > calm.clock()
     assert outcome(studies[0]) == outcome(studies[1])
