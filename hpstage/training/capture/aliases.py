@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 from hpstage.checkpoints import leaves
@@ -30,8 +31,19 @@ class Places:
     """
 
     def __init__(self, base: Survey, now: Survey) -> None:
+        before = [record for record in base if _is_plain(record)]
+        # Where no value that was there before lies any more, nobody else writes what is there.
+        written = {id(record.content.storage) for record in now if _is_plain(record) and record.obj in base}
+        is_old = [record.content.storage is None or id(record.content.storage) in written for record in before]
         self._old = _Blocks(
-            [(*_block(record.obj, record.content.storage), record.path) for record in base if _is_plain(record)]
+            [(*_block(record.obj, record.content.storage), record.path) for record in compress(before, is_old)]
+        )
+        self._left = _Blocks(
+            [
+                (*_block(record.obj, record.content.storage), record.path)
+                for record, old in zip(before, is_old, strict=True)
+                if not old and record.obj in now
+            ]
         )
         extents = []
         for record in now:
@@ -51,7 +63,7 @@ class Places:
         """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory.
 
         Raises:
-            StateError: it shares that of an object that is no tensor or array.
+            StateError: it shares that of an object that is no tensor or array, or has that which another one had.
         """
         extent = _extent(obj)
         if extent is None:
@@ -61,6 +73,12 @@ class Places:
             raise StateError(
                 f"training has made a tensor or array in the memory of {foreign[2]}, which no state can hold: make "
                 f"both in model() or before the loop, or keep a copy"
+            )
+        left = self._left.holding(extent)
+        if left is not None:
+            raise StateError(
+                f"training has given the memory of {left[2]} to another tensor, and that of another to it, which no "
+                f"state can hold: exchange their values (`copy_()`), not their `data`"
             )
         held = self._old.holding(extent)
         if held is not None:

@@ -193,9 +193,11 @@ def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
             return pickled(obj) or "gone"  # none that a state could hold
     try:
         with memoryview(obj) as memory:
-            if not memory.readonly and memory.nbytes <= _LONGEST:
+            if not memory.readonly and memory.nbytes <= _LONGEST_BUFFER:
                 content = memory.tobytes()
                 return pointees.Address(content.hex()) if pointees.points(obj, content) else content
+            if not memory.readonly:  # a change of it is refused by name
+                return xxhash.xxh3_128_hexdigest(memory)
     except (TypeError, BufferError, ValueError):
         pass  # it exposes none
     state = _own_state(obj)

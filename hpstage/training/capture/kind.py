@@ -71,7 +71,10 @@ def is_atomic(kind: Any) -> bool:
         kind, (library.dtype, library.device, library.Size, library.layout, library.memory_format)
     ):
         return True
-    return issubclass(kind, (numpy().generic, numpy().dtype))
+    library = numpy()
+    return issubclass(kind, (library.generic, library.dtype)) and not issubclass(
+        kind, library.void
+    )  # can be written to
 
 
 def is_atom(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -234,3 +235,35 @@ def _(kept: Any, self: Odd) -> float:
         self.seen = np.frombuffer(kept, np.uint8)[2:]
     kept[self.steps % 8] += 1
     return float(self.seen.sum()) if self.steps > 2 else 0
+
+
+@odd(
+    "weights that change places with their averages, by data",
+    lambda: [torch.zeros(4, 16), torch.zeros(3, 4)],
+    refused=r"has given the memory of model\.1\.weight to another tensor",
+)
+def _(kept: Any, self: Odd) -> float:
+    weights = [self.net[1].weight, self.net[2].weight]
+    for number, weight in enumerate(weights):
+        kept[number].lerp_(weight.detach(), 0.3)
+        if self.steps % 2:
+            kept[number], weight.data = weight.data, kept[number]
+    return float(kept[0].sum() + weights[0].sum())
+
+
+@odd("a field of a record", lambda: np.zeros(2, [("n", "i8"), ("m", "f8")])[0], refused=r"self\.kept")
+def _(kept: Any, self: Odd) -> float:
+    kept["n"] += 1
+    return float(kept["n"])
+
+
+@odd("a long array of Python's", lambda: array.array("d", bytes(1_600_000)))
+def _(kept: Any, self: Odd) -> float:
+    kept[self.steps] = self.steps
+    return sum(kept[:10])
+
+
+@odd("a long array of C", lambda: (ctypes.c_double * 200_000)())
+def _(kept: Any, self: Odd) -> float:
+    kept[self.steps] = self.steps
+    return sum(kept[:10])
