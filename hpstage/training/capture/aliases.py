@@ -32,7 +32,7 @@ class Places:
 
     def __init__(self, base: Survey, now: Survey) -> None:
         before = [record for record in base if _is_plain(record)]
-        # Where no value that was there before lies any more, nobody else writes what is there.
+        # Memory in which no value of the base lies any more is written by nobody else.
         written = {id(record.content.storage) for record in now if _is_plain(record) and record.obj in base}
         is_old = [record.content.storage is None or id(record.content.storage) in written for record in before]
         self._old = _Blocks(
