@@ -150,7 +150,8 @@ def _script_attributes(obj: Any) -> list[str]:
 class Foreign(Instance):
     """Objects of classes written in C: attributes, and what is inside them. This is their exposed memory; else the
     bytes that their own ``__setstate__`` takes back, such as those of a tokenizer; else a checksum of their pickle,
-    which shows a change and cannot be restored; ``None`` if there is none of these. More than a MiB is not looked at.
+    which shows a change and cannot be restored, as one of memory of more than 64 MiB does; ``None`` if there is none of
+    these. A pickle of more than a MiB is not looked at.
     """
 
     name = "foreign"
@@ -177,7 +178,7 @@ class Foreign(Instance):
                 return
         if not isinstance(inside, bytes) or not isinstance(content[1], bytes) or len(inside) != len(content[1]):
             raise TypeError("it is of a class written in C")
-        (ctypes.c_ubyte * len(inside)).from_buffer(obj)[:] = list(content[1])
+        ctypes.memmove((ctypes.c_ubyte * len(inside)).from_buffer(obj), content[1], len(inside))
 
     def children(self, content: Any) -> Iterator[Child]:
         yield from attribute_children(content[0])

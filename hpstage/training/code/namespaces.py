@@ -86,12 +86,13 @@ def accessed(module: types.ModuleType, name: str) -> Accessed | None:
     functions = [vars(module).get(of) for of in (name, _getter_of(name))]
     if not all(map(callable, functions)) or module.__name__.partition(".")[0] in _WITH_SETTINGS:
         return None
+    if _parameters(functions[1]):
+        return None
     found = Accessed(module, name)
     try:
-        plain = _is_plain(found.get()) and not _parameters(functions[1])
-    except Exception:  # it needs arguments, or what it returns is not there
+        return found if _is_plain(found.get()) else None
+    except Exception:  # it needs arguments that it does not name, or what it returns is not there
         return None
-    return found if plain else None
 
 
 _WITH_SETTINGS = frozenset(("torch", "jax", "random", "hpstage"))
@@ -102,7 +103,7 @@ SETTER = re.compile(r"set_?[A-Za-z]\w*")
 def _parameters(function: Any) -> Collection[str]:
     try:
         return inspect.signature(function).parameters
-    except ValueError:  # of C, which does not say
+    except (TypeError, ValueError):  # of C, which does not say
         return ()
 
 

@@ -226,8 +226,7 @@ def _of_numpy(library: Any) -> str | None:
 
 
 def _set_numpy(library: Any, name: str | None) -> None:
-    if _of_numpy(library) != name:
-        library.set_bit_generator(getattr(library, name or _MERSENNE_TWISTER)())
+    library.set_bit_generator(getattr(library, name or _MERSENNE_TWISTER)())
 
 
 _MERSENNE_TWISTER = "MT19937"
