@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import mmap
 import pickle
 import sys
 import types
@@ -192,6 +193,8 @@ def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
             return digest(obj)  # of all of it, once: an array of JAX never changes
         except StateError:
             return pickled(obj) or "gone"  # none that a state could hold
+    if isinstance(obj, mmap.mmap):
+        return None  # a fork, and whoever maps the same file, writes to the same memory
     try:
         with memoryview(obj) as memory:
             if not memory.readonly and memory.nbytes <= _LONGEST_BUFFER:

@@ -82,6 +82,16 @@ def _(kept: Any, self: Odd) -> float:
     return kept[0]
 
 
+@odd(
+    "a map of memory alone",
+    lambda: mmap.mmap(-1, 64),
+    refused=r"self\.kept is a mmap\.mmap, which nothing can look into",
+)
+def _(kept: Any, self: Odd) -> float:
+    kept[self.steps] = self.steps
+    return sum(kept)
+
+
 # --- files
 
 
