@@ -13,7 +13,6 @@ from hpstage.errors import GangLost, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.data import Batches
-from hpstage.torch.elastic.besides import besides
 from hpstage.torch.elastic.gang import Gang, LeaderLeft, Order
 from hpstage.torch.elastic.group import Meeting
 from hpstage.torch.elastic.virtual_nodes import VirtualNodes
@@ -230,9 +229,19 @@ class ElasticLoop(TorchLoop):
         return state
 
     def _besides(self, state: Any) -> dict[str, str]:
+        """Describe what a state has besides the parameters and buffers, which are averaged, and what the optimizer
+        makes of them in one step for all nodes: each virtual node would change it for itself."""
         built, base = self._ready(), self._world.base
         assert base is not None
-        return besides(state, base, built.model, built.optimizer)
+        averaged = {id(tensor) for tensor in (*built.model.parameters(), *built.model.buffers())}
+        averaged |= {id(tensor) for group in built.optimizer.param_groups for tensor in group["params"]}
+        values = {f"model.{name}": value for name, value in state["model"].items()} | state["values"]
+        others = {path: value for path, value in values.items() if id(base.paths[path].obj) not in averaged}
+        return {
+            path: "changed" if path in state["changed"] else digest(others[path])
+            for path in (*others, *state["changed"])
+            if not path.startswith(("optimizer.", "optimizer["))
+        }
 
     def _steps_by(self) -> StepBackend:
         return self._nodes
