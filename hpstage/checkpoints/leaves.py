@@ -295,7 +295,7 @@ def same(pairs: Iterable[tuple[Leaf, Any, Any]]) -> list[bool]:
 
 
 def same_bytes(one: Any, other: Any) -> bool:
-    """Return whether two CPU tensors have the same shape, dtype and strides, no gaps in memory, and the same bytes."""
+    """Return whether two tensors on one device have the same shape, dtype and strides, no gaps, and the same bytes."""
     leaf = describe("", one)
     return (
         isinstance(leaf, Leaf)
