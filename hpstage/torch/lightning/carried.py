@@ -20,47 +20,35 @@ CARRIED = frozenset(
 )
 """Arguments of ``lightning.Trainer`` that have their meaning here."""
 
-_HOLD: Mapping[str, tuple[Any, ...]] = {
-    "devices": (1, "auto", [0]),
-    "strategy": ("auto",),
-    "num_nodes": (1,),
-    "logger": (None, False),
-    "enable_checkpointing": (None, False),
-    "enable_progress_bar": (None, False),
-    "enable_model_summary": (None, False),
-    "num_sanity_val_steps": (None, 0),
-    "deterministic": (None, True),
-    "benchmark": (None, False),
-    "fast_dev_run": (False,),
-    "overfit_batches": (0, 0.0),
-    "reload_dataloaders_every_n_epochs": (0,),
-    "max_time": (None,),
-    "profiler": (None,),
-    "barebones": (False,),
-    "plugins": (None,),
-    "sync_batchnorm": (False,),
+_ONE_DEVICE = "a worker trains on one device; start a worker for each"
+_LEFT_OUT = "leave it out"
+_HOLD: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "devices": ((1, "auto", [0]), _ONE_DEVICE),
+    "strategy": (("auto",), _ONE_DEVICE),
+    "num_nodes": ((1,), _ONE_DEVICE),
+    "logger": ((None, False), "metrics are in the study and in `hpstage report`"),
+    "enable_checkpointing": ((None, False), "hpstage keeps states; result.best_model() gives the module back"),
+    "enable_progress_bar": ((None, False), "hpstage.optimize has one"),
+    "enable_model_summary": ((None, False), _LEFT_OUT),
+    "num_sanity_val_steps": ((None, 0), _LEFT_OUT),
+    "deterministic": ((None, True), "forks are exact by deterministic algorithms alone"),
+    "benchmark": ((None, False), "kernels that are chosen by their speed change bits"),
+    "fast_dev_run": ((False,), _LEFT_OUT),
+    "overfit_batches": ((0, 0.0), "use limit_train_batches"),
+    "reload_dataloaders_every_n_epochs": ((0,), "the data are loaded once"),
+    "max_time": ((None,), "what ends trials is not the clock"),
+    "profiler": ((None,), _LEFT_OUT),
+    "barebones": ((False,), _LEFT_OUT),
+    "plugins": ((None,), _LEFT_OUT),
+    "sync_batchnorm": ((False,), _LEFT_OUT),
 }
-"""Arguments that say what holds here in any case, if they have one of these values."""
-
-_WHY: Mapping[str, str] = {
-    "devices": "a worker trains on one device; start a worker for each",
-    "strategy": "a worker trains on one device; start a worker for each",
-    "num_nodes": "a worker trains on one device; start a worker for each",
-    "logger": "metrics are in the study and in `hpstage report`",
-    "enable_checkpointing": "hpstage keeps states; result.best_model() gives the module back",
-    "enable_progress_bar": "hpstage.optimize has one",
-    "max_time": "what ends trials is not the clock",
-    "deterministic": "forks are exact by deterministic algorithms alone",
-    "benchmark": "kernels that are chosen by their speed change bits",
-    "reload_dataloaders_every_n_epochs": "the data are loaded once",
-    "overfit_batches": "use limit_train_batches",
-}
+"""Arguments that say what holds here in any case if they have one of these values, and why no other can be carried."""
 
 _REFUSED: Sequence[tuple[tuple[str, ...], str]] = (
     (("Checkpoint",), "hpstage keeps states; result.best_model() gives the module back"),
     (("Timer",), "what ends trials is not the clock"),
     (("BatchSizeFinder", "LearningRateFinder"), "it fits within a fit; make it a search of its own"),
-    (("ProgressBar", "ModelSummary", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor"), "leave it out"),
+    (("ProgressBar", "ModelSummary", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor"), _LEFT_OUT),
     (("StochasticWeightAveraging",), "it changes the number of epochs and the schedulers; use WeightAveraging"),
 )
 
@@ -72,9 +60,9 @@ def checked_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         UsageError: one of them has no meaning here. It is named.
     """
     for name, value in arguments.items():
-        if name in CARRIED or any(value == held and type(value) is type(held) for held in _HOLD.get(name, ())):
+        same, why = _HOLD.get(name, ((), _LEFT_OUT))
+        if name in CARRIED or any(value == held and type(value) is type(held) for held in same):
             continue
-        why = _WHY.get(name, "leave it out")
         raise UsageError(f"trainer: {name}={value!r} is not carried over: {why}")
     interval = arguments.get("val_check_interval")
     if not isinstance(interval, int | float | None):
