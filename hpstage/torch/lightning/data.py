@@ -4,7 +4,6 @@ hpstage decides."""
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,21 +81,19 @@ class TrainingBatches:
         self.samples = 0
 
     def __len__(self) -> int:
-        return self.count(self._cut.population)
-
-    def count(self, samples: int) -> int:
-        """Return the number of batches that ``samples`` samples give."""
-        return samples // self.batch_size if self._cut.end == "dropped" else math.ceil(samples / self.batch_size)
+        return self._cut.count(self.batch_size)
 
     @property
     def left(self) -> int:
         """Number of samples that the epoch has left."""
         return self._cut.end_of_epoch(self.samples) - self.samples
 
+    @property
+    def batches_left(self) -> int:
+        return self._cut.count(self.batch_size, self.left)
+
     def __iter__(self) -> TrainingBatches:
-        # What the last epoch has left out is passed.
-        population = self._cut.population
-        self.samples = math.ceil(self.samples / population) * population
+        self.samples += -self.samples % self._cut.population  # what the last epoch has left out is passed
         return self
 
     def __next__(self) -> Any:

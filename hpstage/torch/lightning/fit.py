@@ -235,7 +235,7 @@ class Session:
         if limited:
             raise UsageError("trainer: limit_train_batches goes with one batch size, but 'batch_size' changes")
         self._batches.batch_size = size
-        loop.max_batches = fetcher.length = fetcher.fetched + max(1, self._batches.count(self._batches.left))
+        loop.max_batches = fetcher.length = fetcher.fetched + max(1, self._batches.batches_left)
         interval = self._subject.arguments.get("val_check_interval", 1.0)
         if isinstance(interval, float):
             self.trainer.val_check_batch = max(1, int(loop.max_batches * interval))

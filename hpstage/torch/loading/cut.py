@@ -45,8 +45,10 @@ class Cut:
             )
         return position + left, size
 
-    def count(self, size: int) -> int:
-        return self.population // size if self.end == "dropped" else -(-self.population // size)
+    def count(self, size: int, samples: int | None = None) -> int:
+        """Return the number of batches that so many samples give; by default those of an epoch."""
+        samples = self.population if samples is None else samples
+        return samples // size if self.end == "dropped" else -(-samples // size)
 
     def end_of_epoch(self, position: int) -> int:
         """Return the position where the epoch that contains ``position`` ends."""
