@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from hpstage.errors import UsageError
 
@@ -26,7 +26,8 @@ def cut(batch: Any, parts: int, count: int | None = None) -> list[Any]:
         UsageError: ``parts`` does not divide the batch, or something in it cannot be cut. The message names it.
     """
     if count is None:
-        count = next((len(tensor) for tensor in _tensors(batch)), None)
+        tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
+        count = next(map(len, tensors), None)
     if count is None:
         raise UsageError("the batch holds no tensor with a dimension, so that virtual nodes cannot share it")
     if count % parts:
@@ -36,18 +37,6 @@ def cut(batch: Any, parts: int, count: int | None = None) -> list[Any]:
         )
     size = count // parts
     return [_part(batch, slice(node * size, (node + 1) * size), count, "batch") for node in range(parts)]
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.dim():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _part(value: Any, rows: slice, count: int, path: str) -> Any:
