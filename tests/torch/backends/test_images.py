@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hpstage.torch.backends.stacked import images
-from hpstage.torch.backends.stacked.images import gradients, gradients_of_all, max_pool, max_pool_of_all, substitute
+from hpstage.torch.backends.stacked.images import gradients, gradients_of_all, max_pool, samples_of_all, substitute
 from hpstage.torch.backends.stacked.planning import plan, same
 from hpstage.torch.backends.stacked.stand_ins import StandInValues
 from hpstage.torch.backends.stacked.streams import Streams
@@ -95,7 +95,7 @@ def test_pooling_has_the_bits_of_torchs_also_among_equals_and_what_is_no_number(
     x = torch.randint(-2, 3, (4, 5, 16, 8, 8), generator=generator).float()
     x[x == 2] = torch.nan
     x[1] = torch.where(x[1] == 0, -0.0, x[1])
-    joint = max_pool_of_all(x, [2, 2], [2, 2])
+    joint = samples_of_all(max_pool, 1, x, [2, 2], [2, 2])
     for slot, member in enumerate(x):
         for part, own, plain in zip(
             joint, max_pool(member, [2, 2], [2, 2]), _aten.max_pool2d_with_indices(member, [2, 2], [2, 2]), strict=True

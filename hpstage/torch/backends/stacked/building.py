@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -43,10 +43,12 @@ class Builder:
         self.tracer = Tracer(subject, effects)
         self.frozen = Frozen()
         self.outputs = Outputs()
-        self._divided: dict[Trace, Divided] = {}
+        self.divided: Callable[[Trace], Divided] = cache(divide)
+        """Returns a step as its prefix and the rest."""
+        self.worth: Callable[[Divided], Worth] = cache(lambda step: Worth(partial(_in_common, step.rest)))
+        """Returns what is known of the programs of the rest of a step."""
         self._programs: dict[tuple[Divided, int, frozenset[int]], Program] = {}
         self._tried = Tried()
-        self._worth: dict[Divided, Worth] = {}
         alone = device.type == "cpu" and torch.get_num_threads() == 1
         self.clock = time.thread_time if alone else time.perf_counter
         self.worthwhile = 1
@@ -55,12 +57,6 @@ class Builder:
         """Number of programs built."""
         self.seconds = 0.0
         """Spent on building them."""
-
-    def divided(self, trace: Trace) -> Divided:
-        """Return a step as its prefix and the rest."""
-        if trace not in self._divided:
-            self._divided[trace] = divide(trace)
-        return self._divided[trace]
 
     def program(
         self, step: Divided, width: int, example: Sequence[Tensor], shared: frozenset[int] = frozenset()
@@ -83,12 +79,6 @@ class Builder:
             self.seconds += (seconds := self.clock() - begin)
             self.worth(step).built((width, shared), seconds)
         return self._programs[key]
-
-    def worth(self, step: Divided) -> Worth:
-        """Return what is known of the programs of the rest of a step."""
-        if step not in self._worth:
-            self._worth[step] = Worth(partial(_in_common, step.rest))
-        return self._worth[step]
 
     def programs(
         self, step: Divided, form: Form, example: Callable[[], Sequence[Tensor]], most: int | None

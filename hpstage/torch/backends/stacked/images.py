@@ -99,11 +99,6 @@ def max_pool(images: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     return values.contiguous(), places.contiguous()
 
 
-def max_pool_of_all(images: Tensor, *options: Any) -> tuple[Tensor, ...]:
-    """Return what :func:`max_pool` gives for each member; see :func:`convolution`."""
-    return tuple(_split(part, len(images)) for part in max_pool(images.flatten(0, 1), *options))
-
-
 def max_pool_gradients_of_all(outer: Tensor, images: Tensor, *options: Any) -> Tensor:
     """Return what ``aten.max_pool2d_with_indices_backward`` gives for each member; see :func:`convolution`."""
     *geometry, places = options

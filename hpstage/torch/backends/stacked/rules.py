@@ -20,7 +20,6 @@ from hpstage.torch.backends.stacked.images import (
     gradients_of_all,
     max_pool,
     max_pool_gradients_of_all,
-    max_pool_of_all,
     samples_of_all,
 )
 
@@ -276,14 +275,6 @@ def _layer_norm(site: Site) -> Call | None:
     return _call(site, site.node.args)
 
 
-def _bmm(site: Site) -> Call | None:
-    a, b = site.node.args
-    if not (site.is_stacked(a) and site.is_stacked(b)):
-        return None
-    flat = Call(_aten.bmm.default, (Call(Tensor.flatten, (a, 0, 1)), Call(Tensor.flatten, (b, 0, 1))))
-    return Call(Tensor.view, (flat, [site.width, *site.out.shape]))
-
-
 def _image(function: Callable[..., Any]) -> Rule:
     """Return the rule for an operation on images that all members share."""
 
@@ -329,7 +320,7 @@ _RULES: dict[Any, Rule] = {
     _aten._softmax_backward_data.default: _with_dims(2),
     _aten.mm.default: _mm,
     _aten.addmm.default: _addmm,
-    _aten.bmm.default: _bmm,
+    _aten.bmm.default: _samples(2),
     _aten.native_layer_norm.default: _layer_norm,
     _aten.native_layer_norm_backward.default: _layer_norm,
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _samples(3),
@@ -337,7 +328,7 @@ _RULES: dict[Any, Rule] = {
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _samples(2),
     gradients: _image(gradients_of_all),
-    max_pool: _image(max_pool_of_all),
+    max_pool: _samples(1),
     _aten.max_pool2d_with_indices_backward.default: _image(max_pool_gradients_of_all),
 }
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -134,8 +134,8 @@ def trace(one: OneStep, effects: Effects | None = None) -> Trace:
     described = tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
     with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who), described:
         warnings.simplefilter("ignore")
-        with generators_restored():
-            recorded = _recorded(one)
+        with generators_restored(), _explained(NeedsPython, one, "needs Python at each step"):
+            recorded = make_fx(one, decomposition_table=_IN_PLACE)(one.state, one.values, one.tensors, one.left)
             if random.getstate() != before[0] or not all(map(np.array_equal, np.random.get_state(), before[1])):
                 raise NeedsPython(
                     f"{one.who} draws from the generator of Python's random or of NumPy, not from torch's"
@@ -145,26 +145,20 @@ def trace(one: OneStep, effects: Effects | None = None) -> Trace:
         for names in one.overlapping:
             if not made.unchanged.issuperset(names):
                 raise NeedsPython(f"{one.who} changes memory that {' and '.join(names)} have in common")
-        return replace(made, movable=_compared(made, one))
+        # Such an error depends on the values at hand: it is not kept for others, as NeedsPython is.
+        with _explained(NotStackable, one, "fails with other values"):
+            return replace(made, movable=compared(made, one))
 
 
-def _recorded(one: OneStep) -> GraphModule:
+@contextmanager
+def _explained(kind: type[NotStackable], one: OneStep, what: str) -> Iterator[None]:
+    """Raise errors of the user's code as those of a step that cannot be stacked, with what it does."""
     try:
-        return make_fx(one, decomposition_table=_IN_PLACE)(one.state, one.values, one.tensors, one.left)
+        yield
     except (NotStackable, *PASSING):
         raise
     except Exception as error:
-        raise NeedsPython(f"{one.who} needs Python at each step{one.read.blamed()}: {first_line(error)}") from error
-
-
-def _compared(made: Trace, one: OneStep) -> bool:
-    """Compare, as :func:`compared` does. An error for other values says nothing about the values of others."""
-    try:
-        return compared(made, one)
-    except (NotStackable, *PASSING):
-        raise
-    except Exception as error:
-        raise NotStackable(f"{one.who} fails with other values{one.read.blamed()}: {first_line(error)}") from error
+        raise kind(f"{one.who} {what}{one.read.blamed()}: {first_line(error)}") from error
 
 
 def _finished(one: OneStep, recorded: GraphModule) -> Trace:
