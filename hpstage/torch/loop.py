@@ -104,14 +104,17 @@ class TorchLoop(Adapter):
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         more_follow, self._more_follow = self._more_follow, False
-        built = self._ready()
+        self._train_on(self._batches_of(self._ready(), step, hp), step, more_follow=more_follow)
+
+    def _batches_of(self, built: _Built, step: int, hp: Mapping[str, Scalar]) -> Iterator[tuple[Any, int]]:
+        """Let the values of a step take effect, and return its batches, each with the number of samples consumed after
+        it. Random numbers are keyed."""
         if hp != self._hp:
             self._turn(hp)
         built.follower.apply(self._hp)
         batches = self._data()
         rekey(self._seed, step)
-        taken = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
-        self._train_on(taken, step, more_follow=more_follow)
+        return batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
 
     def _train_on(self, batches: Iterable[tuple[Any, int]], step: int, *, more_follow: bool = False) -> None:
         """Train on batches, each with the number of samples consumed after it; the last loss is left to the next step

@@ -243,19 +243,10 @@ class StackedLoop(TorchLoop):
 
     def begin(self, step: int, hp: Mapping[str, Scalar]) -> None:
         """Begin a step: its batches are given by :meth:`batch`."""
-        if self._pending:
-            self._build()
-        built = self._built
-        assert built is not None
-        if hp != self._hp:
-            self._turn(hp)
-        else:
-            self._give_values()
-        built.follower.apply(self._hp)
-        batches = self._data()
-        rekey(self._seed, step)
+        built = super()._ready()  # behind, if it is a member of a bundle
+        self._give_values()
+        self._step = self._batches_of(built, step, hp)
         self.stream = generator_of(self.device).get_state()
-        self._step = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
         self.step = step
         self.frozen_work = NO_FROZEN_WORK
 
