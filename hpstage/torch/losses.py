@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from hpstage.errors import NonFiniteLoss
+from hpstage.training.warned import each_once
 
 if TYPE_CHECKING:
     from hpstage.torch.trainable import TorchTrainable
-
-logger = logging.getLogger("hpstage")
 
 _UNSEEN = (
     "%s.update() returns no loss, so that one that is NaN or infinite is not noticed: return it, or set "
@@ -32,7 +30,7 @@ class Losses:
     def __init__(self, user: TorchTrainable) -> None:
         self._user = user
         self._unread: tuple[torch.Tensor | float | None, int] | None = None
-        self._warned = False  # that no loss is seen
+        self._warn = each_once()
 
     def add(self, loss: torch.Tensor | float | None, step: int) -> None:
         """Add the loss of a batch, once that of the batch before was read."""
@@ -55,9 +53,8 @@ class Losses:
                 error = NonFiniteLoss(f"the training loss is {loss} in step {step}")
                 error.steps_late = now - step
                 raise error
-        elif loss is None and not self._warned:
-            self._warned = True
-            logger.warning(_UNSEEN, type(self._user).__name__)
+        elif loss is None:
+            self._warn(_UNSEEN, type(self._user).__name__)
 
     def forget(self) -> None:
         """Training continues elsewhere: what was not read does not matter."""

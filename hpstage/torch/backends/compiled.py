@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import os
 import shutil
 import subprocess
@@ -28,8 +27,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.capture.settings import compile_by_arguments_only
 from hpstage.training.private_folder import private_folder
 from hpstage.training.step_log import log, recording
-
-logger = logging.getLogger("hpstage")
+from hpstage.training.warned import each_once
 
 _MOST = 256
 """Number of times that a process compiles one trainable, for shapes and constants. More would take longer than any
@@ -103,7 +101,7 @@ class CompiledBackend(StepBackend):
         self._initial: tuple[tuple[str, Scalar], ...] = ()
         self._is_first = False
         self._hopeless: set[tuple[tuple[str, Scalar], ...]] = set()
-        self._reasons: set[str] = set()
+        self._warn = each_once()
         self._runs = self._lowers = False
         self._logged = LoggedInTensors(device)
         self._names: tuple[str, ...] = ()  # that the code has logged that ran last
@@ -287,9 +285,7 @@ class CompiledBackend(StepBackend):
         return values
 
     def _say(self, reason: str, what: str = "compiling it") -> None:
-        if reason not in self._reasons:
-            self._reasons.add(reason)
-            logger.warning("%s is trained without %s: %s", type(self.subject).__name__, what, reason)
+        self._warn("%s is trained without %s: %s", type(self.subject).__name__, what, reason)
 
 
 @contextmanager

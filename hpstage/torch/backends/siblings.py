@@ -33,6 +33,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Trainable
 from hpstage.training.randomness import rekey
 from hpstage.training.step_log import Noted, recording
+from hpstage.training.warned import each_once
 
 logger = logging.getLogger("hpstage")
 
@@ -329,14 +330,9 @@ class Stack:
         self.builder = Builder(subject, first.device, lambda who: put_back(who, self._tracing))
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
         self._tracing: tuple[StackedLoop, ...] = ()
-        self._warned: set[str] = set()
+        self._warn = each_once()
         self.most_as_one: int | None = None
         """How many are trained as one at most, as far as that is worthwhile; ``None``: all that can be."""
-
-    def _warn(self, reason: NeedsPython) -> None:
-        if str(reason) not in self._warned:
-            self._warned.add(str(reason))
-            logger.warning("%s is trained without stacking it: %s", type(self._subject).__name__, reason)
 
     def train(self, due: Mapping[StackedLoop, tuple[int, Mapping[str, Scalar]]]) -> None:
         """Train a step of several slots; each has its outcome then."""
@@ -392,7 +388,7 @@ class Stack:
     def _otherwise(self, slot: StackedLoop, error: Exception, batch: Any) -> Exception | None:
         """Train a slot as it is, if it is that by which a step has failed; return what its step has ended in."""
         if isinstance(error, NeedsPython):
-            self._warn(error)
+            self._warn("%s is trained without stacking it: %s", type(self._subject).__name__, str(error))
             return slot.train_as_it_is(batch)
         if not isinstance(error, NotStackable):
             return error
