@@ -314,7 +314,9 @@ def _same(leaf: Leaf, value: Any, other: Any) -> Any:
             return False
 
         return value.nbytes == other.nbytes and _equal_memory(value.ctypes.data, other.ctypes.data, value.nbytes)
-    if value.device != other.device or value.is_conj() or value.is_neg() or value.stride() != other.stride():
+    if value.device != other.device or value.stride() != other.stride():
+        return False
+    if any(one.is_conj() or one.is_neg() for one in (value, other)):
         return False
     if not value.numel() or lazy_copies.address_of(value) == lazy_copies.address_of(other):
         return True

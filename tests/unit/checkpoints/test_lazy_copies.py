@@ -178,6 +178,13 @@ def test_negative_zero_has_other_bytes() -> None:
     assert not leaves.same_bytes(one, one.double())
 
 
+def test_a_conjugate_is_not_the_tensor_whose_memory_it_has() -> None:
+    one = torch.randn(SIZE, dtype=torch.complex64)
+    for tensor, view in ((one, one.conj()), (one.real.clone(), one.real.clone()._neg_view())):
+        assert leaves.same_bytes(tensor, tensor.clone())
+        assert not leaves.same_bytes(tensor, view) and not leaves.same_bytes(view, tensor)
+
+
 def test_the_address_of_a_part_is_that_of_its_first_element() -> None:
     whole = torch.randn(10, 4096)
     for part in (whole[3], whole[3:], whole.view(-1)[5:], whole[2].requires_grad_(), whole.view(torch.int16)[1]):

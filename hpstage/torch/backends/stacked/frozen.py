@@ -75,7 +75,4 @@ def _is_one(tensors: Sequence[Tensor]) -> bool:
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
     """Return whether two contiguous tensors have the same bytes. Of other kinds of tensors no two are."""
-    if a is b:
-        return True
-    plain = a.shape == b.shape and not (b.is_conj() or b.is_neg())
-    return plain and leaves.same_bytes(a.reshape(-1), b.reshape(-1))
+    return a is b or (a.shape == b.shape and leaves.same_bytes(a.reshape(-1), b.reshape(-1)))
