@@ -201,11 +201,12 @@ class Reruns:
             start = None
         if fork is not None or start is not None:
             state = self._trainable.state_dict()
+            texts = dict(state_texts("state", state))
             segment = Segment(
                 initial=flight.chain.initial,
                 stages=(),
                 stop=flight.step,
-                compared=(Compared(flight.step, _TO, digest(state), texts=dict(state_texts("state", state))),),
+                compared=(Compared(flight.step, _TO, digest(state), texts=texts, reported=flight.announced),),
                 metrics={} if metrics is None else {flight.step: metrics},
                 numerics=flight.chain.numerics,
             )

@@ -163,7 +163,7 @@ def _train(trainable: Any, checkpoints: CheckpointStore, segment: Segment, loop:
     loop.enter(segment.initial, segment.start, state)
     del state
     # Without capture it is as if the trial were trained alone: nobody requests a report before its end.
-    reported = comparison.steps.union(segment.reported) if segment.captured else {segment.stop}
+    reported = comparison.reported.union(segment.reported) if segment.captured else {segment.stop}
     for step in loop.steps(segment.stop, segment.values, reported):
         if step in comparison.steps:
             comparison.see(step)
@@ -187,6 +187,7 @@ class _Comparison:
         self._noisy = noisy_of(getattr(trainable, "subject", trainable))
         self._unequal = {f"state['metrics'][{name!r}]" for name in self._noisy}  # in states of training functions
         self.steps = self._compared.keys() | self._metrics.keys()
+        self.reported = {compared.step for compared in segment.compared if compared.reported} | self._metrics.keys()
         self.states = self.metrics = 0
         self.apart: Apart | None = None
         self.digests: dict[int, str] = {}

@@ -215,13 +215,17 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
 class Compared(msgspec.Struct, frozen=True):
     """A state on the way to compare with: that after ``step`` steps, kept under ``key`` with this digest, and if known
     the marks of its leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`), or the texts that describe them, by
-    path; with these, the state need not have been kept."""
+    path; with these, the state need not have been kept.
+
+    ``reported``: whether a report was wanted after that step, as of every state that was kept.
+    """
 
     step: int
     key: StateKey
     digest: str
     marks: str = ""
     texts: dict[str, str] = {}
+    reported: bool = True
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,10 @@ from hpstage.cluster import DaskExecutor
 from hpstage.errors import StateError
 from hpstage.execution.rerun import Reruns
 from hpstage.execution.rerun_queue import Rerun, RerunQueue
+from hpstage.execution.retraining import Retrained
 from hpstage.execution.untrained import UntrainedFork
+from hpstage.training.run import Run
+from tests.torch.loops import begun, stepped
 from tests.torch.trainables import Small
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -215,6 +218,32 @@ def test_without_verification_nothing_is_trained_again(tmp_path: Path) -> None:
 def test_metrics_that_are_never_the_same_are_no_difference(trainable: type, tmp_path: Path) -> None:
     result = search(trainable(), tmp_path)
     assert result.best_trial.value is not None
+
+
+def reporting(run: Run) -> None:
+    parts = begun(run)
+    for _ in run.steps():
+        stepped(run, parts)
+
+
+@pytest.mark.ci
+def test_steps_are_trained_again_with_the_reports_that_were_wanted_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are so slow that a part that is trained again ends between two boundaries."""
+    monkeypatch.setattr(Reruns, "_most", lambda self: 2)
+    monkeypatch.setattr(Reruns, "_has_time", lambda self: True)
+    compared: list[int] = []
+    see = RerunQueue._see
+
+    def noting(self: RerunQueue, result: Retrained) -> None:
+        assert self._running is not None
+        compared.extend(again.step for again in self._running.segment.compared)
+        see(self, result)
+
+    monkeypatch.setattr(RerunQueue, "_see", noting)
+    search(reporting, tmp_path)
+    assert not {3, 5, 8, STEPS}.issuperset(compared)  # where trials branch and end
 
 
 def test_what_cannot_be_trained_in_another_process_ends_the_search(tmp_path: Path) -> None:
