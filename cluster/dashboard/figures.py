@@ -12,7 +12,7 @@ from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.panels import BEST, GOOD, MIDDLE, OTHER, SAVED, SPENT, Panel, around, nice
 from hpstage.cluster.dashboard.study import curve
 from hpstage.cluster.dashboard.work import GPU, Work, gpu_of, work_of
-from hpstage.errors.text import count_of, shortened, size
+from hpstage.errors.text import shortened, size
 from hpstage.report.names import plain
 
 _CURVES = 10
@@ -87,7 +87,7 @@ class Savings(Panel):
         self.root = self.figure("Savings", x_axis_label="seconds since the search began", y_axis_label="worker-seconds",
                                 x_range=Range1d(start=0, end=60), y_range=Range1d(start=0, end=60))  # fmt: skip
         self.root.varea("at", "spent", "top", source=self.source, color=SAVED, alpha=0.2)
-        for name, colour, text in (("alone", MIDDLE, "each trial alone (estimated)"), ("spent", SPENT, "spent")):
+        for name, colour, text in (("alone", MIDDLE, "without sharing (estimated)"), ("spent", SPENT, "spent")):
             self.root.line("at", name, source=self.source, color=colour, line_width=2, legend_label=text)
         self.style_legend(self.root, "top_left")
         self.root.yaxis.formatter.use_scientific = False
@@ -137,7 +137,8 @@ class Metrics(Panel):
         if study.extent is not None:
             self.root.y_range.start, self.root.y_range.end = around(*study.extent)
         self.root.yaxis.axis_label = plain(metric)
-        self.root.title.text = f"Best {count_of(len(best), 'trial')}" if len(best) != 1 else "Best trial"
+        few = {0: "Metric", 1: "Best trial"}
+        self.root.title.text = few.get(len(best), f"Best {len(best)} trials")
 
     def _add_results(self, shown: Shown) -> None:
         """Send the results that are new."""

@@ -84,7 +84,7 @@ class Way:
 
     def cells(self) -> tuple[str, ...]:
         tried = self.verdict != "not tried"
-        took = (f"{self.steps} steps", f"{self.seconds:.1f} s") if tried else ("", "")
+        took = (count_of(self.steps, "step"), f"{self.seconds:.1f} s") if tried else ("", "")
         return (self.name, self.verdict, *took)
 
 
@@ -131,7 +131,7 @@ class CheckReport:
         lines = [table([way.cells() for way in self.ways], left=2, width=width)]
         lines += ["", self.beside_eager] if self.beside_eager else []
         trained = sum(way.steps for way in self.ways)
-        end = f"{trained:,} steps trained in {self.seconds:.0f} s"
+        end = f"{count_of(trained, 'step')} trained in {self.seconds:.0f} s"
         if self.ok:
             verdict = (
                 f"{self.subject} is exact: all ways lead to the same bits, in all of {self.compared:,} values that "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from bokeh.document import Document
 from msgspec import structs
 
 import hpstage
@@ -17,6 +18,7 @@ from hpstage import schedule as s
 from hpstage.cluster.dashboard.board import Board, PlanView, Shown, cut, running
 from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.feed import Feed
+from hpstage.cluster.dashboard.figures import Metrics
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD
 from hpstage.cluster.dashboard.panels import around, nice
 from hpstage.cluster.dashboard.study import History, StudyView, curve
@@ -409,6 +411,18 @@ def test_a_worker_is_shown_with_the_steps_it_trains(tmp_path: Path) -> None:
         # As far as to the next boundary of nodes, however long no report was received.
         assert work_of(board, pool, 1e12)[chain.worker].step in (first.start, first.stop - 1)
         assert work_of(board, "elsewhere", 0.0) == {}
+
+
+def test_the_best_trials_are_counted_once_there_are_any() -> None:
+    _, journal = searched()
+    titles = []
+    for stop in range(1, len(journal.read()) + 1):
+        board = board_of(journal, stop)
+        if studies := board.studies():
+            panel = Metrics(board, None, Document())
+            panel.show(studies[0], now=0.0)
+            titles.append(panel.root.title.text)
+    assert titles[0] == "Metric" and titles[-1].startswith("Best ") and "Best 0 trials" not in titles
 
 
 def test_names_of_users_are_no_html() -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import hpstage
 from hpstage import schedule as s
 from hpstage.checking import Children
+from hpstage.checking.findings import Way
 from hpstage.cli.app import app
 from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.errors import UsageError
@@ -166,6 +167,10 @@ def test_a_pickle_in_the_state_is_reported_with_a_replacement(children: Children
     report = hpstage.check(Plainly("linear"), of_estimators, steps=5, n_forks=1, children=children)
     assert not report.ok
     assert any("hpstage.pickled" in finding.remedy for finding in report.differences), report
+
+
+def test_a_way_of_one_step_is_no_plural() -> None:
+    assert Way("forked from disk", "equal", 1, 0.5).cells()[2] == "1 step"
 
 
 def test_a_report_says_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.errors.text import clean, clock, duration, rate, time_left
+from hpstage.errors.text import clean, clock, count_of, duration, rate, time_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def name(view: ProgressView) -> str:
 
 def trials(view: ProgressView) -> str:
     if view.n_trials is None:
-        return f"{view.finished:,} trials"
+        return count_of(view.finished, "trial")
     return f"{view.finished:,}/{view.n_trials:,} trials"
 
 
@@ -85,7 +85,7 @@ def items(view: ProgressView) -> list[str]:
         at = "" if view.best_step is None else f" at step {view.best_step:,}"
         found.append(f"best {clean(view.metric)} {'-' if view.best is None else f'{view.best:.6g}'}{at}")
     if view.over:
-        found.append(f"{view.steps_trained:,} steps trained, {view.stages_done:,} stages done")
+        found.append(f"{count_of(view.steps_trained, 'step')} trained, {count_of(view.stages_done, 'stage')} done")
     else:
         found.append(f"steps {view.steps_trained:,} trained, {view.steps_left:,} left")
         found.append(f"stages {view.stages_done:,} done, {view.stages_left:,} left")

@@ -109,6 +109,11 @@ def searched(
     return views.all, result
 
 
+def test_one_of_a_kind_is_no_plural() -> None:
+    one = replace(VIEW, steps_trained=1, stages_done=1, complete=1, pruned=0, failed=0, n_trials=None, over=True)
+    assert line(one).startswith("digits: 1 trial; 1 complete; best accuracy 0.99721; 1 step trained, 1 stage done; ")
+
+
 # --- the time left ------------------------------------------------------------------------------------------
 
 
