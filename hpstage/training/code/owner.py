@@ -219,7 +219,7 @@ def parts_called(member: object) -> Iterator[tuple[str, Any]]:
         names = ("__func__",)
     elif isinstance(member, property):
         names = "fget", "fset", "fdel"
-    elif isinstance(member, functools.cached_property):
+    elif isinstance(member, functools.cached_property | functools.partialmethod):
         names = ("func",)
     for name in names:
         part = getattr(member, name, None)

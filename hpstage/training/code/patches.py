@@ -201,7 +201,7 @@ class _Sought:
                     yield name, value
 
 
-_WRAPPERS = frozenset((staticmethod, classmethod, property, functools.partial))
+_WRAPPERS = frozenset((staticmethod, classmethod, property, functools.partial, functools.partialmethod))
 _TABLES = frozenset((dict, OrderedDict))
 
 

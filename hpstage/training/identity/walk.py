@@ -33,6 +33,7 @@ from hpstage.training.code.owner import (
     of_user,
 )
 from hpstage.training.code.patches import operators
+from hpstage.training.code.registrations import registrations_of
 from hpstage.training.code.source import ABSENT, as_written, code_of, submodules_of, version_of
 from hpstage.training.identity.entities import Entities, Entity
 from hpstage.training.identity.files import DataFiles
@@ -49,7 +50,7 @@ _IGNORED_MEMBERS = frozenset(
         "_abc_impl",
         *(f"__{name}__" for name in ("abstractmethods", "annotate", "annotate_func", "annotations", "classcell")),
         *(f"__{name}__" for name in ("annotations_cache", "dataclass_fields", "dataclass_params", "dict", "doc")),
-        *(f"__{name}__" for name in ("firstlineno", "match_args", "module", "parameters", "qualname")),
+        *(f"__{name}__" for name in ("firstlineno", "module", "parameters", "qualname")),
         *(f"__{name}__" for name in ("slotnames", "static_attributes", "type_params", "weakref")),
     )
 )
@@ -204,17 +205,21 @@ class Walk:
         entity.lines.add(f"class({', '.join(bases)})")
         if is_users_code(type(cls)):
             entity.lines.add(f"metaclass {self.refer(type(cls))}")
+        entity.outer.update(registrations_of(cls))
         ignored = _IGNORED_MEMBERS.union(without_keys(cls))
         if of_subject := cls in self._subjects:
             ignored = ignored.union(self._stateless)
         for member, value in sorted(vars(cls).items()):
             if member in ignored or isinstance(value, MemberDescriptorType):  # of __slots__
                 continue
+            if member == "__match_args__" and value == _fields_of(cls):
+                continue
             if member == "__orig_bases__" and not any(is_users_code(arg) for base in value for arg in get_args(base)):
                 continue
             if of_subject and is_recorded_elsewhere(member, value):
                 continue
-            parts = list(functions_in(value))
+            whole = isinstance(value, functools.partialmethod)  # its arguments count, too
+            parts = [] if whole else list(functions_in(value))
             for part in parts:
                 entity.lines.add(f"{member}: {self.refer(part)}")
             if not parts:
@@ -390,6 +395,15 @@ class Walk:
     def _see_as_written(self, module: ModuleType, code: CodeType) -> None:
         if self._check:
             see_as_written(module, code)
+
+
+def _fields_of(cls: type) -> object:
+    """Return the fields by which a dataclass or named tuple is matched unless it says otherwise."""
+    fields = vars(cls).get("__dataclass_fields__")
+    if fields is None:
+        return vars(cls).get("_fields")
+    given = (field for field in fields.values() if field.init and not field.kw_only)
+    return tuple(field.name for field in given if getattr(field._field_type, "name", "") != "_FIELD_CLASSVAR")
 
 
 def _users_below(cls: type) -> Iterator[type]:

@@ -1,0 +1,69 @@
+"""Classes registered with abstract ones (``Sequence.register(Mine)``), which ``isinstance`` goes by. The registries are
+kept in C, by weak references."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hpstage.training.code.owner import is_users_code, module_of, name_of
+
+Pair = tuple[type, type]
+"""An abstract class, and one that is registered with it."""
+_known: tuple[object, list[Pair]] = None, []
+"""What was found, and by which token: each registration changes it."""
+
+
+def registered() -> list[Pair]:
+    """Return the registrations of which either class is the user's."""
+    global _known
+    token = abc.get_cache_token()
+    if _known[0] != token:
+        abstract = [cls for cls in _classes() if isinstance(cls, abc.ABCMeta)]
+        pairs = ((each, cls) for each in abstract for cls in _registry(each))
+        _known = token, [pair for pair in pairs if any(map(is_users_code, pair))]
+    return _known[1]
+
+
+def registrations_of(cls: type) -> Iterator[str]:
+    """Yield, for a class of the user's, what is registered with it, and with which classes of libraries it is."""
+    for abstract, concrete in registered():
+        if abstract is cls:
+            yield f"registers {called(concrete)}"
+        elif concrete is cls and not is_users_code(abstract):
+            yield f"registered with {called(abstract)}"
+
+
+def undo(made: Iterable[Pair]) -> None:
+    """Take registrations back."""
+    global _known
+    _known = None, []  # the token remains the same
+    for abstract, cls in made:
+        others = [other for other in _registry(abstract) if other is not cls]
+        abc._reset_registry(abstract)  # type: ignore[attr-defined]
+        for other in others:
+            abc.ABCMeta.register(abstract, other)  # type: ignore[arg-type]
+        for each in abstract.__mro__:  # which may have kept the answer
+            if isinstance(each, abc.ABCMeta):
+                abc._reset_caches(each)  # type: ignore[attr-defined]
+
+
+def called(cls: type) -> str:
+    """Return the name of a class, with the module of one of a library's."""
+    return name_of(cls) if is_users_code(cls) else f"{module_of(cls)}.{name_of(cls)}"
+
+
+def _registry(abstract: Any) -> list[type]:
+    references = abc._get_dump(abstract)[0]  # type: ignore[attr-defined]
+    return [cls for cls in (reference() for reference in references) if cls is not None]
+
+
+def _classes() -> set[type]:
+    found: set[type] = {object}
+    todo: list[type] = [object]
+    while todo:
+        below: set[type] = set(type.__subclasses__(todo.pop())) - found
+        found |= below
+        todo += below
+    return found
