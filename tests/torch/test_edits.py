@@ -70,5 +70,5 @@ def test_an_edit_that_does_not_decide_training_keeps_the_key(keys: Keys, name: s
 
 def test_the_limits_are_few_and_still_limits(keys: Keys) -> None:
     one, _, two = keys
-    assert len(LIMITS) <= 6
+    assert len(LIMITS) <= 2
     assert [name for name in LIMITS if one[NAMES[name]] != two[NAMES[name]]] == []

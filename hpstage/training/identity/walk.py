@@ -16,6 +16,7 @@ from hpstage.training.code import bytecode
 from hpstage.training.code.attributes import COMPILED, own_of
 from hpstage.training.code.bytecode import Imported, cells_of, references
 from hpstage.training.code.edited_since_import import see_as_written
+from hpstage.training.code.effects import Effects, effects_of, imported_with
 from hpstage.training.code.hashing import hashed
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
@@ -102,6 +103,8 @@ class Walk:
         self._written: dict[str, frozenset[str]] = {}
         self._names_script = False
         self._names_operators = False
+        self._effects: dict[str, Effects] = {}
+        self._acting: set[str] = set()
         self._reads: set[str] = set()
         self.names_defaults = False
 
@@ -114,6 +117,30 @@ class Walk:
         if isinstance(value, list):  # an entry of a table, which any number of modules may have under any name
             place = place[place.index("[") :]
         return f"at {place}: {self.values.content([*value.values()] if isinstance(value, dict) else value)}"
+
+    def add_effects(self, *, of_script: bool = False) -> None:
+        """Include what the user's modules, of which something was visited, and those that they import, have done to
+        libraries and to the process when they were imported. A worker does not have the script."""
+        while (names := self._modules(of_script)) != self._acting:
+            self._acting = names
+            for module in imported_with(names):
+                self._add_effects(module)
+
+    def _modules(self, of_script: bool) -> set[str]:
+        targets = [target for target, _ in self._entities.visited()]
+        found = {target.__name__ if isinstance(target, ModuleType) else module_of(target) for target in targets}
+        return found if of_script else found - {_SCRIPT}
+
+    def _add_effects(self, module: ModuleType) -> None:
+        if module.__name__ in self._effects:
+            return
+        found = self._effects[module.__name__] = effects_of(module)
+        if found.statements:
+            entity = self._entities.new(found, "<import>", module.__name__)
+            entity.lines.add(f"does {' '.join(map(bytecode.digest, found.statements))}")
+            entity.lines.update(f"with {bytecode.digest(statement)}" for statement in found.made_by)
+            with self.values.counting(lenient=True):
+                entity.outer.update(f"names {self.refer(code)}" for code in found.code)
 
     def add_notes(self) -> None:
         """Include the docstrings, or the annotations, of all that was visited if code of it reads any."""

@@ -4,9 +4,10 @@ It covers the code that training reaches, as loaded in this process, whatever it
 class and of its user-defined bases, and the functions, classes and constants that they name, transitively through the
 user's own modules. A module that is used as a whole (``getattr(nets, name)``) counts with all its contents. So does
 the module of code that looks names up by strings (``globals()``, ``eval``, ``__subclasses__``), and its package if it
-imports modules by such names. The rest of a script (the search space, the study) does not count; of a script that
-counts as a whole, its code does, but not what a run has created. Libraries count by name and version of the package. An
-object in a global that can be neither digested nor pickled counts by its class.
+imports modules by such names. What a module does to libraries when it is imported counts as it is written. The rest of
+a script (the search space, the study) does not count; of a script that counts as a whole, its code does, but not what a
+run has created. Libraries count by name and version of the package. An object in a global that can be neither digested
+nor pickled counts by its class.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
     reads_own = walk.names_defaults and isinstance(own, Mapping) and bool(own)
     if reads_own and (strict or "defaults" in getattr(obj, "__dict__", {})):
         described["defaults"] = hashed(walk.named(walk.values.content(own)))
+    if strict:
+        walk.add_effects()
     walk.add_notes()
     if data_version is not None:
         described["data version"] = str(data_version)
@@ -101,6 +104,7 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
     loaded[_PYTHON] = f"{sys.version_info.major}.{sys.version_info.minor}"
     if strict:
         loaded |= _bounded(walk.loaded())
+        walk.add_effects(of_script=True)
     walk.look_through_script()
     described["code"] = f"bytecode {walk.digest(root, *held)}" if strict else f"version {version}"
     packages, paths, sources = map(frozenset, (walk.packages, walk.paths, walk.sources))

@@ -22,11 +22,7 @@ PRELUDE = Path(__file__).with_name("prelude.txt").read_text()
 """What every edited module begins with."""
 DECIDES, SAME = read("decides.txt"), read("same.txt")
 LIMITS = {
-    "a function of a library by another of the library": "libraries give their functions other names themselves",
-    "a library's method by a function made by exec": "libraries make functions from texts, too, that name no module",
-    "data put on a library's class, read by an instance": "which class an instance has is known only when it is read",
     "content of a library's object that cannot be pickled": "it may hold what differs between hosts",
-    "a setting that a library's function makes at import": "only the settings of Python and torch are known",
 }
 """Edits that the key does not show, each with the reason. The book lists them."""
 

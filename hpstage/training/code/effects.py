@@ -1,0 +1,382 @@
+"""What the user's modules do to libraries and to the process when they are imported: ``F.gelu.__defaults__ = ...``,
+``os.environ["X"] = ...``, calls whose results are dropped.
+
+Nothing of it is in what code names, and much of it is kept where nobody can look it up, so it counts by what was
+written: the statements, the code they name, and how the values they name are made. Values are not looked at: they may
+be the time, or a folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpstage.training.code.owner import is_users, is_users_code, is_users_file, module_of
+
+_PASSED_BY = frozenset(
+    (
+        *("argparse", "asyncio", "atexit", "copyreg", "faulthandler", "logging", "multiprocessing", "pdb", "signal"),
+        *("tblib", "threading", "time", "traceback", "tracemalloc", "unittest", "warnings"),
+        *("IPython", "dask", "distributed", "hypothesis", "ipykernel", "optuna", "pytest", "hpstage"),
+        *("absl", "altair", "bokeh", "click", "colorama", "comet_ml", "fire", "loguru", "matplotlib", "mlflow"),
+        *("neptune", "plotly", "rich", "seaborn", "setproctitle", "structlog", "tensorboard", "tqdm", "typer", "wandb"),
+    )
+)
+"""Packages that observe a process, show results or run trainings; and ``copyreg``, of which the table counts."""
+_OBSERVES = re.compile(
+    r"[._](?:logg|logs?[._]|log_|verbos|progress|multiprocessing)"
+    r"|^sys\.(?:path|std|argv|\w*hook|tracebacklimit)",
+    re.IGNORECASE,
+)
+"""Paths of what logs, and of how and from where Python runs."""
+_SHOWS = re.compile(
+    r"[._](?:print|show|plot|display|save|dump|mkdir|makedirs|chdir|download|exit)|seed\w*$|threads$|^sys\.set(?:trace|profile)",
+    re.IGNORECASE,
+)
+"""Paths of functions that show and write, and that set seeds and threads, which every training sets for itself."""
+_OF_PLACES = re.compile(
+    r"DEVICES|THREADS|DIR|PATH|HOME|CACHE|FOLDER|ROOT|LOG|VERBOS|PROGRESS|WANDB|MLFLOW|TOKEN|_KEY|PARALLELISM|PORT|ADDR"
+)
+"""Environment variables that say where a process runs, reads and writes. Threads are pinned, devices are in the key."""
+_BY_TEXT = ("getattr", "setattr", "delattr", "vars")
+_RUN_TRAININGS = ("hpstage", "optuna")
+_DEPTH = 4
+"""How far calls of the user's functions are followed for what they do."""
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a module does when it is imported.
+
+    Attributes:
+        statements: the statements that do it, in order, each as code.
+        made_by: those that make the values which these name, in this and other modules.
+        code: the user's functions and classes that all of them name.
+    """
+
+    statements: list[types.CodeType] = field(default_factory=list)
+    made_by: list[types.CodeType] = field(default_factory=list)
+    code: list[Any] = field(default_factory=list)
+
+
+def imported_with(names: Iterable[str]) -> Iterator[types.ModuleType]:
+    """Yield the user's modules of these names, those that they import when they are imported, and so on; each with the
+    packages around it, in the order of their names."""
+    found: dict[str, types.ModuleType] = {}
+    todo = [*names]
+    while todo:
+        name = todo.pop()
+        module = sys.modules.get(name)
+        if name in found or not isinstance(module, types.ModuleType) or not is_users(name):
+            continue
+        found[name] = module
+        todo += [name[: dot.start()] for dot in re.finditer(r"\.", name)]
+        todo += (each for path in _imports_of(module).values() for each in _beginnings(path))
+    return iter([found[name] for name in sorted(found)])
+
+
+def effects_of(module: types.ModuleType) -> Effects:
+    """Return what a module of the user's does outside of it when it is imported, other than under ``__name__ ==
+    "__main__"``: what it sets or deletes in libraries, and the calls of libraries, or of functions of the user's that
+    do so, whose results it drops."""
+    found = Effects()
+    traced: set[tuple[str, str]] = set()
+    for statement in _acting(_tree(module).body, _Scope(module)):
+        found.statements.append(_compiled(statement))
+        _trace(statement, module, found, traced)
+    return found
+
+
+class _Scope:
+    """What names stand for in a module, and in a function of it."""
+
+    def __init__(self, module: types.ModuleType, within: ast.AST | None = None) -> None:
+        self.module = module
+        self.imports = _imports_of(module)
+        self.local: set[str] = set()
+        if within is not None:
+            inner = _imports(within, _package(module), everywhere=True)
+            self.local = _bound_in(within) - inner.keys()
+            self.imports = {**self.imports, **inner}
+
+    def value(self, name: str) -> object:
+        return None if name in self.local else vars(self.module).get(name)
+
+    def path(self, node: ast.expr) -> str | None:
+        """Return the path of what an expression begins with and reads, such as ``torch.nn.functional.gelu``, if it is
+        of a library; ``None`` for anything of the user's."""
+        if isinstance(node, ast.Name):
+            return self._root(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.path(node.value)
+            return owner and f"{owner}.{node.attr}"
+        if isinstance(node, ast.Subscript):
+            return self.path(node.value)
+        if isinstance(node, ast.Call):
+            by_text = isinstance(node.func, ast.Name) and node.func.id in _BY_TEXT and bool(node.args)
+            return self.path(node.args[0] if by_text else node.func)
+        return None
+
+    def _root(self, name: str) -> str | None:
+        if name in self.local:
+            return None
+        value = vars(self.module).get(name)
+        if isinstance(value, types.ModuleType):
+            return None if is_users(value.__name__) else value.__name__
+        if isinstance(value, types.FunctionType | type):
+            return None if is_users_code(value) else f"{module_of(value)}.{value.__qualname__}"
+        path = self.imports.get(name)
+        return None if path is None or is_users(path) else path
+
+
+def _acting(body: list[ast.stmt], scope: _Scope) -> Iterator[ast.stmt]:
+    """Yield the statements that act outside of the module. Of a compound one, all of it: it decides what is done."""
+    for statement in body:
+        if isinstance(statement, ast.If) and _is_main(statement.test):
+            yield from _acting(statement.orelse, scope)
+        elif isinstance(statement, ast.ClassDef):
+            yield from _acting(statement.body, scope)
+        elif _acts(statement, scope) or any(any(_acting(inner, scope)) for inner in _bodies(statement)):
+            yield statement
+
+
+def _is_main(test: ast.expr) -> bool:
+    """Return whether a condition says ``__name__ == "__main__"``."""
+    parts = [*ast.walk(test)]
+    named = any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
+    compared = any(isinstance(part, ast.Constant) and part.value == "__main__" for part in parts)
+    return named and compared and any(isinstance(part, ast.Eq) for part in parts)
+
+
+def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    if isinstance(statement, _FUNCTIONS):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        yield getattr(statement, name, [])
+    for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield part.body
+
+
+def _acts(statement: ast.stmt, scope: _Scope, depth: int = _DEPTH) -> bool:
+    if isinstance(statement, ast.Assign | ast.Delete):
+        targets = [part for target in statement.targets for part in _parts(target)]
+    elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
+        targets = [statement.target]
+    elif isinstance(statement, ast.Expr):
+        return _does(statement.value, scope, depth)
+    else:
+        return False
+    held = [target for target in targets if isinstance(target, ast.Attribute | ast.Subscript)]
+    if any(_counts(scope.path(target), target) for target in held):
+        return True
+    if not isinstance(statement, ast.Assign) or [getattr(one, "id", "") for one in targets] != ["_"]:
+        return False
+    return _does(statement.value, scope, depth)
+
+
+def _parts(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, ast.Tuple | ast.List):
+        for element in target.elts:
+            yield from _parts(element)
+    else:
+        yield target.value if isinstance(target, ast.Starred) else target
+
+
+def _does(expression: ast.expr, scope: _Scope, depth: int) -> bool:
+    """Return whether an expression whose result is dropped does something outside of the module."""
+    if isinstance(expression, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+        return _does(expression.elt, scope, depth)
+    if isinstance(expression, ast.BoolOp):
+        return any(_does(value, scope, depth) for value in expression.values)
+    if isinstance(expression, ast.IfExp):
+        return any(_does(value, scope, depth) for value in (expression.body, expression.orelse))
+    if isinstance(expression, ast.Tuple | ast.List):
+        return any(_does(value, scope, depth) for value in expression.elts)
+    if not isinstance(expression, ast.Call):
+        return False
+    if isinstance(expression.func, ast.Name):
+        name = expression.func.id
+        if name in ("any", "all", "list", "set", "tuple"):
+            return any(_does(value, scope, depth) for value in expression.args)
+        if name == "exec" and scope.value(name) is None:
+            return True
+        if name in ("getattr", "vars"):  # reads alone
+            return False
+    if _counts(scope.path(expression), expression):
+        return True
+    function = _function(expression.func, scope)
+    return function is not None and depth > 0 and _function_acts(function, depth - 1)
+
+
+def _counts(path: str | None, node: ast.expr) -> bool:
+    """Return whether what is done to or by what is at this path may decide training."""
+    if path is None:
+        return False
+    package = path.partition(".")[0]
+    texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    if package == "warnings":
+        return "error" in texts  # a warning then ends what has caused it
+    if package in _PASSED_BY or _OBSERVES.search(path) or (isinstance(node, ast.Call) and _SHOWS.search(path)):
+        return False
+    if path.startswith(("os.environ", "os.putenv")):
+        variables = [text for text in texts if text.isidentifier() and text.isupper()]
+        return not variables or not all(map(_OF_PLACES.search, variables))
+    return True
+
+
+def _function(node: ast.expr, scope: _Scope) -> types.FunctionType | None:
+    """Return the user's function that an expression names, ``setup`` or ``patches.setup``."""
+    found: object = None
+    if isinstance(node, ast.Name):
+        found = scope.value(node.id)
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        owner = scope.value(node.value.id)
+        found = vars(owner).get(node.attr) if isinstance(owner, types.ModuleType) else None
+    return found if isinstance(found, types.FunctionType) and is_users_code(found) else None
+
+
+def _function_acts(function: types.FunctionType, depth: int) -> bool:
+    """Return whether a function does something outside of its module. What runs trainings does not train itself."""
+    module = sys.modules.get(function.__module__)
+    if module is None or vars(module) is not function.__globals__:
+        return False
+    name = function.__qualname__
+    written = [node for node in _tree(module).body if isinstance(node, _FUNCTIONS) and node.name == name]
+    for node in written:
+        scope = _Scope(module, node)
+        paths = {scope.path(part) for part in ast.walk(node) if isinstance(part, ast.Name)}
+        if any(path.partition(".")[0] in _RUN_TRAININGS for path in paths if path is not None):
+            return False
+        if any(_acts(part, scope, depth) for part in ast.walk(node) if isinstance(part, ast.stmt)):
+            return True
+    return False
+
+
+def _trace(node: ast.AST, module: types.ModuleType, found: Effects, traced: set[tuple[str, str]]) -> None:
+    """Add the user's code that a statement names, and the statements that make the values it names."""
+    own = _bound_in(node)
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load) and part.id not in own:
+            _trace_name(part.id, module, found, traced)
+        elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            owner = vars(module).get(part.value.id)
+            if isinstance(owner, types.ModuleType) and is_users(owner.__name__):
+                _trace_name(part.attr, owner, found, traced)
+
+
+def _trace_name(name: str, module: types.ModuleType, found: Effects, traced: set[tuple[str, str]]) -> None:
+    if (module.__name__, name) in traced or name not in vars(module):
+        return
+    traced.add((module.__name__, name))
+    value = vars(module)[name]
+    if isinstance(value, types.ModuleType):
+        return
+    if is_users_code(value):
+        found.code.append(value)
+        return
+    for statement in _tree(module).body:
+        if name in _bound_in(statement) and not isinstance(statement, ast.Import | ast.ImportFrom):
+            found.made_by.append(_compiled(statement))
+            _trace(statement, module, found, traced)
+    imports = _imports_of(module)
+    paths = [imports[name]] if name in imports else [f"{base}.{name}" for base in imports.values()]  # import *
+    for path in paths:
+        owner, _, member = path.rpartition(".")
+        if owner in sys.modules and is_users(owner):
+            _trace_name(member, sys.modules[owner], found, traced)
+
+
+def _bound_in(node: ast.AST) -> set[str]:
+    """Return the names that a statement binds; for a function, those in it."""
+    found: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
+            found.add(part.id)
+        elif isinstance(part, ast.arg):
+            found.add(part.arg)
+        elif isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(part.name)
+    return found
+
+
+def _imports_of(module: types.ModuleType) -> Mapping[str, str]:
+    return _imports_in(_tree(module), _package(module))
+
+
+@functools.lru_cache(256)
+def _imports_in(tree: ast.Module, package: str) -> Mapping[str, str]:
+    return types.MappingProxyType(_imports(tree, package))
+
+
+def _package(module: types.ModuleType) -> str:
+    return vars(module).get("__package__") or ""
+
+
+def _imports(node: ast.AST, package: str, *, everywhere: bool = False) -> dict[str, str]:
+    """Return what import statements bind, as paths by names, and what they import from under names that are none.
+    Those in functions count where ``everywhere`` is set."""
+    found: dict[str, str] = {}
+    todo: list[ast.AST] = [node]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, ast.Import):
+            for alias in part.names:
+                found[alias.asname or alias.name] = alias.name
+                if alias.asname is None:
+                    top = alias.name.partition(".")[0]
+                    found.setdefault(top, top)
+        elif isinstance(part, ast.ImportFrom):
+            base = f"{'.' * part.level}{part.module or ''}"
+            if part.level:
+                base = _absolute(base, package)
+            found.update({alias.asname or alias.name: f"{base}.{alias.name}" for alias in part.names})
+            found[f"{base}.*"] = base
+        elif everywhere or not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            todo += ast.iter_child_nodes(part)
+    return found
+
+
+def _absolute(name: str, package: str) -> str:
+    try:
+        return importlib.util.resolve_name(name, package)
+    except ImportError:
+        return ""
+
+
+def _beginnings(path: str) -> list[str]:
+    """Return a path, and those that it begins with: ``a.b`` and ``a`` for ``a.b``."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _tree(module: types.ModuleType) -> ast.Module:
+    """Return the source of a module, as it is now; empty if there is none, as in a notebook."""
+    file = vars(module).get("__file__")
+    if not isinstance(file, str) or not file.endswith(".py") or not is_users_file(file):
+        return _NOTHING
+    try:
+        return _parsed(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return _NOTHING  # removed, or in the midst of being edited
+
+
+_NOTHING = ast.Module([], [])
+
+
+@functools.lru_cache(256)
+def _parsed(source: bytes) -> ast.Module:
+    return ast.parse(source)
+
+
+def _compiled(statement: ast.stmt) -> types.CodeType:
+    """Return what a statement does, as a module of its own."""
+    return compile(ast.Module([statement], []), "", "exec", dont_inherit=True)
