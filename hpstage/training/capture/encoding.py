@@ -30,6 +30,7 @@ from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.values import NO_HOOKS, device_of, hooks_of, is_lazy, is_tensor, same_hooks, storable
+from hpstage.training.capture.views import Views
 from hpstage.training.code.attributes import own_of
 from hpstage.training.code.namespaces import MISSING
 from hpstage.training.code.owner import name_of
@@ -65,6 +66,7 @@ class Encoder:
         self._new: dict[int, tuple[object, int]] = {}
         self._local = Survey()
         self._places = Places(base, now)
+        self._views = Views(now)
 
     @property
     def memory(self) -> Plain:
@@ -267,6 +269,7 @@ class Encoder:
         """Encode an object created by training."""
         number = len(self._new)
         self._new[id(value)] = value, number
+        self._views.refuse(path, value)
         kind = type(value)
         if kind is list or kind is collections.deque:
             own = value.maxlen if kind is collections.deque else None
@@ -367,7 +370,7 @@ class Encoder:
         if value.dtype.hasobject:
             if value.dtype.str != "|O":
                 raise self._unstorable(path, value)
-            order = "F" if value.flags.f_contiguous else "C"
+            order = "F" if value.flags.f_contiguous or sum(size > 1 for size in value.shape) < 2 else "C"
             return "objects", number, self._list(path, value.flat), list(value.shape), order, value.flags.writeable
         form = _description(value.dtype), list(value.shape)
         place = self._places.of(value)

@@ -71,6 +71,21 @@ def _(kept: Any, self: Odd) -> float:
     return len(self.bound())
 
 
+@odd("the dict of an instance, kept by training", Entry, refused=r"self\.names is the `__dict__` of self\.kept")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.names = vars(kept)
+    if self.steps > 2:
+        self.names["n"] += 1
+    return kept.n
+
+
+@odd("the dict of an instance, kept from the beginning", lambda: [entry := Entry(), vars(entry)])
+def _(kept: Any, self: Odd) -> float:
+    kept[1]["n"] += 1
+    return kept[0].n
+
+
 @odd("a layer that is replaced")
 def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:

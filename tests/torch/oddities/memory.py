@@ -77,6 +77,35 @@ def _(kept: Any, self: Odd) -> float:
     return 0
 
 
+@odd(
+    "a view of an array of objects that training makes",
+    lambda: np.array([0.0, None, 0.0], object),
+    refused=r"self\.part is an array of objects .* as a view, of the memory of self\.kept",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.part = kept[:2]
+    if self.steps > 2:
+        self.part[0] += 1
+    return float(kept[0])
+
+
+@odd("a view of an array of objects that nothing else shows")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.part = np.array([0.0, None, 0.0, None], object).reshape(2, 2)[:, :1]
+    if self.steps > 2:
+        self.part[0, 0] += 1
+        return float(self.part[0, 0])
+    return 0
+
+
+@odd("a view of an array of objects, as it was made", lambda: [whole := np.array([0.0, None], object), whole[:1]])
+def _(kept: Any, self: Odd) -> float:
+    kept[1][0] += 1
+    return float(kept[0][0])
+
+
 @odd("bytes below an array", lambda: np.frombuffer(bytearray(16), "f8"))
 def _(kept: Any, self: Odd) -> float:
     kept += 1
