@@ -67,6 +67,7 @@ SETTERS: dict[str, Callable[[], object]] = {
     "autocast dtype": lambda: torch.set_autocast_dtype("cpu", torch.float16),
     "converted modules": lambda: torch.__future__.set_swap_module_params_on_conversion(True),
     "decimal numbers": lambda: setattr(decimal.getcontext(), "prec", 5),
+    "decimal traps": lambda: decimal.getcontext().traps.__setitem__(decimal.Inexact, True),
     "numpy errors": lambda: np.seterr(over="raise"),
 }
 

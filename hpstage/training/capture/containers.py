@@ -128,8 +128,12 @@ class ReadOnly(Mapping):
         return dict(obj), {}
 
     def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
-        if not self.same(content, self.read(obj, skip)):
+        if self.same(content, self.read(obj, skip)):
+            return
+        [shown] = gc.get_referents(obj)
+        if type(shown) is not dict or "__module__" in shown:  # a class's: Python keeps what it has looked up there
             raise TypeError("it is a view of a dict that nothing else here knows")
+        super().write(shown, content)
 
 
 class DictView(Kind):

@@ -18,6 +18,7 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
+from hpstage.training.capture import registered
 from hpstage.training.capture.aliases import Places, holding
 from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, pure_name
 from hpstage.training.capture.atoms import parts_of
@@ -131,6 +132,8 @@ class Encoder:
             return kind, self.value(path, content[1]), self._pairs(path, content[2]), self._pairs(path, content[3])
         if kind == "values":
             return kind, *self._place(record, content)
+        if kind == "registrations":
+            raise registered.refusal(record.content, content)
         raise self._unmoving(record)
 
     def _mixed_up(self, path: str) -> StateError:

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from operator import is_
 from typing import Any
 
-from hpstage.training.code.attributes import own_of
+from hpstage.training.code.attributes import has_dict, own_of
 from hpstage.training.code.owner import by_type
 
 Child = tuple[str, object]
@@ -72,9 +72,9 @@ def is_atomic(kind: Any) -> bool:
     ):
         return True
     library = numpy()
-    return issubclass(kind, (library.generic, library.dtype)) and not issubclass(
-        kind, library.void
-    )  # can be written to
+    if issubclass(kind, library.generic):
+        return not issubclass(kind, library.void) and not has_dict(kind)  # which can be written to
+    return issubclass(kind, library.dtype)
 
 
 def is_atom(value: object) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from hpstage.training.capture import containers, instances, pointees, stateful, values
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
+from hpstage.training.capture.registered import OfClasses, Registrations
 from hpstage.training.capture.settings import OfProcess, Settings
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules
@@ -99,6 +100,7 @@ CACHE, MODULES = stateful.Cache(), instances.ModulesByText()
 
 _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((Settings,), OfProcess()),
+    ((Registrations,), OfClasses()),
     ((Slot,), instances.Slot()),
     ((Modules,), MODULES),
     ((LibraryNames,), instances.LibraryNamespace()),

@@ -54,6 +54,8 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         else:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
+    elif record.kind.name == "registrations":
+        return  # those of all modules, of which another process may have others
     elif record.kind is FOREIGN and isinstance(record.content[1], Address):
         yield record.path, "an address"
     elif record.kind is FOREIGN:

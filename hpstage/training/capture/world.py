@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 from hpstage.errors import StateError
+from hpstage.training.capture import registered
 from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.encoding import ANSWERED, Encoder, held_by_nothing, is_answered
 from hpstage.training.capture.guard import Guard
@@ -72,7 +73,7 @@ class World:
         if torch() is not None:
             yield from hooks_of_all()
             yield from libraries()
-        yield PATH, SETTINGS
+        yield from ((PATH, SETTINGS), (registered.PATH, registered.REGISTRATIONS))
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
         """Take the user's functions and classes in libraries as they are before the first setup, by their places."""

@@ -109,6 +109,7 @@ def _all(*libraries: str) -> dict[str, Setting]:
     found: dict[str, Setting] = {
         "working directory": (os.getcwd, os.chdir),
         "decimal numbers": (_of_decimals, _set_decimals),
+        "decimal traps": (_traps, _set_traps),
     }
     if "torch" in libraries:
         library = sys.modules["torch"]
@@ -242,3 +243,18 @@ def _set_decimals(values: tuple[Any, ...]) -> None:
     context = decimal.getcontext()
     for name, value in zip(_DECIMALS, values, strict=True):
         setattr(context, name, value)
+
+
+_TRAPS = ("DivisionByZero", "InvalidOperation", "Overflow")
+
+
+def _traps() -> tuple[str, ...] | None:
+    """Return the names of what raises an error, unless it is what does by default."""
+    names = tuple(sorted(signal.__name__ for signal, raises in decimal.getcontext().traps.items() if raises))
+    return None if names == _TRAPS else names
+
+
+def _set_traps(names: tuple[str, ...] | None) -> None:
+    traps = decimal.getcontext().traps
+    for signal in traps:
+        traps[signal] = signal.__name__ in (_TRAPS if names is None else names)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import typing
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -84,6 +86,33 @@ def _(kept: Any, self: Odd) -> float:
 def _(kept: Any, self: Odd) -> float:
     kept[1]["n"] += 1
     return kept[0].n
+
+
+class Named(np.float64):
+    n = 0
+
+
+@odd("an attribute of a number of NumPy's", lambda: Named(1))
+def _(kept: Any, self: Odd) -> float:
+    kept.n += 1
+    return kept.n
+
+
+@functools.singledispatch
+def weight_of(item: object) -> float:
+    return 1
+
+
+def weight_of_entry(item: Entry) -> float:
+    return 2
+
+
+@odd("a function for a class, registered with another", Entry)
+def _(kept: Any, self: Odd) -> float:
+    was = weight_of(kept)
+    if self.steps == 2:
+        weight_of.register(Entry, weight_of_entry)
+    return was
 
 
 @odd("a layer that is replaced")

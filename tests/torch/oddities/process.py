@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import collections.abc
 import decimal
 import functools
 import os
@@ -95,6 +97,42 @@ def _(kept: Any, self: Odd) -> float:
     context = decimal.getcontext()
     context.prec -= 1
     return context.prec
+
+
+@odd("which decimal numbers are errors")
+def _(kept: Any, self: Odd) -> float:
+    traps = decimal.getcontext().traps
+    was = traps[decimal.FloatOperation]
+    if self.steps == 2:
+        traps[decimal.FloatOperation] = True
+    return was
+
+
+class Kind(abc.ABC):  # noqa: B024
+    pass
+
+
+class Registered:
+    pass
+
+
+@odd("a class registered with an abstract one", refused="Registered has been registered with Kind in training")
+def _(kept: Any, self: Odd) -> float:
+    was = isinstance(Registered(), Kind)
+    if self.steps == 2:
+        Kind.register(Registered)
+    return was
+
+
+@odd(
+    "a class registered with an abstract one of a library",
+    refused=r"Registered has been registered with collections\.abc\.Sequence in training",
+)
+def _(kept: Any, self: Odd) -> float:
+    was = isinstance(Registered(), collections.abc.Sequence)
+    if self.steps == 2:
+        collections.abc.Sequence.register(Registered)
+    return was
 
 
 @odd("what C keeps, set and returned by a pair of functions")
