@@ -29,6 +29,9 @@ def decoded(plain: Any) -> Any:
     [
         ("os", "system"),
         ("builtins", "eval"),
+        ("builtins", "open"),
+        ("builtins", "getattr"),
+        ("operator", "call"),
         ("torch", "load"),
         ("torch", "from_file"),
         ("torch", "set_num_threads"),
@@ -49,6 +52,24 @@ def test_a_state_brings_no_arguments_for_functions_that_it_may_not_name() -> Non
     base.named["os", "system"] = os.system
     with pytest.raises(StateError, match=r"which no state may give"):
         Decoder(base, []).value(("partial", 0, ("named", "os", "system"), ["true"], [], []))
+
+
+def test_a_state_brings_no_arguments_for_functions_that_call_them() -> None:
+    assert decoded(("pure", "builtins", "max")) is max
+    assert decoded(("partial", 0, ("pure", "operator", "mul"), [2], [], []))(3) == 6
+    with pytest.raises(StateError, match=r"which no state may give"):
+        decoded(("partial", 0, ("pure", "builtins", "max"), [1], [], []))
+
+
+@pytest.mark.parametrize(("module", "name"), [("subprocess", "Popen"), ("torch.hub", "_Faketqdm"), ("os", "system")])
+def test_a_state_names_no_class_of_which_it_may_hold_no_instances(module: str, name: str) -> None:
+    with pytest.raises(StateError, match=r"which is not here"):
+        decoded(("nameable", module, name))
+
+
+def test_a_state_of_a_tuple_with_too_few_items_is_refused() -> None:
+    with pytest.raises(StateError, match=r"holds a struct_time of 2 items"):
+        decoded(("instance", 0, "time", "struct_time", [1, 2], []))
 
 
 def test_a_state_imports_nothing_by_a_name_that_it_gives() -> None:

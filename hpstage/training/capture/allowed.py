@@ -2,21 +2,23 @@
 
 A state may come from anyone: it names classes, functions and generators, which are looked up. Of the functions of
 libraries, it may name those that only compute, not arbitrary loaded ones: one that reads files or runs programs would
-do so with arguments that the state also provides. Looking up a name imports nothing.
+do so with arguments that the state also provides. Looking up a name imports nothing but modules of the libraries that
+are listed here.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from hpstage.training.capture.kind import RUNNERS, numpy, torch
+from hpstage.training.capture.kind import RUNNERS, is_struct, numpy, torch
 from hpstage.training.capture.survey import Survey
 from hpstage.training.code.attributes import has_own_memory
 from hpstage.training.code.owner import found_in, is_users_code
@@ -27,14 +29,32 @@ RANDOM: dict[str, Callable[[], Any]] = {
     "RandomState": lambda: numpy().random.RandomState,
 }
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, range, slice)
+CONTAINERS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(list, dict, set, frozenset, bytearray),
+        *(collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque),
+    )
+}
+Method = types.MethodType | types.MethodWrapperType | types.BuiltinMethodType
 
-def method_of(owner: object, name: str) -> types.MethodType | types.MethodWrapperType | None:
+
+def method_of(owner: object, name: str) -> Method | None:
     """Return an object's method of this name if its class has a function for it, or one of those that Python's own
-    types have for operators (``__len__``, ``__next__``), or ``None``."""
+    types and libraries have in C (``__len__``, ``append``), or ``None``; of a class, its class method."""
+    if isinstance(owner, type):
+        found = next((vars(kind)[name] for kind in owner.__mro__ if name in vars(kind)), None)
+        if isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType):
+            return types.MethodType(found.__func__, owner)
+        return found.__get__(None, owner) if isinstance(found, types.ClassMethodDescriptorType) else None
     found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, owner)
-    return found.__get__(owner) if isinstance(found, types.WrapperDescriptorType) else None
+    return found.__get__(owner) if isinstance(found, _OF_C) else None
+
+
+_OF_C = types.WrapperDescriptorType, types.MethodDescriptorType
 
 
 def may_be_given(function: object) -> bool:
@@ -43,26 +63,20 @@ def may_be_given(function: object) -> bool:
         return may_be_given(function.func)
     if isinstance(function, types.FunctionType) and is_users_code(function):
         return True
-    return pure_name(function) is not None
+    found = pure_name(function)
+    return found is not None and found not in _CALLING
 
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
     """Return the class of that name if its instances are defined by their attributes: a class of the user, or a
-    dataclass, met before training began, a named tuple of a module that is imported, or one of torch's modules and
-    optimizers. Creating an instance runs none of its code."""
-    library = torch()
-    if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
-        kinds = _kinds_of_torch(library)
-        kind = named(module, qualname)
-        if not isinstance(kind, type) or not issubclass(kind, kinds):
-            return None
-    else:
-        kind = base.named.get((module, qualname)) or found_in(sys.modules.get(module), qualname)
-        if not isinstance(kind, type):
-            return None
-        met = (module, qualname) in base.named and (is_users_code(kind) or dataclasses.is_dataclass(kind))
-        if not met and not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
-            return None
+    dataclass, met before training began, a named tuple of a module that is imported, or one of the kinds of libraries
+    that are listed here. Creating an instance runs none of its code."""
+    kind = base.named.get((module, qualname)) or found_in(_module(module), qualname)
+    if not isinstance(kind, type):
+        return None
+    met = (module, qualname) in base.named and (is_users_code(kind) or dataclasses.is_dataclass(kind))
+    if not met and not _has_named_items(kind) and not issubclass(kind, _kinds_in(module)):
+        return None
     if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
         return None
     if issubclass(kind, tuple):
@@ -70,18 +84,73 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
     return None if has_own_memory(kind) or issubclass(kind, RUNNERS) else kind
 
 
-def _kinds_of_torch(library: Any) -> tuple[type, ...]:
-    # torch does not import all of them: training that prunes may import the module, which a fork has not done yet.
-    hooks = (getattr(importlib.import_module(f"torch.nn.{module}"), name) for module, name in _HOOKS)
-    return library.nn.Module, library.optim.Optimizer, library.optim.lr_scheduler.LRScheduler, *hooks
+def _has_named_items(kind: type) -> bool:
+    return issubclass(kind, tuple) and (hasattr(kind, "_fields") or is_struct(kind))
 
 
-_HOOKS = (
-    ("modules.module", "_WrappedHook"),
-    ("utils.weight_norm", "WeightNorm"),
-    ("utils.prune", "BasePruningMethod"),
-    *(("utils.spectral_norm", f"SpectralNorm{name}") for name in ("", "LoadStateDictPreHook", "StateDictHook")),
+def _kinds_in(module: str) -> tuple[type, ...]:
+    """Return the kinds of a library's module of which a state may create instances."""
+    listed = _KINDS.get(next((package for package in _KINDS if f"{module}.".startswith(f"{package}.")), ""), ())
+    try:
+        # Training may be the first to import the module, which a fork has not done yet.
+        kinds = [found_in(importlib.import_module(of), name) for of, name in listed]
+    except ImportError:
+        return ()
+    return tuple(kind for kind in kinds if isinstance(kind, type))
+
+
+def _module(name: str) -> types.ModuleType | None:
+    """Return the module of a class that a state names: loaded, or imported now if it is of the libraries listed."""
+    _kinds_in(name)
+    return sys.modules.get(name)
+
+
+_OF_TORCH = (
+    ("torch.nn", "Module"),
+    ("torch.optim", "Optimizer"),
+    ("torch.optim.lr_scheduler", "LRScheduler"),
+    ("torch.nn.modules.module", "_WrappedHook"),
+    ("torch.nn.utils.weight_norm", "WeightNorm"),
+    ("torch.nn.utils.prune", "BasePruningMethod"),
+    *(
+        ("torch.nn.utils.spectral_norm", f"SpectralNorm{name}")
+        for name in ("", "LoadStateDictPreHook", "StateDictHook")
+    ),
 )
+_KINDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "torch.nn": _OF_TORCH,
+    "torch.optim": _OF_TORCH,
+    "torch.utils.hooks": (("torch.utils.hooks", "RemovableHandle"),),
+    "torch.distributions": (
+        ("torch.distributions.distribution", "Distribution"),
+        ("torch.distributions.transforms", "Transform"),
+        ("torch.distributions.constraints", "Constraint"),
+    ),
+    "scipy.sparse": (("scipy.sparse._base", "_spbase"),),
+}
+"""By package, classes whose instances, and those of their subclasses in it, are defined by their attributes."""
+
+
+def nameable(base: Survey, module: str, qualname: str) -> Any:
+    """Return the class or function of that name if a state may name it without training having met it as a value: a
+    class of which a state may hold instances, or a function in a class of the user's that was met; ``None`` for others.
+    """
+    owner = base.named.get((module, qualname.rpartition(".")[0]))
+    if isinstance(owner, type) and is_users_code(owner):
+        member = vars(owner).get(qualname.rpartition(".")[2])
+        member = member.__func__ if isinstance(member, staticmethod) else member
+        if isinstance(member, types.FunctionType):
+            return member
+    kind = found_in(sys.modules.get(module), qualname)
+    return kind if any(kind is plain for plain in _plain_kinds()) else creatable(base, module, qualname)
+
+
+def _plain_kinds() -> Iterator[object]:
+    """Yield the classes of plain values, containers, tensors and arrays."""
+    library, arrays = torch(), numpy()
+    yield from (*_PLAIN, *CONTAINERS.values(), arrays.ndarray, *arrays.sctypeDict.values())
+    if library is not None:
+        yield from (library.Tensor, library.nn.Parameter, library.Generator)
 
 
 def named(module: str, qualname: str) -> object:
@@ -96,9 +165,18 @@ def named(module: str, qualname: str) -> object:
 
 _MODULES = frozenset(
     f"torch{name}" for name in ("", ".nn.functional", ".nn.init", ".special", ".linalg", ".fft", ".optim.swa_utils")
-) | {"math", "numpy"}
+) | {"math", "cmath", "operator", "builtins", "numpy"}
+_OF_PYTHON = frozenset(
+    (
+        *("abs", "all", "any", "ascii", "bin", "callable", "chr", "divmod", "format", "hash", "hex", "id"),
+        *("isinstance", "issubclass", "iter", "len", "max", "min", "next", "oct", "ord", "pow", "repr", "round"),
+        *("sorted", "sum"),
+    )
+)
+_CALLING = frozenset(("builtins", name) for name in ("iter", "max", "min", "sorted"))
+"""Functions that call an argument: no state may give them any."""
 _OF_SCHEDULERS = frozenset(("SWALR._cosine_anneal", "SWALR._linear_anneal"))
-_NOT_PURE = frozenset(("from_file", "boolean_dispatch", "handle_torch_function"))
+_NOT_PURE = frozenset(("from_file", "boolean_dispatch", "handle_torch_function", "call"))
 """Functions that open files or call their arguments."""
 
 
@@ -125,6 +203,8 @@ def pure_function(module: str, name: str) -> Any:
         of_tensors = type(found) is types.BuiltinFunctionType and found.__qualname__.startswith("_VariableFunctions")
         return found if of_tensors else None
     if module == "numpy" and type(found) is not space.ufunc:
+        return None
+    if module == "builtins" and name not in _OF_PYTHON:
         return None
     return found if _may_be_pure(found) else None
 

@@ -6,6 +6,8 @@ import datetime
 import decimal
 import fractions
 import pathlib
+import re
+import struct
 import types
 import uuid
 from collections.abc import Callable
@@ -56,6 +58,8 @@ _BY_NAME: dict[str, tuple[type, Callable[[Any], Parts], Callable[..., Any]]] = {
     "decimal": (decimal.Decimal, lambda value: (str(value),), decimal.Decimal),
     "path": (pathlib.PosixPath, lambda value: (str(value),), pathlib.Path),
     "pure path": (pathlib.PurePosixPath, lambda value: (str(value),), pathlib.PurePosixPath),
+    "pattern": (re.Pattern, lambda value: (value.pattern, value.flags), re.compile),
+    "format": (struct.Struct, lambda value: (value.format,), struct.Struct),
     "uuid": (uuid.UUID, lambda value: (value.int,), lambda number: uuid.UUID(int=number)),
     "date": (datetime.date, _day, datetime.date),
     "time": (datetime.time, _clock, _time),
@@ -83,5 +87,5 @@ def is_known(name: str) -> bool:
 def made_of(name: str, parts: list[Any]) -> Any:
     try:
         return _BY_NAME[name][2](*parts)
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, re.error, struct.error) as error:
         raise StateError(f"the state holds a {name} of {parts}, and there is none such") from error

@@ -14,11 +14,20 @@ from typing import Any
 from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
 from hpstage.training.capture.aliases import Rebuilt
-from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, named, pure_function
+from hpstage.training.capture.allowed import (
+    CONTAINERS,
+    RANDOM,
+    creatable,
+    may_be_given,
+    method_of,
+    nameable,
+    named,
+    pure_function,
+)
 from hpstage.training.capture.atoms import is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
-from hpstage.training.capture.encoding import BUILTINS, CONTAINERS, Plain, is_answered
-from hpstage.training.capture.kind import numpy, torch
+from hpstage.training.capture.encoding import BUILTINS, Plain, is_answered
+from hpstage.training.capture.kind import is_struct, numpy, torch
 from hpstage.training.capture.kinds import VALUES
 from hpstage.training.capture.on_disk import opened_file, opened_map
 from hpstage.training.capture.stateful import RandomSource
@@ -194,6 +203,21 @@ class Decoder:
     def _make_dtype(self, name: str) -> Any:
         return self._dtype(name)
 
+    def _make_constant(self, name: str) -> Any:
+        found = getattr(torch(), name, None)
+        if not isinstance(found, torch().layout | torch().memory_format):
+            raise StateError(f"the state names torch.{name}, which this torch does not know")
+        return found
+
+    def _make_numpy_dtype(self, description: Plain) -> Any:
+        return self._described(description)
+
+    def _make_descriptor(self, kind: Plain, name: str) -> Any:
+        found = vars(self.value(kind)).get(name)
+        if not isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType):
+            raise StateError(f"the state names a method {name} of a class, which is not here")
+        return found
+
     def _dtype(self, name: str) -> Any:
         found = getattr(torch(), name, None)
         if not isinstance(found, torch().dtype):
@@ -221,6 +245,12 @@ class Decoder:
         if known is None:
             raise StateError(f"the state names {module}.{qualname}, which is not here")
         return known
+
+    def _make_nameable(self, module: str, qualname: str) -> Any:
+        found = nameable(self._base, module, qualname)
+        if found is None:
+            raise StateError(f"the state names {module}.{qualname}, which is not here")
+        return found
 
     def _make_pure(self, module: str, name: str) -> Any:
         function = pure_function(module, name)
@@ -356,7 +386,7 @@ class Decoder:
         if kind is None:
             raise StateError(f"the state holds a {module}.{qualname}, which is not here")
         if items is not None:
-            made = self._new[number] = tuple.__new__(kind, self._list(items))
+            made = self._new[number] = _tuple_of(kind, self._list(items))
         else:
             made = self._new[number] = kind() if simple else object.__new__(kind)
         write_own(made, self._dict(own))
@@ -376,6 +406,16 @@ class Decoder:
             elif (path, name) in self._kept:
                 made[name] = self._kept[path, name]
         return made
+
+
+def _tuple_of(kind: Any, items: list[Any]) -> Any:
+    """Return a tuple of this kind of what :func:`items_of` has returned."""
+    if not is_struct(kind):
+        return tuple.__new__(kind, items)
+    try:
+        return kind(items)
+    except TypeError as error:
+        raise StateError(f"the state holds a {kind.__qualname__} of {len(items)} items: {error}") from error
 
 
 class _Gone:

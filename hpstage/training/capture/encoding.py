@@ -20,17 +20,35 @@ from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
 from hpstage.training.capture import registered
 from hpstage.training.capture.aliases import Places, holding
-from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, pure_name
+from hpstage.training.capture.allowed import (
+    CONTAINERS,
+    RANDOM,
+    Method,
+    creatable,
+    may_be_given,
+    method_of,
+    nameable,
+    pure_name,
+)
 from hpstage.training.capture.atoms import parts_of
-from hpstage.training.capture.containers import BULK, Members
+from hpstage.training.capture.containers import Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
-from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, numpy, same_value, torch
+from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
 from hpstage.training.capture.kinds import kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
+from hpstage.training.capture.refusals import (
+    based,
+    held_by_nothing,
+    hooked,
+    made_in_training,
+    mixed_up,
+    unmoving,
+    unstorable,
+)
 from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
-from hpstage.training.capture.values import NO_HOOKS, device_of, hooks_of, is_lazy, is_tensor, same_hooks, storable
+from hpstage.training.capture.values import NO_HOOKS, device_of, hooks_of, is_tensor, same_hooks, storable
 from hpstage.training.capture.views import Views
 from hpstage.training.code.attributes import own_of
 from hpstage.training.code.namespaces import MISSING
@@ -42,13 +60,6 @@ ANSWERED = ("answered",)
 BUILTINS = (list, dict, set, int, float, str, bool, tuple)
 _NOTHING: dict[Any, Any] = {}
 _ITSELF = (type(None), bool, int, float, str, bytes)
-CONTAINERS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(list, dict, set, frozenset, bytearray),
-        *(collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque),
-    )
-}
 
 
 class Encoder:
@@ -101,7 +112,7 @@ class Encoder:
         """Encode the content of an object that is in the base."""
         kind, path = record.kind.name, record.path
         if UNKNOWN in path:
-            raise self._mixed_up(path)
+            raise mixed_up(path)
         if kind in ("items", "objects"):
             # Attributes, or whether an array can be written to.
             rest = self._pairs(path, content[1]) if kind == "items" else content[2]
@@ -134,38 +145,7 @@ class Encoder:
             return kind, *self._place(record, content)
         if kind == "registrations":
             raise registered.refusal(record.content, content)
-        raise self._unmoving(record)
-
-    def _mixed_up(self, path: str) -> StateError:
-        return StateError(
-            f"{path} is one of several in a set, and cannot be identified in another process: keep what training "
-            f"changes in a list or a dict"
-        )
-
-    def _unmoving(self, record: Record) -> StateError:
-        kind, path, what = record.kind.name, record.path, _kind(record.obj)
-        if kind == "modules":
-            (name, *_) = (module.__name__ for module in record.read() if module not in record.content)
-            return StateError(
-                f"{name} was first imported in training, by a name that code makes up, so that nothing knows what of "
-                f"it training has changed: import it where your module begins"
-            )
-        if kind == "iterator":
-            return StateError(
-                f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
-                f"would continue from another one. Make what it gives a function of the step, or keep a position of "
-                f"your own; {excluding(path)}"
-            )
-        if kind == "bulk":
-            why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
-        elif kind == "file":
-            why = (
-                "has been read or written in training, and its position can be in no state: open it for reading only, "
-                "or where it is used"
-            )
-        else:
-            why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
-        return StateError(f"{path} is a {what} that {why}; {excluding(path)}")
+        raise unmoving(record)
 
     def value(self, path: str, value: Any) -> Plain:
         """Encode a value within a content."""
@@ -185,7 +165,7 @@ class Encoder:
         known = known or self._local.path_of(value)
         if known is not None:
             if UNKNOWN in known:
-                raise self._mixed_up(known)
+                raise mixed_up(known)
             return "@", known
         if kind is tuple:
             return "tuple", self._list(path, value)
@@ -218,9 +198,9 @@ class Encoder:
 
     def _method(self, path: str, value: Any) -> Plain:
         called = getattr(value, "__func__", value)  # of a method, any object that can be called
-        name = called.__name__ if isinstance(called, types.FunctionType | types.MethodWrapperType) else ""
+        name = called.__name__ if isinstance(called, types.FunctionType | Method) else ""
         if not same_value(method_of(value.__self__, name), value):
-            raise self._refusal(path, value)
+            raise made_in_training(path, value)
         tag = "slot" if called is value else "method"
         return tag, self.value(path if called is not value else f"{path}.__self__", value.__self__), name
 
@@ -228,7 +208,7 @@ class Encoder:
         if isinstance(value, enum.Enum):
             members = list(value) if isinstance(value, enum.Flag) else [value]
             if isinstance(value, enum.Flag) and sum(member.value for member in members) != value.value:
-                raise self._refusal(path, value)  # it has bits without a name
+                raise made_in_training(path, value)  # it has bits without a name
             return "enum", type(value).__module__, name_of(type(value)), *(member.name for member in members)
         parts = parts_of(value)
         if parts is not None:
@@ -239,6 +219,8 @@ class Encoder:
                 return "size", list(value)
             if isinstance(value, library.dtype):
                 return "dtype", str(value).removeprefix("torch.")
+            if isinstance(value, library.layout | library.memory_format):
+                return "constant", str(value).removeprefix("torch.")
             if isinstance(value, library.device):
                 return "device", str(value)
         arrays = numpy()
@@ -249,9 +231,13 @@ class Encoder:
             return "numpy time", value.dtype.str, int(value.astype("i8"))
         if leaves.numpy_scalar(value) is not None:
             return value
+        if isinstance(value, arrays.dtype) and (described := _described_wholly(value)) is not None:
+            return "numpy dtype", described
+        if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):
+            return "descriptor", self.value(path, value.__objclass__), value.__name__
         if isinstance(value, type):
             return self._named(path, value)
-        raise self._refusal(path, value)
+        raise made_in_training(path, value)
 
     def _named(self, path: str, value: Any) -> Plain:
         """Encode a function or class that existed before or only computes. A state must not be able to choose an
@@ -264,9 +250,13 @@ class Encoder:
         found = pure_name(value)
         if found is not None:
             return "pure", *found
+        if any(nameable(base, *name) is value for base in (self._base, self._local)):
+            return "nameable", *name
         if type(value) is types.FunctionType and (optimizer := optimizer_counted_by(value)) is not None:
             return "counting step", self.value(path, optimizer)
-        raise self._refusal(path, value)
+        if type(value) is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType | None):
+            return self._method(path, value)
+        raise made_in_training(path, value)
 
     def _fresh(self, path: str, value: Any) -> Plain:
         """Encode an object created by training."""
@@ -310,10 +300,10 @@ class Encoder:
             return self._numbers(path, number, value)
         name = kind.__module__, name_of(kind)
         if creatable(self._base, *name) is kind or creatable(self._local, *name) is kind:
-            items = self._list(path, tuple.__iter__(value)) if issubclass(kind, tuple) else None
+            items = self._list(path, items_of(value)) if issubclass(kind, tuple) else None
             own = self._pairs(path, own_of(value))
             return "instance", number, kind.__module__, name_of(kind), items, own
-        raise self._refusal(path, value)
+        raise made_in_training(path, value)
 
     def _numbers(self, path: str, number: int, value: Any) -> Plain:
         """Encode a NumPy generator: several may share a source, which has a seed sequence to spawn others."""
@@ -322,7 +312,7 @@ class Encoder:
             return "numbers", number, self._sources.get(id(source)) or self.value(f"{path}.bit_generator", source)
         kind, seeds = type(value), value.seed_seq
         if getattr(numpy().random, kind.__name__, None) is not kind or type(seeds) is not numpy().random.SeedSequence:
-            raise self._refusal(path, value)
+            raise made_in_training(path, value)
         entropy = seeds.entropy if isinstance(seeds.entropy, int) else [int(part) for part in seeds.entropy]
         sequence = entropy, [int(part) for part in seeds.spawn_key], seeds.pool_size
         return "source", number, kind.__name__, sequence, RandomSource().read(value, frozenset())
@@ -346,13 +336,13 @@ class Encoder:
                 f"or take item(); {excluding(path)}"
             )
         if not same_hooks(hooks_of(value), NO_HOOKS):
-            raise self._hooked(path)
+            raise hooked(path)
         if value.layout is torch().sparse_coo and not value.requires_grad:
             parts = value._indices(), value._values()
             return "sparse", number, *parts, list(value.shape), value.is_coalesced(), device_of(value)
         plain = storable(value)
         if plain is None:
-            raise self._unstorable(path, value)
+            raise unstorable(path, value)
         rest = (
             type(value) is torch().nn.Parameter,
             device_of(value),
@@ -365,14 +355,14 @@ class Encoder:
             return "tensor", number, plain, *rest
         dtype = str(value.dtype).removeprefix("torch.")
         if value._is_view() and "_base" in self._now.beyond:
-            raise self._based(path, "_base")
+            raise based(path, "_base")
         form = list(plain.shape), list(plain.stride()), plain.is_conj(), plain.is_neg()
         return "view", number, place, dtype, *form, *rest
 
     def _array(self, path: str, number: int, value: Any) -> Plain:
         if value.dtype.hasobject:
             if value.dtype.str != "|O":
-                raise self._unstorable(path, value)
+                raise unstorable(path, value)
             order = "F" if value.flags.f_contiguous or sum(size > 1 for size in value.shape) < 2 else "C"
             return "objects", number, self._list(path, value.flat), list(value.shape), order, value.flags.writeable
         form = _description(value.dtype), list(value.shape)
@@ -380,7 +370,7 @@ class Encoder:
         if place is not None:
             base = self._base.path_of(value.base)
             if base is None and value.base is not None and "base" in self._now.beyond:
-                raise self._based(path, "base")
+                raise based(path, "base")
             return "array view", number, place, *form, list(value.strides), value.flags.writeable, base
         plain = storable(value)
         return "array", number, value.copy() if plain is None else plain, *form, value.flags.writeable
@@ -389,9 +379,9 @@ class Encoder:
         """Encode where a tensor of the base is, and everything else but its values."""
         before, obj = record.content, record.obj
         if not content.plain or not before.plain:
-            raise self._unstorable(record.path, obj)
+            raise unstorable(record.path, obj)
         if not same_hooks(content.hooks, before.hooks):
-            raise self._hooked(record.path)
+            raise hooked(record.path)
         place: Plain = None
         if not content.same_memory(before) or content.form != before.form:
             shape, strides, dtype = content.form[:3]
@@ -405,27 +395,6 @@ class Encoder:
             place = (self._places.of(storable(obj)), *form)
         gradient = self.value(f"{record.path}.grad", content.gradient)
         return place, content.trained, gradient, self._pairs(record.path, content.own)
-
-    def _based(self, path: str, attribute: str) -> StateError:
-        return StateError(
-            f"{path} is a view that training has made, and code reads a `{attribute}`, which no state can give back: "
-            f"keep a copy of it, or what it is a view of, and take views where they are used"
-        )
-
-    def _hooked(self, path: str) -> StateError:
-        return StateError(f"{path} has been given a hook in training, which no state can hold: do it in model()")
-
-    def _unstorable(self, path: str, value: Any) -> StateError:
-        if is_lazy(value):
-            form, what = "lazy", "has been given its shape"
-        else:
-            layout = str(getattr(value, "layout", "")).removeprefix("torch.")
-            form = f"{layout} {value.dtype}".strip().replace("torch.", "")
-            what = "has changed"
-        return StateError(
-            f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
-            f"tensors and arrays from which it can be made; {excluding(path)}"
-        )
 
     def _settings(self, content: dict[str, Any]) -> list[Plain]:
         return [(name, self.value(f"torch.{name}", value)) for name, value in content.items()]
@@ -464,21 +433,6 @@ class Encoder:
             )
         return plain
 
-    def _refusal(self, path: str, value: object) -> StateError:
-        return StateError(
-            f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model(), in "
-            f"__init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "
-            f"(numbers, tensors, lists); {excluding(path)}"
-        )
-
-
-def held_by_nothing(path: str) -> StateError:
-    return StateError(
-        f"{path} is referred to weakly, and held by nothing that training reaches, so that no state can hold it: it "
-        f"may cease to exist at any time. Keep it by another attribute for as long as training depends on it; if "
-        f"training does not, name what refers to it in `stateless`"
-    )
-
 
 def is_answered(plain: Plain) -> bool:
     return type(plain) is tuple and len(plain) == 1 and plain[0] == ANSWERED[0]
@@ -488,11 +442,15 @@ def _device(value: Any) -> str:
     return "" if getattr(value, "device", None) is None else device_of(value)
 
 
+def _described_wholly(dtype: Any) -> Plain | None:
+    """Return the description of a dtype, ``None`` if it says less than the dtype (metadata, alignment)."""
+    if dtype.metadata is not None:
+        return None
+    described = _description(dtype)
+    again = numpy().lib.format.descr_to_dtype(described if isinstance(described, str) else [*map(tuple, described)])
+    return described if again == dtype and repr(again) == repr(dtype) else None
+
+
 def _description(dtype: Any) -> Plain:
     described = numpy().lib.format.dtype_to_descr(dtype)
     return described if isinstance(described, str) else [list(field) for field in described]
-
-
-def _kind(value: object) -> str:
-    module = type(value).__module__
-    return type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"

@@ -23,6 +23,7 @@ from hpstage.training.capture.kind import (
     Kept,
     Kind,
     attribute_children,
+    is_atom,
     same_items,
     same_mapping,
     same_value,
@@ -106,10 +107,10 @@ class Scripted(Instance):
         found["modules"] = tuple(obj.named_children())
         for name in _script_attributes(obj):
             value = getattr(obj, name)
-            if type(value) in LEADS_NOWHERE or is_tensor(value):
+            if is_atom(value) or is_tensor(value):
                 found[name] = value
             elif type(value) in (list, dict, tuple):  # a copy of what the interpreter keeps
-                found[name] = _OF_SCRIPT, _literal(value)
+                found[name] = _OF_SCRIPT, _by_tuples(name, value)
         return found
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
@@ -117,27 +118,50 @@ class Scripted(Instance):
             if name not in content or is_tensor(content[name]):
                 continue
             value = content[name]
-            setattr(obj, name, ast.literal_eval(value[1]) if type(value) is tuple else value)
+            setattr(obj, name, _of_container(value[1]) if type(value) is tuple else value)
 
     def children(self, content: Attributes) -> Iterator[Child]:
         for name in ("parameters", "buffers", "modules"):
             for inner, value in content[name]:
                 yield f".{inner}", value
         for name, value in content.items():
-            if is_tensor(value):
+            if is_tensor(value) or (type(value) is tuple and value[:1] == (_OF_SCRIPT,)):
                 yield f".{name}", value
 
 
 _OF_SCRIPT = "container of TorchScript's"
 
 
-def _literal(value: Any) -> object:
-    """Return a container of plain values as a string; for any other, an object unequal to everything else."""
-    text = repr(value)
-    try:
-        return text if ast.literal_eval(text) == value else object()
-    except (ValueError, SyntaxError, RuntimeError):  # the last: a tensor has no single truth value
-        return object()
+def _by_tuples(name: str, value: Any) -> Any:
+    """Return a container of TorchScript's as a tuple of its type and what it holds.
+
+    Raises:
+        StateError: it holds something that cannot be inspected.
+    """
+    kind = type(value)
+    if kind is dict:
+        return "dict", *((key, _by_tuples(name, item)) for key, item in value.items())
+    if kind in (list, tuple):
+        return kind.__name__, *(_by_tuples(name, item) for item in value)
+    if is_atom(value) or is_tensor(value):
+        return value
+    raise StateError(
+        f"{name} of a module of TorchScript holds a {kind.__module__}.{kind.__qualname__}, which nothing can look "
+        f"into: keep numbers, strings and tensors in it"
+    )
+
+
+def _of_container(plain: Any) -> Any:
+    return ast.literal_eval(plain) if type(plain) is str else _of_tuples(plain)  # older versions have written a string
+
+
+def _of_tuples(plain: Any) -> Any:
+    if type(plain) is not tuple:
+        return plain
+    kind, *items = plain
+    if kind == "dict":
+        return {key: _of_tuples(item) for key, item in items}
+    return tuple(map(_of_tuples, items)) if kind == "tuple" else [*map(_of_tuples, items)]
 
 
 _OF_SCRIPTS = frozenset(("_c", "_modules", "_concrete_type", "_forward_hooks", "_forward_pre_hooks"))

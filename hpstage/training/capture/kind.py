@@ -108,8 +108,22 @@ def same_value(one: Any, other: Any) -> bool:
             all(map(is_atom, one)) and all(map(is_atom, other)) and one == other
         )
     if issubclass(kind, tuple) and not own_of(one) and not own_of(other):
-        return same_items(list(tuple.__iter__(one)), list(tuple.__iter__(other)))
+        return same_items(items_of(one), items_of(other))
     return False
+
+
+@by_type
+def is_struct(kind: Any) -> bool:
+    """Return whether this is a kind of tuple with named fields that Python or a library has made in C:
+    ``torch.return_types.max``, ``time.struct_time``. None of them has subclasses."""
+    made_by = vars(kind).get("__new__")
+    return issubclass(kind, tuple) and "n_sequence_fields" in vars(kind) and type(made_by) is types.BuiltinFunctionType
+
+
+def items_of(value: Any) -> list[Any]:
+    """Return the items of a tuple of any kind, and the fields of one made in C that are no items."""
+    items = list(tuple.__iter__(value))
+    return [*items, *value.__reduce__()[1][1].values()] if is_struct(type(value)) else items
 
 
 def same_items(old: list[Any], new: list[Any]) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from hpstage.training.capture.kind import Child, Kind, attribute_children, same_mapping
+from hpstage.training.capture.kind import Child, Kind, attribute_children, same_mapping, torch
 from hpstage.training.identity.settings import read_all, write_all
 
 
@@ -74,3 +74,10 @@ class OfProcess(Kind):
 
     def children(self, content: dict[str, Any]) -> Iterator[Child]:
         return attribute_children(content)
+
+
+def has_new_handle(records: Iterable[Any], before: Container[object]) -> bool:
+    """Return whether there is a handle of a hook of torch's that was not there before. It has the hook's number."""
+    library = torch()
+    kind = None if library is None else library.utils.hooks.RemovableHandle
+    return any(record.of is kind and record.obj not in before for record in records)

@@ -11,10 +11,11 @@ from typing import Any
 from hpstage.errors import StateError
 from hpstage.training.capture.aliases import holding
 from hpstage.training.capture.decoding import Decoder
-from hpstage.training.capture.encoding import Encoder, Plain, held_by_nothing
+from hpstage.training.capture.encoding import Encoder, Plain
 from hpstage.training.capture.kind import same_value
 from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import Difference, shown, text_of, texts_of
+from hpstage.training.capture.refusals import held_by_nothing
 from hpstage.training.capture.stateless import LOCAL, MOST, joined, root_of, to_exclude
 from hpstage.training.capture.survey import Record, Survey, plainly
 from hpstage.training.capture.surveyor import Surveyor

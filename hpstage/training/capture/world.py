@@ -19,12 +19,13 @@ from typing import Any
 from hpstage.errors import StateError
 from hpstage.training.capture import registered
 from hpstage.training.capture.decoding import Decoder
-from hpstage.training.capture.encoding import ANSWERED, Encoder, held_by_nothing, is_answered
+from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_only, hooks_of_all
+from hpstage.training.capture.refusals import held_by_nothing
+from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_only, has_new_handle, hooks_of_all
 from hpstage.training.capture.stateful import arguments_kept, results_kept
 from hpstage.training.capture.stateless import excluding, joined
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, plainly
@@ -227,7 +228,7 @@ class World:
                 if record.obj is SETTINGS:
                     # Only settings that training has changed: the others belong to the process. torch also counts its
                     # own hooks, those of what it compiles, whose number is arbitrary.
-                    hooked = any(path.endswith("_hooks") for path in changed)
+                    hooked = any(path.endswith("_hooks") for path in changed) or has_new_handle(reached, base)
                     content = {
                         name: value
                         for name, value in content.items()

@@ -9,6 +9,7 @@ from tests.torch.oddities import (
     harmless,
     hooks,
     instances,
+    kept,
     libraries,
     made,
     memory,

@@ -136,6 +136,18 @@ class TableOfNumbers(nn.Module):
         return self.seen["a"]
 
 
+class ListOfTensors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = torch.jit.Attribute([torch.ones(1)], list[torch.Tensor])
+        self.limit: Any = torch.jit.Attribute([float("nan")], list[float])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen[0].add_(1.0)
+        self.seen.append(self.seen[0] * 2.0)
+        return self.seen[-1].clone()
+
+
 class PlainTensor(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +158,7 @@ class PlainTensor(nn.Module):
         return self.seen.clone()
 
 
-for module in (ListOfNumbers, TableOfNumbers, PlainTensor):
+for module in (ListOfNumbers, TableOfNumbers, ListOfTensors, PlainTensor):
     odd(f"{module.__name__} of a scripted module", lambda module=module: torch.jit.script(module()))(  # type: ignore[misc]
         lambda kept, self: kept(torch.zeros(1))
     )

@@ -1,0 +1,89 @@
+"""What the errors say about objects that no state can hold: which, why, and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.containers import BULK
+from hpstage.training.capture.stateless import excluding
+from hpstage.training.capture.survey import Record
+from hpstage.training.capture.values import is_lazy
+
+
+def mixed_up(path: str) -> StateError:
+    return StateError(
+        f"{path} is one of several in a set, and cannot be identified in another process: keep what training "
+        f"changes in a list or a dict"
+    )
+
+
+def unmoving(record: Record) -> StateError:
+    kind, path, what = record.kind.name, record.path, _kind(record.obj)
+    if kind == "modules":
+        (name, *_) = (module.__name__ for module in record.read() if module not in record.content)
+        return StateError(
+            f"{name} was first imported in training, by a name that code makes up, so that nothing knows what of "
+            f"it training has changed: import it where your module begins"
+        )
+    if kind == "iterator":
+        return StateError(
+            f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
+            f"would continue from another one. Make what it gives a function of the step, or keep a position of "
+            f"your own; {excluding(path)}"
+        )
+    if kind == "bulk":
+        why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
+    elif kind == "file":
+        why = (
+            "has been read or written in training, and its position can be in no state: open it for reading only, "
+            "or where it is used"
+        )
+    else:
+        why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
+    return StateError(f"{path} is a {what} that {why}; {excluding(path)}")
+
+
+def based(path: str, attribute: str) -> StateError:
+    return StateError(
+        f"{path} is a view that training has made, and code reads a `{attribute}`, which no state can give back: "
+        f"keep a copy of it, or what it is a view of, and take views where they are used"
+    )
+
+
+def hooked(path: str) -> StateError:
+    return StateError(f"{path} has been given a hook in training, which no state can hold: do it in model()")
+
+
+def unstorable(path: str, value: Any) -> StateError:
+    if is_lazy(value):
+        form, what = "lazy", "has been given its shape"
+    else:
+        layout = str(getattr(value, "layout", "")).removeprefix("torch.")
+        form = f"{layout} {value.dtype}".strip().replace("torch.", "")
+        what = "has changed"
+    return StateError(
+        f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
+        f"tensors and arrays from which it can be made; {excluding(path)}"
+    )
+
+
+def made_in_training(path: str, value: object) -> StateError:
+    return StateError(
+        f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model(), in "
+        f"__init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "
+        f"(numbers, tensors, lists); {excluding(path)}"
+    )
+
+
+def held_by_nothing(path: str) -> StateError:
+    return StateError(
+        f"{path} is referred to weakly, and held by nothing that training reaches, so that no state can hold it: it "
+        f"may cease to exist at any time. Keep it by another attribute for as long as training depends on it; if "
+        f"training does not, name what refers to it in `stateless`"
+    )
+
+
+def _kind(value: object) -> str:
+    module = type(value).__module__
+    return type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
