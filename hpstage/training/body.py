@@ -45,6 +45,12 @@ _AT_OTHER_STEPS = "Reports are requested at other steps where trials share their
 THREAD = "hpstage-function"
 """The name of such a thread."""
 
+_IN_A_THREAD = (
+    "A training function runs in a thread of its own, not in the main thread. Make what belongs to one thread in the "
+    "function (an event loop by asyncio.run()), or let all threads use it (sqlite3.connect(..., "
+    "check_same_thread=False)). Set what belongs to the main thread, such as handlers of signals, before the search."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
@@ -83,6 +89,8 @@ class Body:
         except BaseException as error:
             if isinstance(error, UnboundLocalError) and self._forked:
                 error.add_note(self._why_unset(str(error)))
+            if "thread" in str(error):
+                error.add_note(_IN_A_THREAD)
             # Drop our own frame, so that the traceback starts in the user's code.
             self._error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         finally:

@@ -250,8 +250,9 @@ class Encoder:
         found = pure_name(value)
         if found is not None:
             return "pure", *found
-        if any(nameable(base, *name) is value for base in (self._base, self._local)):
-            return "nameable", *name
+        module = str(name[0])
+        if any(nameable(base, module, name[1]) is value for base in (self._base, self._local)):
+            return "nameable", module, name[1]
         if type(value) is types.FunctionType and (optimizer := optimizer_counted_by(value)) is not None:
             return "counting step", self.value(path, optimizer)
         if type(value) is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType | None):
