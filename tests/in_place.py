@@ -14,4 +14,4 @@ def _forks_are_verified_in_place(request: pytest.FixtureRequest, monkeypatch: py
     """
     if request.node.get_closest_marker("forks") is None:
         for module in (untrained, verification):
-            monkeypatch.setattr(module, "obstacle", lambda: "a process of tests is large")
+            monkeypatch.setattr(module, "obstacle", lambda trainable: "a process of tests is large")

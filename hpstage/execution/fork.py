@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import errno
 import fcntl
 import gc
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from hpstage.execution.held import has_own_work, held_by
 from hpstage.execution.lifetime import die_with
 from hpstage.execution.shared_mappings import make_own, obstacle_in, shared_mappings
 from hpstage.training.identity import accelerators
@@ -30,8 +30,9 @@ _PATIENCE = 60.0
 """Seconds after which a fork that copies shared memory hangs."""
 
 
-def obstacle() -> str:
-    """Return why this process cannot be forked so that training continues in the fork, or an empty string."""
+def obstacle(trainable: object = None) -> str:
+    """Return why this process cannot be forked so that training of ``trainable`` continues in the fork, or an empty
+    string."""
     if sys.platform != "linux":
         return "only Linux has forks that are safe for this"
     torch: Any = sys.modules.get("torch")
@@ -46,14 +47,11 @@ def obstacle() -> str:
         return "it compiles in other processes, which a fork would share"
     if multiprocessing.active_children():
         return "it has processes of its own, which a fork would share"
-    pools: Any = concurrent.futures.thread._threads_queues
-    if any(thread in pools and not thread.name.startswith(_NOT_OF_USER) for thread in threading.enumerate()):
-        return "a pool of the user's has threads, which no fork has: what gives it work would wait for them"
+    if any(map(has_own_work, threading.enumerate())):
+        return "a pool or thread of the user's is running, which no fork has: what gives it work would wait for it"
+    if held := held_by(getattr(trainable, "subject", trainable)):
+        return f"it holds {held}"
     return ""
-
-
-_NOT_OF_USER = "hpstage", "Dask-", "asyncio"
-"""How threads are named of pools to which no step gives work."""
 
 
 class Fork:

@@ -45,7 +45,7 @@ class UntrainedFork:
 
     @staticmethod
     def made(trainable: Trainable) -> UntrainedFork | None:
-        why = obstacle()
+        why = obstacle(trainable)
         if not why:
             try:
                 return UntrainedFork(trainable)

@@ -219,7 +219,7 @@ class ForkVerification:
         """Have it compared in a fork, or here."""
         self.steps = len(self._trained)
         self._compared_by = compared
-        why = "its function runs in a thread of its own" if in_place else obstacle()
+        why = "its function runs in a thread of its own" if in_place else obstacle(self._trainable)
         if not why and not HostMemory().has_room(nbytes(self._state)):
             why = "memory has no room for what a fork changes"
         if not why:

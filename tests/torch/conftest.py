@@ -31,7 +31,7 @@ def _libraries_are_looked_through() -> Iterator[None]:
 def reruns_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process can be forked, whatever other tests have imported, such as JAX: it is not used here. Nor does it
     matter how loaded the machine is, and how much of its memory is in use."""
-    monkeypatch.setattr("hpstage.execution.untrained.obstacle", lambda: "")
+    monkeypatch.setattr("hpstage.execution.untrained.obstacle", lambda trainable: "")
     monkeypatch.setattr("hpstage.execution.rerun_queue.RerunQueue.has_room", lambda self: True)
     monkeypatch.setattr("hpstage.execution.rerun._PATIENCE", 300.0)  # a search would end before
 

@@ -433,7 +433,7 @@ def test_training_that_needs_a_thread_is_verified_in_place(known: bool, monkeypa
     if not known:
         monkeypatch.setattr(verification, "_PATIENCE", 0.5)
         monkeypatch.setattr(verification, "_BRIEF", 0.1)
-        monkeypatch.setattr(verification, "obstacle", str)
+        monkeypatch.setattr(verification, "obstacle", lambda trainable: "")
     journal = MemoryJournal()
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setitem(globals(), "_POOL", pool)
@@ -449,7 +449,7 @@ def test_a_pool_of_the_users_is_an_obstacle_while_it_has_threads() -> None:
         pytest.skip(other)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
-        assert "a pool of the user's" in obstacle()
+        assert "a pool or thread of the user's" in obstacle()
 
 
 def test_pools_that_are_not_the_users_are_no_obstacle() -> None:

@@ -1,0 +1,151 @@
+"""What training uses that a fork of its process would share, or lack: ends of pipes, sockets, processes and threads.
+
+Whoever is at the other end of a pipe answers one of two processes, and the other one waits for ever.
+"""
+
+from __future__ import annotations
+
+import _socket
+import concurrent.futures.thread
+import functools
+import gc
+import io
+import os
+import stat
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from hpstage.training.capture.containers import BULK
+from hpstage.training.capture.kinds import SKIPPED, kind_of_type
+from hpstage.training.code.graph import Graph
+from hpstage.training.code.owner import by_type, is_users_code, module_of, of_user
+
+
+def held_by(subject: object) -> str:
+    """Return what a fork could not have for itself of all that a trainable's objects and code lead to, or an empty
+    string. No code of theirs is called.
+    """
+    seen: dict[int, object] = {}  # kept, so that ids stay unique
+    todo: list[Any] = [subject]
+    while todo:
+        obj = todo.pop()
+        if id(obj) in seen:
+            continue
+        seen[id(obj)] = obj
+        kind = type(obj)
+        if _may_be_held(kind) and (found := _lacking(obj) if issubclass(kind, threading.Thread) else _shared(obj)):
+            return found
+        if _is_code(kind):
+            todo += _reached_by(obj)
+        elif obj is subject or not (_leads_nowhere(kind) or (kind in _CONTAINERS and len(obj) > BULK)):
+            todo += filter(gc.is_tracked, gc.get_referents(obj))
+    return ""
+
+
+_CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
+"""Of these, the long ones are data."""
+
+
+@by_type
+def _is_code(kind: Any) -> bool:
+    return issubclass(kind, types.ModuleType | types.FunctionType | type)
+
+
+@by_type
+def _leads_nowhere(kind: Any) -> bool:
+    return kind_of_type(kind) is SKIPPED or module_of(kind).partition(".")[0] in _OF_NO_STEP
+
+
+@by_type
+def _may_be_held(kind: Any) -> bool:
+    connections: Any = sys.modules.get("multiprocessing.connection")
+    more = () if connections is None else (connections._ConnectionBase,)
+    return issubclass(kind, (subprocess.Popen, io.FileIO, _socket.socket, threading.Thread, *more))
+
+
+def _reached_by(code: Any) -> Iterator[Any]:
+    if isinstance(code, types.FunctionType):
+        yield from filter(gc.is_tracked, (*(code.__closure__ or ()), code.__defaults__, code.__kwdefaults__))
+    user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
+    if user:
+        for _, found in Graph(code).reached():
+            content = found if isinstance(found, types.FunctionType) else found.get()  # type: ignore[attr-defined]
+            yield from content.values() if isinstance(content, dict) else (content,)
+
+
+_OF_NO_STEP = frozenset(("hpstage", "optuna", "dask", "distributed"))
+"""Libraries whose objects run trainings."""
+
+
+def _shared(obj: Any) -> str:
+    """Return what this is if both sides of a fork would use it."""
+    kind = type(obj)
+    if issubclass(kind, subprocess.Popen):
+        return "a process of its own" if vars(obj).get("returncode", 0) is None else ""
+    if issubclass(kind, io.FileIO):
+        number = _number(functools.partial(io.FileIO.fileno, obj))
+    elif issubclass(kind, _socket.socket):
+        number = _number(functools.partial(_socket.socket.fileno, obj))
+    else:  # of multiprocessing
+        number = vars(obj).get("_handle")  # an int, unless it is closed
+    return f"a {kind.__module__}.{kind.__qualname__}, which is one end of a connection" if _has_ends(number) else ""
+
+
+def _number(read: Any) -> int | None:
+    try:
+        return int(read())
+    except (OSError, ValueError):  # closed
+        return None
+
+
+def _has_ends(number: int | None) -> bool:
+    """Return whether a descriptor is of a pipe, a socket or a terminal, and no standard stream."""
+    if number is None or number <= 2:
+        return False
+    try:
+        mode = os.fstat(number).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and os.isatty(number))
+
+
+def _lacking(obj: Any) -> str:
+    """Return what this thread is if a fork would lack it."""
+    if obj is threading.current_thread() or obj is threading.main_thread() or obj.name.startswith(_NOT_OF_USER):
+        return ""
+    return "a thread, which no fork has" if threading.Thread.is_alive(obj) else ""
+
+
+def has_own_work(thread: threading.Thread) -> bool:
+    """Return whether a step of training may wait for this thread: one of a pool to which user's code gives work, or one
+    that runs the user's code."""
+    if thread is threading.current_thread() or thread is threading.main_thread():
+        return False
+    if thread.name.startswith(_NOT_OF_USER):
+        return False
+    pools: Any = concurrent.futures.thread._threads_queues
+    if thread in pools:
+        return not thread.name.startswith("asyncio") or not _is_of_a_running_loop(thread)
+    dummies: Any = sys.modules.get("multiprocessing.dummy")
+    if dummies is not None and isinstance(thread, dummies.DummyProcess):
+        return True
+    target = vars(thread).get("_target")
+    while isinstance(target, functools.partial):
+        target = target.func
+    return is_users_code(type(thread)) or is_users_code(target) or is_users_code(type(target))
+
+
+_NOT_OF_USER = "hpstage", "Dask-"
+"""How threads are named of pools to which no step gives work."""
+
+
+def _is_of_a_running_loop(thread: threading.Thread) -> bool:
+    """Return whether a thread is of the pool of an event loop that runs: no step runs it until something is done."""
+    kind: Any = sys.modules["asyncio"].BaseEventLoop  # which has made it
+    loops = (loop for loop in gc.get_objects() if issubclass(type(loop), kind))
+    pools = ((loop, vars(loop).get("_default_executor")) for loop in loops)
+    return any(pool is not None and thread in pool._threads and loop.is_running() for loop, pool in pools)

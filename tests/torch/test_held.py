@@ -1,0 +1,212 @@
+"""What training uses and no fork of its process can have for itself: it is trained and verified without such a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import multiprocessing
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.execution.fork import obstacle
+from hpstage.execution.held import has_own_work, held_by
+from hpstage.execution.untrained import UntrainedFork
+from hpstage.plan.facts import ForkVerified
+from hpstage.plan.log import read_facts
+from hpstage.store import MemoryJournal
+from tests.torch.trainables import Small
+
+pytestmark = [pytest.mark.forks, pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
+
+Ask = Callable[[], float]
+_ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
+
+
+@contextmanager
+def of_a_process() -> Iterator[Any]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.stdin.close()  # type: ignore[union-attr]
+
+
+def answer_by_text(process: Any) -> float:
+    process.stdin.write("1\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+@contextmanager
+def of_a_pipe() -> Iterator[Any]:
+    ours, theirs = multiprocessing.Pipe()
+
+    def serve() -> None:
+        while theirs.recv_bytes():
+            theirs.send_bytes(b"1")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with ours, theirs:
+        yield ours
+        ours.send_bytes(b"")
+        thread.join()
+
+
+def answer_by_bytes(connection: Any) -> float:
+    connection.send_bytes(b"?")
+    return float(connection.recv_bytes())
+
+
+@contextmanager
+def of_a_thread_pool() -> Iterator[Any]:
+    with ThreadPool(1) as pool:
+        yield pool
+
+
+def answer_by_apply(pool: Any) -> float:
+    return float(pool.apply(int, ("1",)))
+
+
+@contextmanager
+def of_a_loop() -> Iterator[Any]:
+    with closing(asyncio.new_event_loop()) as loop:
+        yield loop
+        loop.run_until_complete(loop.shutdown_default_executor())
+
+
+def answer_by_a_loop(loop: Any) -> float:
+    return float(loop.run_until_complete(loop.run_in_executor(None, int, "1")))
+
+
+class Served(Small):
+    """Weights each loss by what a server answers: always 1."""
+
+    stateless = ("SERVER", "ASK")
+    version = data_version = "1"
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return super().loss(model, batch) * ASK(SERVER)
+
+
+SERVER: Any = None
+ASK: Callable[[Any], float] = float
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    drop = trial.suggest_categorical("drop", [3, 5])
+    return {"lr": s.multistep(0.1, [drop], gamma=0.1), "momentum": 0.9, "batch_size": 8, "seed": 3}
+
+
+def search(trainable: Any, journal: Any = None, **options: Any) -> hpstage.Result:
+    return hpstage.optimize(
+        optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [3, 5]}, seed=0)),
+        trainable,
+        space,
+        metric="loss",
+        steps=6,
+        n_trials=2,
+        executor=hpstage.InlineExecutor(),
+        store=MemoryJournal() if journal is None else journal,
+        **options,
+    )
+
+
+@pytest.mark.timeout(120)  # it hung
+@pytest.mark.parametrize(
+    ("serving", "ask"),
+    [
+        (of_a_process, answer_by_text),
+        (of_a_pipe, answer_by_bytes),
+        (of_a_thread_pool, answer_by_apply),
+        (of_a_loop, answer_by_a_loop),
+    ],
+)
+def test_training_that_uses_a_server_is_trained_and_verified_in_one_process(
+    serving: Callable[[], Any], ask: Callable[[Any], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [trial.values for trial in search(Small(), verify="off").study.trials]
+    journal = MemoryJournal()
+    with serving() as server:
+        monkeypatch.setitem(globals(), "SERVER", server)
+        monkeypatch.setitem(globals(), "ASK", ask)
+        assert ask(server) == 1.0
+        assert obstacle(Served())
+        assert UntrainedFork.made(Served()) is None
+        assert [trial.values for trial in search(Served(), journal).study.trials] == alone
+    found = [fact.difference for fact in read_facts(journal) if isinstance(fact, ForkVerified)]
+    assert found
+    assert set(found) == {None}
+
+
+class Holding(Small):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+def test_what_objects_hold_is_found_wherever_they_hold_it() -> None:
+    with ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        reader = stack.enter_context(ours.makefile("rb"))
+        for held in ({"a": [ours]}, functools.partial(print, theirs), (lambda: ours), theirs.send, [reader]):
+            assert "is one end of a connection" in held_by(Holding(held))
+        connection = stack.enter_context(multiprocessing.Pipe()[0])
+        assert "is one end of a connection" in held_by(Holding([connection]))
+    assert held_by(Holding([ours, theirs, reader, connection])) == ""
+
+
+def test_files_queues_locks_and_standard_streams_are_no_connections(tmp_path: Any) -> None:
+    with (tmp_path / "file").open("w") as file:
+        assert held_by(Holding([file, sys.__stdout__, queue.Queue(), threading.Lock(), threading.local()])) == ""
+    assert held_by(Holding(threading.Thread(target=print))) == ""  # it does not run
+    assert held_by(Small()) == ""
+
+
+def test_a_process_counts_until_it_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert "a process of its own" in held_by(Holding(process))
+        process.communicate(b"\n")
+    assert held_by(Holding(process)) == ""
+
+
+def test_threads_count_that_run_the_users_code_or_work_that_steps_give() -> None:
+    over = threading.Event()
+    mine, librarys, own = (
+        threading.Thread(target=over.wait if name else lambda: over.wait(), name=name, daemon=True)
+        for name in (None, "a library's", "hpstage-some")
+    )
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1, "hpstage-own") as of_hpstage:
+        for thread in (mine, librarys, own):
+            thread.start()
+        worker, other = pool.submit(threading.current_thread).result(), of_hpstage.submit(threading.current_thread)
+        found = [has_own_work(thread) for thread in (mine, librarys, own, worker, other.result())]
+        over.set()
+    assert found == [True, False, False, True, False]
+    assert not has_own_work(threading.current_thread())
+
+
+def test_the_pool_of_an_event_loop_counts_unless_the_loop_runs_elsewhere() -> None:
+    async def worker() -> threading.Thread:
+        return await asyncio.get_running_loop().run_in_executor(None, threading.current_thread)
+
+    async def counted() -> bool:
+        return has_own_work(await worker())
+
+    with closing(asyncio.new_event_loop()) as loop:
+        assert not loop.run_until_complete(counted())
+        assert has_own_work(loop.run_until_complete(worker()))
+        loop.run_until_complete(loop.shutdown_default_executor())
