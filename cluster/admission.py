@@ -13,7 +13,7 @@ from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
 from hpstage.plan.devices import Devices
-from hpstage.training.identity.workload import differences, drifts
+from hpstage.training.identity.code_identity import differences, drifts
 
 _NAMED = 5
 """Maximum number of differing functions, modules and packages that are named."""

@@ -59,7 +59,7 @@ from hpstage.plan.step_times import pooled
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
 from hpstage.trainable import Elastic
-from hpstage.training.identity.workload import identify
+from hpstage.training.identity.code_identity import identify
 from hpstage.training.trainables import as_trainable
 
 logger = logging.getLogger("hpstage")

@@ -1,4 +1,5 @@
-"""Keeps worker processes running until stopped."""
+"""Keeps worker processes running until stopped. What happens to the chain of one that dies:
+:mod:`hpstage.scheduler.lost_workers`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A process answers in a thread of its own, also during a step, however long that takes. Code that holds Python's lock
 keeps it from answering, but uses the processor. One that does neither is stopped (SIGSTOP), or waits in the kernel or
-in a driver, and nothing else ends it.
+in a driver, and nothing else ends it. What then happens to its chain: :mod:`hpstage.scheduler.lost_workers`.
 """
 
 from __future__ import annotations

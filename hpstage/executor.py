@@ -30,7 +30,8 @@ class Environment(msgspec.Struct, frozen=True):
         described: short names to strings, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512", "threads": "1",
             "numerics": "eager-v1", "data": "1797 x 0f3a..."}``.
         identity: identity of the trainable's code and attributes as loaded on the worker (see
-            :mod:`hpstage.training.identity.workload`). If empty, nothing is loaded there and the driver's own is used.
+            :mod:`hpstage.training.identity.code_identity`). If empty, nothing is loaded there, and that of the driver
+            is used.
         loaded: digests of the functions and modules loaded there, and package versions, to find differences.
         remarks: messages for the user, logged once by the driver.
         warnings: warnings for the user, logged once by the driver.

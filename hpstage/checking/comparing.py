@@ -9,7 +9,7 @@ from hpstage.execution.runs import Record
 from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, THREADS, Snapshot
 from hpstage.training.capture.portrait import Difference, differences, follows, rank, shown
 from hpstage.training.capture.stateless import LOCAL
-from hpstage.training.identity.workload import drifts
+from hpstage.training.identity.code_identity import drifts
 
 METRIC = "the metric "
 WORKLOAD = "the workload's "

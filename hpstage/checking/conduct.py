@@ -29,7 +29,7 @@ from hpstage.training.borrowed import see_free
 from hpstage.training.capture.stateless import stated_on
 from hpstage.training.code.suspects import suspects
 from hpstage.training.function import FunctionTrainable
-from hpstage.training.identity.workload import packages
+from hpstage.training.identity.code_identity import packages
 from hpstage.training.trainables import Keyed, as_trainable
 
 Say = Callable[[str], None]

@@ -1,14 +1,15 @@
 """Eviction: keeps the checkpoints of a plan within a budget of bytes, while searches run on it.
 
-:mod:`hpstage.checkpoints.eviction_policy` decides which checkpoints are evicted. The eviction is first written to the
-journal, which accepts it only if no other driver has written what is unknown here: a driver that wants to start from
-the same state either wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A
-process that dies in between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing takes a
-tenth of a second on an object store, so a few threads do it, a batch at a time. The plan is checked again before each
-batch, since an evicted state may be trained and saved again. Checkpoints that a running chain will save are not removed
-while it runs, and this driver's own chains wait for removals on their path. One race is accepted: another driver may
-train and save a state while it is being removed. The state is then missing when it is next loaded, and is trained once
-more.
+A driver calls :meth:`Eviction.enforce` in each of its turns. :mod:`hpstage.checkpoints.eviction_policy` decides which
+checkpoints are evicted, of those that nothing needs (:mod:`hpstage.checkpoints.needed`). The eviction is first written
+to the journal, which accepts it only if no other driver has written what is unknown here: a driver that wants to start
+from the same state either wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint
+removed. A process that dies in between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing
+takes a tenth of a second on an object store, so a few threads do it, a batch at a time. The plan is checked again
+before each batch, since an evicted state may be trained and saved again. Checkpoints that a running chain will save are
+not removed while it runs, and this driver's own chains wait for removals on their path. One race is accepted: another
+driver may train and save a state while it is being removed. The state is then missing when it is next loaded, and is
+trained once more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""``hpstage gc``: removes checkpoints that no record names, or that a budget has no room for."""
+"""``hpstage gc``: removes checkpoints that no record names, or that a budget has no room for. Which are never removed:
+:mod:`hpstage.checkpoints.needed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Time limits on waiting for usable workers."""
+"""Time limits on waiting for usable workers. What happens to the chain of a worker that dies:
+:mod:`hpstage.scheduler.lost_workers`."""
 
 from __future__ import annotations
 

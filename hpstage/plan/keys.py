@@ -5,6 +5,7 @@ value. It depends only on the values that training has seen: not on how a schedu
 names of trials and studies, on dict order, or on ``1`` versus ``1.0``.
 Equal keys mean equal training, and training that has seen equal values has equal keys; except that what was trained
 without a hyperparameter keeps its keys when the hyperparameter gets a default (``NodeTree.default``).
+What of the code counts, and what an edit changes: :mod:`hpstage.training.identity.code_identity`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _pack = struct.Struct(">d").pack
 
 def workload_key(described: Mapping[str, str]) -> StateKey:
     """Return the key of everything besides the schedules that determines training: trainable, code, data, numerics,
-    environment."""
+    environment; as :mod:`hpstage.training.identity.workload_description` describes it."""
     parts = [encode(name) + encode(described[name]) for name in sorted(described)]
     return StateKey(_digest(VERSION + b"workload" + b"".join(parts)).hexdigest())
 

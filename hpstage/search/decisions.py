@@ -1,4 +1,9 @@
-"""Schedules that metrics decide: trials are trained from one decision to the next."""
+"""Schedules that metrics decide: trials are trained from one decision to the next.
+
+A trial with a plateau (``schedule/plateau.py``) begins with a schedule that stays constant. Its state at each look is
+evaluated, and ``Descent`` decides from the metric. If the value is reduced, the trial is added to the plan again, with
+the schedule as decided so far: from that step on it follows another branch. Then the next target is requested.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hpstage.torch.data import Batches
 from hpstage.torch.loading.samples import holds
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.training.capture.world import Roots, World
-from hpstage.training.code.hashing import hashed
+from hpstage.training.code.string_digest import hashed
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.placing import folder_of
 from hpstage.training.identity.walk import Walk

@@ -13,7 +13,7 @@ from hpstage.schedule import Scalar, constant
 from hpstage.schedule.space import RESERVED
 from hpstage.training.capture.world import World
 from hpstage.training.identity import jax_environment
-from hpstage.training.identity.workload import StandsFor, identify, packages
+from hpstage.training.identity.code_identity import StandsFor, identify, packages
 
 
 class Adapter(StandsFor):

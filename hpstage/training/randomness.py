@@ -3,6 +3,12 @@
 Before each step the global generators of Python, NumPy and torch are seeded with a key mixed from the seed and the
 step, and before each sample that a data set computes from the seed and the sample's position. Each library has a
 separate stream: with equal keys, Python and NumPy (both MT19937) would draw related numbers.
+
+So dropout in step 17 draws from torch's generator as ``TorchLoop.train`` (``torch/loop.py``) seeded it by
+``rekey(seed, 17)``, after the random numbers that step 17 drew before. Other trainables are seeded by
+``training/trainables.py`` and ``training/function.py``. With ``numerics="stacked"``, each model draws from its own copy
+of the generator's state (``torch/backends/stacked/streams.py``); with virtual nodes, each part of the batch has its own
+key (``torch/elastic/virtual_nodes.py``).
 """
 
 from __future__ import annotations

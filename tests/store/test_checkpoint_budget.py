@@ -391,8 +391,8 @@ if __name__ == "__main__":
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with closing(SQLiteJournal(place / "plan" / "plan.sqlite")) as own:
         from hpstage.plan.keys import workload_key
+        from hpstage.training.identity.code_identity import code_identity
         from hpstage.training.identity.environment import describe
-        from hpstage.training.identity.workload import code_identity
 
         described = {**code_identity(Tape()), "sharing": "on"}
         described |= {f"environment:{k}": v for k, v in describe(Tape()).described.items()}

@@ -11,7 +11,7 @@ import torch
 
 from hpstage.testing.toys import Tape
 from hpstage.training.code.graph import Graph, functions_reached
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 
 pytestmark = pytest.mark.sampled(4)
 

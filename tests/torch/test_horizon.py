@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 import hpstage
 from hpstage.errors import StopTraining, TrainingError
 from hpstage.testing.trainable import fresh
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 
 pytest.importorskip("lightning")
 pytest.importorskip("transformers")

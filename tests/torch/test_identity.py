@@ -26,7 +26,7 @@ from hpstage.training.borrowed import Borrowed
 from hpstage.training.capture.kinds import kind_of
 from hpstage.training.code.owner import is_users, is_users_file
 from hpstage.training.code.source import distributions_of
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
 
@@ -199,7 +199,7 @@ def test_what_a_function_reaches_changes_its_identity(change: tuple[str, str], i
 def test_the_identity_is_equal_in_every_process(tmp_path: Path) -> None:
     for name, text in {"script": SCRIPT, "helpers": HELPERS, "layers": LAYERS, "late": LATE}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    program = "import script\nfrom hpstage.training.identity.workload import code_identity\n"
+    program = "import script\nfrom hpstage.training.identity.code_identity import code_identity\n"
     program += "print(code_identity(script.Digits()), code_identity(script.train))"
     root = str(Path(__file__).parents[2])
     outputs = set()

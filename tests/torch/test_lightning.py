@@ -22,7 +22,7 @@ from hpstage.errors import NonFiniteLoss, StateError, StopTraining, TrainingErro
 from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
 from hpstage.testing.trainable import Make, TrainableContract, Values, fresh, outcome, trained
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 from hpstage.training.step_log import Noted, recording
 from hpstage.training.trainables import as_trainable
 from hpstage.training.warned import warn_once

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 from hpstage.errors import UsageError
-from hpstage.training.identity.workload import Identity, differences, drifts, identify
+from hpstage.training.identity.code_identity import Identity, differences, drifts, identify
 
 pytestmark = pytest.mark.sampled(16)
 
@@ -373,7 +373,7 @@ class Trainable(Base):
     def fixed(*, a=1, **more): return a, more
 
 if __name__ == "__main__":
-    from hpstage.training.identity.workload import identify
+    from hpstage.training.identity.code_identity import identify
     trainable = Trainable()
     with open(sys.argv[1], "wb") as file:
         file.write(cloudpickle.dumps((trainable, identify(trainable))))
@@ -386,7 +386,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
     (tmp_path / "parts.py").write_text(PARTS)
     worker = (
         "import pickle, sys, cloudpickle\n"
-        "from hpstage.training.identity.workload import identify\n"
+        "from hpstage.training.identity.code_identity import identify\n"
         "with open(sys.argv[1], 'rb') as file: trainable, _ = pickle.load(file)\n"
         "with open(sys.argv[2], 'wb') as file: file.write(cloudpickle.dumps(identify(trainable)))\n"
     )
@@ -400,7 +400,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
         "import pickle\n"
         "with open('sent', 'rb') as file: _, here = pickle.load(file)\n"
         "with open('received', 'rb') as file: there = pickle.load(file)\n"
-        "from hpstage.training.identity.workload import differences\n"
+        "from hpstage.training.identity.code_identity import differences\n"
         "assert not differences(here.loaded, there.loaded), differences(here.loaded, there.loaded)\n"
         "assert here == there, (here.described, there.described)\n"
     )
@@ -418,7 +418,7 @@ def asserting(run: Any) -> Any:
 def test_what_pytest_makes_of_assertions_does_not_count() -> None:
     program = (
         "import cloudpickle, sys\n"
-        "from hpstage.training.identity.workload import identify\n"
+        "from hpstage.training.identity.code_identity import identify\n"
         f"from {__name__} import asserting\n"
         "sys.stdout.buffer.write(cloudpickle.dumps(identify(asserting)))\n"
     )
@@ -582,7 +582,7 @@ class Trainable:
 def space(trial): return 4
 
 if __name__ == "__main__":
-    from hpstage.training.identity.workload import identify
+    from hpstage.training.identity.code_identity import identify
     study = object()
     print(identify(Trainable()).described["code"])
     with open("sent", "wb") as file:
@@ -614,7 +614,7 @@ def test_a_script_whose_names_are_looked_up_counts_with_its_code_and_not_with_wh
     run("script.py")
     worker = (
         "import pickle\n"
-        "from hpstage.training.identity.workload import differences, identify\n"
+        "from hpstage.training.identity.code_identity import differences, identify\n"
         "with open('sent', 'rb') as file: trainable, here = pickle.load(file)\n"
         "print(differences(here.loaded, identify(trainable).loaded))\n"
     )

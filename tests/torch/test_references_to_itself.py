@@ -22,7 +22,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.errors import TrainingError, UsageError
 from hpstage.store import MemoryJournal
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, advance, fresh, hp_at, outcome
 

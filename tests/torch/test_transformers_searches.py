@@ -15,7 +15,7 @@ from distributed import Client
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints.state_tree import clone
 from hpstage.cluster import local_cluster
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 
 pytest.importorskip("transformers")
 

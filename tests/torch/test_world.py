@@ -21,7 +21,7 @@ from hpstage.errors import StateError, UsageError
 from hpstage.execution.verification import portrait_of
 from hpstage.training.capture.portrait import differences
 from hpstage.training.capture.world import World
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 

@@ -18,7 +18,7 @@ from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.cli.naming import space_named, trainable_named
 from hpstage.torch import TorchTrainable
 from hpstage.torch.environment import pin
-from hpstage.training.identity.workload import identify
+from hpstage.training.identity.code_identity import identify
 from hpstage.training.trainables import as_trainable
 from tests.workloads.cases import CASES, STEPS, Case, schedules_of, write_files
 

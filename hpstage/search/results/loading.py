@@ -15,7 +15,7 @@ from hpstage.errors import UsageError
 from hpstage.plan.facts import TrialId
 from hpstage.schedule import Scalar
 from hpstage.training.identity import threads
-from hpstage.training.identity.workload import packages
+from hpstage.training.identity.code_identity import packages
 from hpstage.training.randomness import generators_restored
 from hpstage.training.trainables import as_trainable
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from hpstage.training.code.hashing import hashed
 from hpstage.training.code.owner import as_run, is_users_code, module_of
+from hpstage.training.code.string_digest import hashed
 
 # Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))

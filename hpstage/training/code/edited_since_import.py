@@ -1,4 +1,5 @@
-"""A check that a module which counts by its source was not edited since it was loaded."""
+"""A check that a module which counts by its source was not edited since it was loaded. What any other edit does:
+:mod:`hpstage.training.identity.code_identity`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-from hpstage.training.code.hashing import hashed
+from hpstage.training.code.string_digest import hashed
 
 # Numbers that TorchScript gives to classes of the same name, in order of compilation.
 _MANGLED = re.compile(rb"[./]___torch_mangle_\d+")

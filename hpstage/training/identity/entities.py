@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hpstage.training.code.hashing import hashed
+from hpstage.training.code.string_digest import hashed
 
 _REFERENCE = re.compile("\0(\\d+)\0")
 

@@ -14,11 +14,11 @@ from hpstage.trainable import Trainable
 from hpstage.training.code.owner import is_users_code
 from hpstage.training.code.patches import standing
 from hpstage.training.identity import settings, threads
+from hpstage.training.identity.code_identity import Identity, identify
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.inputs import Inputs, inputs_of
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.identity.watching import Watch
-from hpstage.training.identity.workload import Identity, identify
 
 
 def describe(trainable: Trainable) -> Environment:

@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from hpstage.training.code.hashing import hashed
+from hpstage.training.code.string_digest import hashed
 
 WHOLE = 64 << 20
 """Bytes up to which a file counts by all of its content."""

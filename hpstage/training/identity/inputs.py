@@ -16,9 +16,9 @@ from typing import Self
 from weakref import WeakKeyDictionary
 
 from hpstage.errors.text import writable
-from hpstage.training.code.hashing import hashed
 from hpstage.training.code.owner import is_users, is_users_file
 from hpstage.training.code.source import name_at, spec_of
+from hpstage.training.code.string_digest import hashed
 from hpstage.training.identity.files import content_of
 from hpstage.training.identity.placing import CODE, folder_of, from_code
 from hpstage.training.identity.watching import Watch, held_open, imported, modified, not_inputs, of_children

@@ -6,9 +6,9 @@ import os
 import sys
 
 from hpstage.training.code.owner import is_users_code
+from hpstage.training.identity.code_identity import StandsFor
 from hpstage.training.identity.placing import folder_above
 from hpstage.training.identity.values import is_function
-from hpstage.training.identity.workload import StandsFor
 
 
 def origin_of(trainable: object) -> tuple[str, str]:

@@ -24,10 +24,10 @@ import xxhash
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
 from hpstage.training.code.attributes import has_own_memory, own_of
-from hpstage.training.code.hashing import hashed
 from hpstage.training.code.known import has_no_state
 from hpstage.training.code.made import is_script
 from hpstage.training.code.owner import as_run, has_name, is_users_code, module_of
+from hpstage.training.code.string_digest import hashed
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.placing import CODE, from_code
 

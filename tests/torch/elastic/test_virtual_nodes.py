@@ -17,7 +17,7 @@ from hpstage.errors import StateError, StoreError, UsageError
 from hpstage.store import MemoryJournal
 from hpstage.torch.elastic.micro_batches import cut
 from hpstage.torch.elastic.reduction import Rows, Share, Tree, mean
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import CASES, Nodes, hp_at
 from tests.torch.elastic.followers import trained

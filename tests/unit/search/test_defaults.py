@@ -16,7 +16,7 @@ from hpstage import schedule as s
 from hpstage.algos import PopulationBasedTraining
 from hpstage.errors import UsageError
 from hpstage.optuna import StageTreeSampler
-from hpstage.training.identity.workload import code_identity
+from hpstage.training.identity.code_identity import code_identity
 
 pytestmark = pytest.mark.sampled(10)
 

@@ -1,4 +1,5 @@
-"""Random numbers of members: each member draws what it would draw without the others."""
+"""Random numbers of members: each member draws what it would draw without the others. They are seeded in each step as
+:mod:`hpstage.training.randomness` describes."""
 
 from __future__ import annotations
 

@@ -8,6 +8,13 @@ imports modules by such names. What a module does to libraries when it is import
 a script (the search space, the study) does not count; of a script that counts as a whole, its code does, but not what a
 run has created. Libraries count by name and version of the package. An object in a global that can be neither digested
 nor pickled counts by its class.
+
+The digest is the entry ``code`` of the workload's description (``workload_description.py``), which is hashed into the
+key of every state (``plan/keys.py``). So an edit gives all states other keys: a search without ``store=`` starts a new
+plan, and on a store that the call names, the search is refused and the error lists what was edited
+(``plan/same_workload.py``). A ``version`` on the trainable stands for its code: keys change with the version only.
+Two kinds of edits are refused earlier: after the import of a module that counts as a whole
+(``training/code/edited_since_import.py``), and on some of the workers only (``cluster/admission.py``).
 """
 
 from __future__ import annotations
@@ -17,10 +24,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpstage.training.code.hashing import hashed
 from hpstage.training.code.owner import is_users, name_of, of_user
 from hpstage.training.code.patches import standing
 from hpstage.training.code.source import ABSENT
+from hpstage.training.code.string_digest import hashed
 from hpstage.training.identity.placing import folder_of
 from hpstage.training.identity.values import is_function
 from hpstage.training.identity.walk import COMPUTED, FIXED, Walk

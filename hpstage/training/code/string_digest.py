@@ -1,4 +1,4 @@
-"""The hash of strings from which names are derived."""
+"""The digest of a string. Which code is digested: :mod:`hpstage.training.identity.code_identity`."""
 
 from __future__ import annotations
 

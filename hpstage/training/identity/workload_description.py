@@ -1,4 +1,5 @@
-"""The description of a workload, from which its key is hashed: its identity, and the environment that trains it."""
+"""The description of a workload, from which its key is hashed: its identity (``code_identity.py``), and the environment
+that trains it (``environment.py``). :func:`hpstage.plan.keys.workload_key` hashes it."""
 
 from __future__ import annotations
 
