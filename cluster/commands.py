@@ -141,7 +141,9 @@ def _check_host(host: str | None) -> None:
             trying.bind(address)
     except (OSError, ValueError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--host {host} is no address of this host ({reason}); give one, or leave it out") from None
+        raise UsageError(
+            f"--host {host} is not an address of this host ({reason}); give one, or leave it out"
+        ) from None
 
 
 def _is_encrypted(options: Mapping[str, Any]) -> bool:
@@ -203,7 +205,7 @@ class _Place:
         except (OSError, TypeError) as error:  # TypeError: TLS without certificates
             return _innermost(error)
         except ValueError as error:
-            raise UsageError(f"{address} is no address: {error}") from None
+            raise UsageError(f"{address} is not an address: {error}") from None
         await comm.close()
         return None
 

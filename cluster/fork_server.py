@@ -88,7 +88,7 @@ def python() -> list[str]:
 
 
 def training_environment() -> dict[str, str]:
-    """Return the variables of a training process of this one, to be set before it starts."""
+    """Return the environment variables with which this process starts a training process."""
     return {**_CUBLAS, **os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(VARIABLES, "1")}
 
 

@@ -37,7 +37,8 @@ class Place:
     ) -> None:
         if given is not None and n_workers is not None:
             raise UsageError(
-                "n_workers sizes the executor's own local cluster; one that is given, or that of a client, has a size"
+                "n_workers is the size of the local cluster that hpstage starts; a cluster or client that is given has "
+                "its own size. Leave n_workers out"
             )
         if given is not None and workers_per_gpu is not None:
             raise UsageError(

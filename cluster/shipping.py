@@ -101,9 +101,9 @@ def _unpacked(trainable: object, settings: Mapping[str, Any], patched: Mapping[s
         names = ", ".join(place.replace(":", ".") for place in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise UsageError(
-            f"{names}{more}: the process that searches has put your code there, and the one that trains has not, so "
-            f'that trials would train without it. Do it at module level, above `if __name__ == "__main__":` or in a '
-            f"module that your trainable's imports, or in model()"
+            f"{names}{more}: the search's process has put your code there, and the training process has not. Trials "
+            f'would train without it. Do it at module level, above `if __name__ == "__main__":` or in a module that '
+            f"the trainable's module imports, or in model()"
         )
     return trainable
 

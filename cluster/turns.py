@@ -6,7 +6,7 @@ import asyncio
 
 
 class Turn:
-    """Whose turn it is on a worker: runs on the same worker, which share its device and core, take turns training."""
+    """A lock by which the runs on one worker, which share its device and core, take turns training."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

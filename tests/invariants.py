@@ -29,7 +29,9 @@ def validate(plan: SearchPlan) -> None:
             assert child.parent is node and child.start > node.start
             assert plan._tree.child_of(node, child.start, child.first) is child
             own = tuple(distinct(value) for value in node.values(child.start))
-            assert tuple(distinct(v) for v in child.values(child.start)) == child.first != own, "a child is no branch"
+            assert tuple(distinct(v) for v in child.values(child.start)) == child.first != own, (
+                "a child is not a branch"
+            )
         for step, state in node.states.items():
             assert state.step == step > node.start and state.node is node
             if state.kept is not None:

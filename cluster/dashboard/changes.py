@@ -1,4 +1,4 @@
-"""What has changed since somebody looked, for any number of readers. Pure."""
+"""Records what has changed since each reader last looked, for any number of readers. Pure."""
 
 from __future__ import annotations
 

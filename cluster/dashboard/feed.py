@@ -1,4 +1,4 @@
-"""What a page is sent of a study's tree: all of it once, and then what has changed, a little at a time. Pure."""
+"""The messages that send a study's tree to a page: first the whole tree, then its changes in small batches. Pure."""
 
 from __future__ import annotations
 

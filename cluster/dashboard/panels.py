@@ -1,4 +1,4 @@
-"""What all panels of the page have in common: each draws one study from the board, all from the same moment."""
+"""Base of the page's panels: each draws one study from the board, and all show the same moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands at the top of the page: where a study is, what it saves, and what has failed. Pure."""
+"""The tiles at the top of the page: the study's progress, its savings and its failures. Pure."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Summary(Panel):
 
 
 class Failures(Panel):
-    """What has failed; nothing is there as long as nothing has."""
+    """Failures of the study; hidden as long as there are none."""
 
     def make(self, doc: Document) -> None:
         self.root = Div(

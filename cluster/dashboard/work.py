@@ -87,7 +87,7 @@ def values_text(node: Node, step: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """What a worker's device is doing: ``use`` from 0 to 1, bytes of memory used and in all."""
+    """Load of a worker's device: ``use`` from 0 to 1, and bytes of memory, used and total."""
 
     use: float
     memory_used: float

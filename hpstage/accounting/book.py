@@ -235,7 +235,7 @@ class Book:
 
     @cached_property
     def feasible(self) -> dict[TrialId, tuple[float, ...]]:
-        """Those of :attr:`values` of trials that satisfy the study's constraints."""
+        """The :attr:`values` of the trials that satisfy the study's constraints."""
         ended = self.account.plan.ended
         return {id: values for id, values in self.values.items() if ended[id].feasible}
 

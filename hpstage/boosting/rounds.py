@@ -1,4 +1,4 @@
-"""What the libraries of gradient boosting have in common: data, names of parameters, and rounds as steps."""
+"""Code shared by the adapters of gradient boosting: data, names of parameters, and rounds as steps."""
 
 from __future__ import annotations
 
@@ -165,7 +165,9 @@ class Rounds(ABC):
             if value is None:
                 raise UsageError(f"{library}'s {name!r} is None: leave it out for the default")
             if callable(value):
-                raise UsageError(f"{library}'s {name!r} is a function: only what it has itself can be continued")
+                raise UsageError(
+                    f"{library}'s {name!r} is a function; only a built-in one, given by name, can be continued"
+                )
             allowed, why = self._only.get(name, ((value,), ""))
             if value not in allowed:
                 raise UsageError(f"{library} with {name}={value!r} cannot be forked: {why}; leave it out")

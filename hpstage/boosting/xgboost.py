@@ -77,7 +77,7 @@ class XGBoost(Rounds):
         "seed_per_iteration": ((True,), "what is drawn would depend on where training began"),
         "device": (("cpu",), "only the processor's rounds are known to depend on the model and the round alone"),
         "lambdarank_unbiased": ((False,), "XGBoost does not continue estimates of position bias"),
-        "process_type": (("default",), "to update trees is no round"),
+        "process_type": (("default",), "to update trees is not a round"),
         "updater": (("coord_descent", "shotgun"), "`tree_method` names what grows trees"),
         "feature_selector": (("cyclic", "random", "greedy", "thrifty"), "the order of features is in no model file"),
         "tolerance": ((0,), "the weights of the round before are in no model file"),

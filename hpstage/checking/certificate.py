@@ -23,7 +23,8 @@ _FORMAT = 1
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of a state: the digest of its content and the marks of its leaves, if it was kept, and metrics."""
+    """The record of a state: its metrics, and if it was saved, the digest of its content and the marks of its
+    leaves."""
 
     step: int
     digest: str = ""
@@ -104,7 +105,8 @@ def read(file: str | os.PathLike[str]) -> Certificate:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}; give the file of a certificate") from error
     except msgspec.MsgspecError as error:
         raise UsageError(
-            f"{file} is no certificate ({error}); write one with hpstage audit STORE --trial NUMBER --certificate FILE"
+            f"{file} is not a certificate ({error}); write one with "
+            f"hpstage audit STORE --trial NUMBER --certificate FILE"
         ) from error
     if found.format != _FORMAT:
         raise UsageError(

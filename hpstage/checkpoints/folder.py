@@ -28,9 +28,9 @@ _ASIDE = ".tmp"
 _PACKS = ".packs"
 # Errors of file systems that cannot rename folders; EMFILE is gcsfuse's.
 _NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
-# Errors of opening what is no file: a socket, links that lead to each other, a device without a driver.
+# Errors of opening what is not a file: a socket, links that lead to each other, a device without a driver.
 _NO_FILE = {errno.ENXIO, errno.ELOOP, errno.ENODEV}
-# Those of opening what is no folder: nothing, a file, a pipe, links that lead to each other.
+# Those of opening what is not a folder: nothing, a file, a pipe, links that lead to each other.
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 # Bytes of a manifest, which is a few thousand, or of a name.
 _SHORT = 1 << 20
@@ -287,7 +287,7 @@ class FolderCheckpoints(FormattedCheckpoints):
                 raise
             if error.errno != errno.ENOENT:  # else it is in a pack, or missing
                 folder.lstat()  # the place is reached, and this is in it
-                raise CheckpointCorrupt(f"{folder} is no folder: {error.strerror}") from error
+                raise CheckpointCorrupt(f"{folder} is not a folder: {error.strerror}") from error
         try:
             yield
         except FileNotFoundError as error:
@@ -339,7 +339,7 @@ def _opened(path: Path) -> _Reader:
 
     Raises:
         OSError: it cannot be opened.
-        CheckpointCorrupt: it is no file: a pipe would be waited for without end, and a device has none.
+        CheckpointCorrupt: it is not a file: a pipe would be waited for without end, and a device has none.
     """
     try:
         # Which waits for no writer of a pipe.
@@ -347,10 +347,10 @@ def _opened(path: Path) -> _Reader:
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise
-        raise CheckpointCorrupt(f"{path} is no file: {error.strerror}") from error
+        raise CheckpointCorrupt(f"{path} is not a file: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
-        raise CheckpointCorrupt(f"{path} is no file, but a folder, a pipe or a device")
+        raise CheckpointCorrupt(f"{path} is not a file, but a folder, a pipe or a device")
     return _Reader(io.FileIO(opened), _BUFFER)
 
 

@@ -145,7 +145,7 @@ def write(
     described = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves, elsewhere=elsewhere))
     if len(described) > LONGEST:
         raise StateError(
-            f"what is not an array in the state of step {step} takes {len(described):,} bytes of text, more than "
+            f"the state of step {step} has {len(described):,} bytes of text besides its arrays, more than "
             f"{LONGEST:,}: keep long lists of numbers as arrays"
         )
     packed = _compressed(described)
@@ -238,12 +238,12 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
             raise CheckpointCorrupt(f"{where} does not match its checksum")
         manifest = _decode_manifest(sealed.manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{where} is no manifest: {error}") from error
+        raise CheckpointCorrupt(f"{where} is not a manifest: {error}") from error
     if manifest.format not in (FORMAT, WITH_PARTS, COMPRESSED):
         known = f"{FORMAT} to {COMPRESSED}"
         raise CheckpointCorrupt(f"{where} has format {manifest.format}; this hpstage reads formats {known}")
     if not all(is_part(part.key) and is_key(part.key) for part in manifest.parts):  # each becomes a path
-        raise CheckpointCorrupt(f"{where} names parts that are none")
+        raise CheckpointCorrupt(f"{where} has an invalid key of a part")
     return manifest
 
 

@@ -157,7 +157,7 @@ class FormattedCheckpoints(CheckpointStore):
         except (CheckpointMissing, CheckpointCorrupt) as error:
             self._sharing.forget(part)
             self._manifest(key)  # missing, if the state was deleted with its part
-            raise CheckpointCorrupt(f"{self.location(key)} lacks what it has in common with others: {error}") from error
+            raise CheckpointCorrupt(f"a part of {self.location(key)} cannot be used: {error}") from error
 
     def verify(self, key: StateKey) -> None:
         self._sought(lambda: self._verified(key))

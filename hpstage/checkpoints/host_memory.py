@@ -29,7 +29,7 @@ _ENDLESS = 1 << 60
 
 
 class HostMemory:
-    """What the processes that train on this host may take.
+    """The memory that training processes on this host may use.
 
     Args:
         sharers: how many there are; by default as its variable says.

@@ -75,7 +75,7 @@ def check(what: Described, leaf: Leaf) -> None:
     """Raise an error if :func:`join` could make nothing of what a leaf describes, on any host."""
     kind, name, _ = what
     if leaf.kind != "numpy" or (kind != "key" and (kind, name) not in {("array", dtype) for dtype in _DTYPES}):
-        raise ValueError(f"a leaf of kind {leaf.kind} is no array of JAX of {what}")
+        raise ValueError(f"a leaf of kind {leaf.kind} is not an array of JAX of {what}")
 
 
 def _plain(array: Any) -> Any:

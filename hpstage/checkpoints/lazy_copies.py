@@ -70,7 +70,7 @@ def _has_one_user(value: Any) -> bool:
 
 
 def copy(value: Any) -> Any | None:
-    """Return a lazy copy with the same strides; ``None`` if it is not allowed, or the value is no tensor."""
+    """Return a lazy copy with the same strides; ``None`` if it is not allowed, or the value is not a tensor."""
     return sys.modules["torch"]._lazy_clone(value.detach()) if _is_whole(value) and is_lazy(value) else None
 
 

@@ -62,7 +62,7 @@ def _path(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"{shown(url)!r} is no URL ({error}); write file:///path/to/folder") from None
+        raise UsageError(f"{shown(url)!r} is not a URL ({error}); write file:///path/to/folder") from None
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
         raise UsageError(

@@ -36,7 +36,7 @@ class PackedPlace:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CheckpointCorrupt(f"{location} holds no checkpoint: {error}") from error
         if content.keys() != _NAMES:  # each becomes the name of a file where it is unpacked
-            raise CheckpointCorrupt(f"{location} holds other files than those of a checkpoint")
+            raise CheckpointCorrupt(f"{location} contains files that do not belong to a checkpoint")
         return cls(location, content)
 
     def entry(self) -> bytes:

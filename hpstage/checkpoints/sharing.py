@@ -32,7 +32,7 @@ BEFORE_TRAINING = StateKey(".")
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What is stored of a state's leaves, and where.
+    """The leaves of a state as they are stored: each in the state's own files, or in a part.
 
     Args:
         contents: the xxh3_128 of each leaf's bytes.
@@ -55,8 +55,8 @@ def is_divisible(flat: FlatState) -> bool:
 
 
 class Sharing:
-    """What a process has met of the leaves of a store's states. Threads may use it at once: what one of them misses is
-    stored again."""
+    """The leaves of a store's states that a process has seen, for storing each of them once. Thread-safe: a leaf that
+    one thread misses is stored again."""
 
     def __init__(self) -> None:
         # The state that had each leaf, or _SEVERAL; the last one met at the end.

@@ -1,4 +1,4 @@
-"""What a stretch of training has logged, as a small file: columns of steps and values by name, and what was printed.
+"""The log of some steps of training, as a small file: columns of steps and values by name, and the printed text.
 
 A file is msgpack with a checksum, never pickle. It is kept under the key of the state at its end, and outlives the
 checkpoint of that.
@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 class Series(msgspec.Struct, frozen=True):
-    """What was logged under one name: ``values[i]`` in step ``steps[i]``, counted from 0, ascending."""
+    """The values logged under one name: ``values[i]`` in step ``steps[i]``, counted from 0, ascending."""
 
     steps: list[int]
     values: list[float]
@@ -27,7 +27,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class StageLog(msgspec.Struct, frozen=True):
-    """What steps ``[start, stop)`` of a line have logged and printed.
+    """The log of steps ``[start, stop)`` of a branch: logged values and printed text.
 
     ``output`` is the end of what was printed, standard output and standard error in their order; ``left_out``: the
     number of characters before it.
@@ -74,7 +74,7 @@ def decode(content: bytes, key: StateKey, workload: str, where: str) -> StageLog
             raise CheckpointCorrupt(f"{where} does not match its checksum")
         log = _decode_log(sealed.log)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{where} is no log of a stage: {error}") from error
+        raise CheckpointCorrupt(f"{where} is not a log of a stage: {error}") from error
     if sealed.key != key:
         raise CheckpointCorrupt(f"{where} holds the log of another state, {sealed.key}")
     if sealed.workload != workload:

@@ -36,7 +36,7 @@ def key_path(key: StateKey) -> str:
     The key becomes a path, which must not leave the store.
     """
     if not is_key(key):
-        raise UsageError(f"{key!r} is no state key: 2 to 128 letters, digits, '_' and '-'")
+        raise UsageError(f"{key!r} is not a state key: 2 to 128 letters, digits, '_' and '-'")
     return f"{key[:2]}/{key}"
 
 

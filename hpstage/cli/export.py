@@ -53,16 +53,23 @@ def export(
             metavar="TARGET", help="A file for weights, else a folder.", show_default="named like what it holds"
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="Of tables.")] = Format.PARQUET,
+    format: Annotated[Format, typer.Option(help="File format of tables.")] = Format.PARQUET,
     trial: Annotated[
         str | None,
-        typer.Option(help="Whose weights: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
+        typer.Option(
+            help="Trial to export the weights of: STUDY/NUMBER, or a number.",
+            show_default="the best trial of the only study",
+        ),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(help="After which step: a number, or best.", show_default="the last evaluated one")
+        str | None,
+        typer.Option(
+            help="Step after which to take the weights: a number, or best.", show_default="the last evaluated one"
+        ),
     ] = None,
     part: Annotated[
-        str | None, typer.Option(help="Which weights: self.ema, say, for averaged ones.", show_default="model")
+        str | None,
+        typer.Option(help="Part of the state to export, such as self.ema for averaged weights.", show_default="model"),
     ] = None,
     checkpoints: options.KeptCheckpoints = None,
 ) -> None:

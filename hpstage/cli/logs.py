@@ -19,13 +19,16 @@ def logs(
     store: options.Store,
     trial: Annotated[
         str | None,
-        typer.Option(help="Whose log: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
+        typer.Option(
+            help="Trial to print the log of: STUDY/NUMBER, or a number.",
+            show_default="the best trial of the only study",
+        ),
     ] = None,
     study: options.StudyOfNumber = None,
     name: Annotated[
         list[str] | None, typer.Option(help="Print what was logged under this name, by step; may be repeated.")
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV: all names, or those of --name.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: all names, or only those given by --name.")] = False,
     checkpoints: options.KeptCheckpoints = None,
 ) -> None:
     """Show what a trial has printed and logged while it trained.

@@ -1,4 +1,4 @@
-"""What a command line names: a space, a trainable, an algorithm, an executor."""
+"""Finds the objects that a command line names: a space, a trainable, an algorithm, an executor."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def _kind(found: object) -> str:
 
 
 def named(reference: str, what: str, module: ModuleType | None = None) -> Any:
-    """What ``MODULE:NAME`` or ``path/to/script.py:NAME`` names; the module is imported as if it were run from here.
+    """Return the object that ``MODULE:NAME`` or ``path/to/script.py:NAME`` names; the module is imported as if run from
+    here.
 
     Raises:
         UsageError: there is no such module or name.
@@ -217,7 +218,7 @@ def executor_named(text: str) -> Executor:
 
 
 def made(text: str, option: str, group: plugins.Group, port: type[_T]) -> _T:
-    """What a name with its arguments in brackets describes; nothing but its class, a plugin, is called.
+    """Make the object that a text such as ``Name(15, 4)`` describes; only the named class, a plugin, is called.
 
     Raises:
         UsageError: the name is not known or its plugin is broken, the arguments are no plain values, or the class

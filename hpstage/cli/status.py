@@ -188,7 +188,7 @@ def _listed(stores: Sequence[Path]) -> str:
 
 
 def status_of(account: Account, journal: Journal) -> Status:
-    """What an account says now, and who of the drivers is alive."""
+    """Return the present figures of an account, and which drivers are alive."""
     plan = account.plan
     looks = _Looks(journal)
     drivers = [

@@ -81,7 +81,7 @@ def _open(storage: str) -> optuna.storages.BaseStorage:
         if "://" in storage:
             return RDBStorage(storage)
         if os.path.exists(storage) and not os.path.isfile(storage):
-            raise OSError("it is no file")  # a pipe would be waited for
+            raise OSError("it is not a file")  # a pipe would be waited for
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # a database's driver raises whatever it likes

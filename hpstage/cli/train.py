@@ -99,7 +99,7 @@ def train(
 def branch(
     store: options.Store,
     trial: Annotated[str, typer.Option(help="The trial: STUDY/NUMBER, or a number, if there is one study.")],
-    at: Annotated[int, typer.Option(help="Number of steps in common; as many as the trial has extends it.")],
+    at: Annotated[int, typer.Option(help="Step at which to branch; at its last step, the trial is extended.")],
     trainable: Annotated[
         str | None,
         typer.Argument(

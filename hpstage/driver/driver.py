@@ -223,9 +223,9 @@ class Driver:
         """
         if self.strict and self.plan.differences:
             raise StateError(
-                f"training was found not to be exact by an earlier call on this store, or by another process: "
-                f"{explain(self.plan.differences[-1])}. What the store keeps is not to be built on: once that is "
-                f'fixed, choose another store; verify="off" continues with this one anyway'
+                f"an earlier call on this store, or another process, found that training is not exact: "
+                f"{explain(self.plan.differences[-1])}. Checkpoints in this store may be wrong. Fix the cause, then "
+                f'use a new store; verify="off" continues with this one anyway'
             )
         self._dispatch()
         self._act(self.scheduler.audit(self.executor.clock()))

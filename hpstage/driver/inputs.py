@@ -1,4 +1,5 @@
-"""What training reads besides what the workload's key covers: named once, and refused once its content is another."""
+"""Files and variables that training reads and the workload's key does not cover: the search logs each of them once, and
+refuses one whose content has changed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a plan trains besides the schedules of its trials; the fields are those of ``plan.log.open_plan``."""
+    """The workload of a plan; the fields are those of ``plan.log.open_plan``."""
 
     key: StateKey
     described: Mapping[str, str]
@@ -140,8 +140,8 @@ def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStor
     """Warn that states were kept elsewhere. This may be intended: the folder was removed, or another was given."""
     if place and plan.place and place != plan.place and plan.kept and not _has_last(plan, checkpoints):
         logger.warning(
-            "The %d states that this plan keeps were saved in another place than %r is now; those that are not here "
-            "are trained again. If it is not mounted, stop, and mount it first.",
+            "The %d checkpoints of this plan were saved in another location than %r; states that have no checkpoint "
+            "here are trained again. If the location is not mounted, stop, and mount it first.",
             len(plan.kept),
             checkpoints,
         )

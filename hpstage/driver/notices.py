@@ -1,4 +1,4 @@
-"""What workers have noticed in training, in words for the user."""
+"""Messages to the user about what workers have noticed in training."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def check_places(store: object, checkpoints: object) -> None:
             raise UsageError(f"{name} is {shown(place)}; give a folder, a URL, a {port.__name__}, or None")
     if isinstance(store, str | os.PathLike) and is_on_server(store) and checkpoints is None:
         raise UsageError(
-            f"a plan at {scheme_of(store)}:// is shared by processes and hosts: say with checkpoints= where all of "
-            f"them reach its checkpoints (a folder, or a URL such as s3://bucket/folder)"
+            f"a plan at {scheme_of(store)}:// is shared by processes and hosts: give checkpoints=, a location that all "
+            f"of them can reach (a folder, or a URL such as s3://bucket/folder)"
         )
 
 

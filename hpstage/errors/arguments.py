@@ -1,4 +1,4 @@
-"""What the arguments of public functions may be: a table of kinds per function, which reads or refuses each by name.
+"""Checks of the arguments of public functions: a table per function names the kind of each argument.
 
 ::
 
@@ -34,7 +34,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an argument may be.
+    """A kind of argument: converts a value, or refuses it.
 
     ``read`` returns a value in plain form (NumPy's numbers as Python's) and raises any exception for one that is of
     another kind; ``remedy`` is what to give instead.
@@ -159,7 +159,7 @@ def instance(classes: Any, remedy: str) -> Kind:
 
 
 def function(remedy: str) -> Kind:
-    """Anything that can be called, and is no class."""
+    """Anything that can be called, and is not a class."""
     return Kind(lambda value: _within(value, callable(value) and not isinstance(value, type)), remedy)
 
 
@@ -208,7 +208,7 @@ def optional(kind: Kind) -> Kind:
 
 
 def either(*kinds: Kind) -> Kind:
-    """What is of one of the kinds."""
+    """A value of any of the given kinds."""
 
     def read(value: object) -> Any:
         for kind in kinds[:-1]:

@@ -95,7 +95,7 @@ class FirstSteps:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Stop looking at what has no values to look at: a parameter on meta, a rate that is no number."""
+        """Stop looking at what has no values to look at: a parameter on meta, a rate that is not a number."""
         try:
             yield
         except Exception:

@@ -45,8 +45,8 @@ def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
 
 
 def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -> str | None:
-    """Return a hint if a name was looked up that is no hyperparameter; ``None`` for other errors, such as those that a
-    library raises for a name of its own."""
+    """Return a hint if the code looked up a name that is not a hyperparameter; ``None`` for other errors, such as a
+    library's for one of its own names."""
     match error:
         case KeyError(args=[str(name)]) if name not in values and _is_raised_by_user(error):
             has = ", ".join(map(repr, sorted(values))) or "none"

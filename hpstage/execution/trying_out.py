@@ -1,4 +1,4 @@
-"""What is tried out before anything is trained: the untrained model, and step backends."""
+"""Runs before training: evaluates the untrained model, and measures step backends."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _PATIENCE, _TIMES = 60.0, 2.0
 
 
 class Outcome(msgspec.Struct):
-    """What comparing has found: ``over`` unless the steps beyond the end of training could not be trained.
+    """The result of comparing: ``over`` unless the steps beyond the end of training could not be trained.
 
     ``differences``: likely causes first, without consequences of others. ``by_measuring``: they are between steps with
     and without a report. ``pickle``: the path in the state of a pickle whose bytes differ, if nothing else does.
@@ -189,7 +189,7 @@ class ForkVerification:
         if answer is not None:
             self._take_over(_decode(answer))
         else:  # code of the user's, or of a library, depends on a thread or a process that forks lack
-            logger.info("a fork of this process could not verify a fork of training, which is now verified in place")
+            logger.info("a fork of training could not be verified in a fork of this process; it is verified in place")
             self._compare_in_place(moved_on=step > self.fork + self.steps)
         self.seconds += time.perf_counter() - began
 

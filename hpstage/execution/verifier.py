@@ -1,4 +1,4 @@
-"""Which forks a worker verifies, and when."""
+"""Chooses the forks that a worker verifies, and when."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class Verifier:
             self._left -= 1
             if not self._left:
                 logger.warning(
-                    "Training has begun to change something new %d times, last %s; what it begins to change from now "
-                    "on is not verified. Name in `stateless` what training does not depend on.",
+                    "Training has begun %d times to change an object that it had not changed before, most recently %s; "
+                    "forks are no longer verified for further objects. List in `stateless` the objects that training "
+                    "does not depend on.",
                     _VERIFICATIONS,
                     min(self._unverified()) if self._unverified is not None else "",
                 )
@@ -141,7 +142,7 @@ class Verifier:
                 raise
         flight.step = step  # the step that has failed, not one after it
         raise StateError(
-            f"training has ended in step {step}, where a report was wanted, and does not where none is: the step would "
-            f"depend on when the algorithm requests metrics. Decide by what every step computes, such as the loss, or "
-            f"measure in the same steps whatever run.wants_report says"
+            f"training ends in step {step} if a report is wanted there, and continues if none is: its last step would "
+            f"depend on when the algorithm requests metrics. Decide by a value that every step computes, such as the "
+            f"loss, or measure in the same steps whatever run.wants_report says"
         )

@@ -246,7 +246,7 @@ class Ledger:
                     raise UsageError(
                         f"trial {trial.number} of study {self.name!r} has another kind of {name!r} or other choices: "
                         f"{trial.distributions[name]}. Use another study for {distributions[name]}; on the same store, "
-                        f"it shares what is trained"
+                        f"both share training"
                     ) from error
 
     def queue_is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which steps of a plan are trained again, and what they are compared with. Pure."""
+"""Segments: steps of a plan that are trained again, with the states to compare them with. Pure."""
 
 from __future__ import annotations
 

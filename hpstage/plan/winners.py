@@ -67,7 +67,7 @@ class Winners:
             if own is None or state.metrics is None:
                 continue
             if not state.metrics.keys() >= {*own.search.metric}:
-                yield state  # an objective that is no metric, but measured by hpstage
+                yield state  # an objective that is not a metric, but measured by hpstage
                 continue
             costs = _costs(own.search, [state.metrics[name] for name in own.search.metric])
             best = completed.setdefault(study, own.completed)

@@ -23,7 +23,7 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True)
 class TrialLog:
-    """What a trial has logged and printed, whichever trial its stages were trained for.
+    """The log of a trial: logged values and printed output, also of stages that were trained for another trial.
 
     ``values[name][step]`` is what was logged under a name in a step, counted from 0. ``output`` is what was printed, of
     each stage the end.

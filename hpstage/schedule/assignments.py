@@ -66,11 +66,11 @@ def _read(node: ast.expr) -> Any:
         case ast.Call(called, arguments, keywords):
             return _called(called)(*map(_read, arguments), **{str(one.arg): _read(one.value) for one in keywords})
         case ast.BinOp() | ast.Name():
-            raise UsageError(f"{ast.unparse(node)} is no value; {_REMEDY}")
+            raise UsageError(f"{ast.unparse(node)} is not a value; {_REMEDY}")
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise UsageError(f"{ast.unparse(node)} is no value; {_REMEDY}") from None
+        raise UsageError(f"{ast.unparse(node)} is not a value; {_REMEDY}") from None
 
 
 def _called(node: ast.expr) -> Any:

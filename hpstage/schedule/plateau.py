@@ -86,7 +86,7 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Descent:
-    """What a metric has made of a plateau schedule so far: torch's ReduceLROnPlateau, step by step.
+    """A plateau schedule as decided so far by its metric: torch's ReduceLROnPlateau, step by step.
 
     Args:
         plateau: with ``metric`` and ``mode``.
@@ -163,7 +163,7 @@ def plateau(
     Args:
         value: the first value.
         mode: whether the metric is to fall (``"min"``) or to rise. By default its direction in the study, and ``"min"``
-            if it is no objective.
+            if it is not an objective.
         threshold: by how much a metric must be better than the best; relative to it, or with ``threshold_mode="abs"``
             as it stands.
         cooldown: looks after a reduction at which nothing counts as bad.

@@ -88,7 +88,7 @@ def describe(
                 plateaus[name] = value
                 schedules[name] = Descent(value).schedule()
             elif name == "betas" and isinstance(value, tuple | list):
-                raise ScheduleError("a pair is no value; give two hyperparameters, 'beta1' and 'beta2'")
+                raise ScheduleError("a pair is not a value; give two hyperparameters, 'beta1' and 'beta2'")
             else:
                 schedules[name] = as_schedule(value)  # refuses the rest
         except UsageError as error:

@@ -13,7 +13,8 @@ Event = TypeVar("Event")
 
 
 class ListSchedule(Generic[Ready, Event]):
-    """What is ready, what happens when, and how many workers are ``free`` at the time ``now``, in seconds.
+    """Simulates list scheduling: which stages are ready, when each ends, and how many workers are ``free`` at the time
+    ``now``, in seconds.
 
     The caller decides what a worker is taken for, and for how long. Of what is equally long, or happens at one time,
     the first comes first.

@@ -93,7 +93,7 @@ class Call:
         )
         if unstated := driver.plan.defaults.keys() - started.defaults.keys():
             logger.warning(
-                "Another search on this store has stated defaults of %s: training code is given them in every trial",
+                "Another search on this store has set defaults for %s: every trial of this store uses them",
                 ", ".join(sorted(map(repr, unstated))),
             )
         before = driver.plan.searches.get(started.study)

@@ -57,6 +57,7 @@ def check_costs(metrics: Iterable[str], environment: Mapping[str, str]) -> None:
     """Raise :class:`UsageError` for a cost that cannot be measured in an environment, as described by its workers."""
     if "hpstage:peak_bytes" in metrics and not environment.get("device", "").startswith("cuda"):
         raise UsageError(
-            "hpstage:peak_bytes is the peak memory of CUDA devices, and training here uses none: a process's peak of "
-            "main memory is that of all it has trained. hpstage:bytes is the size of a checkpoint anywhere"
+            "hpstage:peak_bytes is the peak memory of CUDA devices, and training here uses none. (The peak of main "
+            "memory cannot stand in for it: a process has one peak for all trials.) hpstage:bytes, the size of a "
+            "checkpoint, is measured on every device"
         )

@@ -27,7 +27,7 @@ from hpstage.scheduler.answers import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What the schedules of a search may observe.
+    """The metrics that the schedules of a search may observe.
 
     Args:
         rising: the study's objectives, the first of them first, and whether each is to rise.

@@ -81,7 +81,7 @@ def lengthened(
             if length < planned.steps:
                 raise UsageError(
                     f"trial {frozen.number} had {planned.steps} steps, and the space now gives it {length}; an "
-                    f"extension continues what was trained: let space() return as many steps or more"
+                    f"extension cannot be shorter. Let space() return at least {planned.steps} steps"
                 )
             for name, plateau in plateaus.items():
                 if _without_end(planned.plateaus.get(name)) == _without_end(plateau):
@@ -204,7 +204,7 @@ def warn_of_what_is_left(
     elif record is not None and record.started.steps < now.steps and not listed:
         logger.warning(
             "The last search of study %r had %d steps; this one proposes new trials of %d. Add extend=True to "
-            "carry on the trials that are there.",
+            "continue the existing trials.",
             name,
             record.started.steps,
             now.steps,
@@ -213,9 +213,9 @@ def warn_of_what_is_left(
         searched = "hpstage:search" in trial.user_attrs and trial.state not in (TrialState.FAIL, TrialState.WAITING)
         if searched and trial.user_attrs.get(PLAN) != plan.id:
             logger.warning(
-                "Study %r holds trials of another plan (other code, data, environment or store): nothing of "
-                "them is reused, and its best trial may be one of them. Resuming takes the store and the code that "
-                "they were made with; use another study_name to keep them apart.",
+                "Study %r holds trials of another plan (other code, data, environment or store): they "
+                "are not reused, and the best trial of the study may be one of them. To resume them, use their store "
+                "and their code; to keep them separate, use another study_name.",
                 name,
             )
             return

@@ -120,8 +120,8 @@ class Outcomes:
         for name in sorted(trial.noted & metrics.keys() - self._shadowed):
             self._shadowed.add(name)
             logger.warning(
-                "The space sets the user attribute %r, under which the study would show the metric of that name: it "
-                "shows what the space has set (result.trial(%d).metrics has the metric)",
+                "The space sets the user attribute %r, and there is a metric of the same name: the study shows the "
+                "space's value (the metric is in result.trial(%d).metrics)",
                 name,
                 trial.number,
             )

@@ -113,8 +113,8 @@ class Request:
             )
         if self.evaluate_every is not None and isinstance(self.algorithm, OptunaPruner):
             raise UsageError(
-                "evaluate_every adds intermediate values, by which the study's pruner would decide otherwise; "
-                "OptunaPruner(interval=...) says how often trials are evaluated"
+                "evaluate_every adds intermediate values, which would change the decisions of the study's pruner. "
+                "Set how often trials are evaluated with OptunaPruner(interval=...)"
             )
         if self.environment == ANY and self.audit == "winner":
             raise UsageError(
@@ -150,7 +150,7 @@ class Request:
         """Yield warnings about arguments that the user probably did not intend."""
         if getattr(self.trainable, "defaults", None) and not self.observed.defaults:
             yield (
-                "`defaults` of the trainable is no dict, or its own code reads it: it counts as code, and gives no "
+                "`defaults` of the trainable is not a dict, or its own code reads it: it counts as code, and gives no "
                 "hyperparameter a default. (Code finds those in hp.)"
             )
         pruner, algorithm = self.study.pruner, type(self.algorithm).__name__

@@ -142,8 +142,8 @@ def _explain_known(plan: SearchPlan, session: Session, ledger: Ledger, steps: in
     last = max(trial.answered for trial in trials)
     if last >= steps and _repeats(session, ledger):
         logger.warning(
-            "%s up to step %d, under the parameters of earlier trials of study %r. A sampler with a seed begins "
-            "again in each process; give it another seed, or none",
+            "%s up to step %d, since the sampler proposed the parameters of earlier trials of study %r again: a seeded "
+            "sampler starts from its seed in each process. Give it another seed, or none",
             known,
             last,
             ledger.name,

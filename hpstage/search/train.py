@@ -147,7 +147,7 @@ def train(
     """
     several = [hp] if isinstance(hp, Mapping) else list(hp) if isinstance(hp, list | tuple) else []
     if not several:
-        raise UsageError("hp is no dict of hyperparameters, nor a list of such; give {'lr': 0.1, ...}")
+        raise UsageError("hp is neither a dict of hyperparameters nor a list of them; give {'lr': 0.1, ...}")
     configurations = [_configuration(one, steps) for one in several]
     refuse_while_imported()
     metric = _first_metric(trainable, configurations[0]) if metric is None else metric

@@ -63,7 +63,7 @@ class SessionTrial:
     attrs: dict[str, str] = field(default_factory=dict)  # user attributes that it gets with its end
     last_reported: int = 0  # the farthest step whose values the study and the algorithm know
     noted: frozenset[str] = frozenset()  # attributes that the space has set on it
-    rejected: UserFailure | None = None  # by the space: it is no trial of the algorithm
+    rejected: UserFailure | None = None  # by the space: it is not a trial of the algorithm
     barred: UserFailure | None = None  # why it cannot be trained further
 
     @property

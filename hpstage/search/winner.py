@@ -34,7 +34,7 @@ def audit_winner(call: Call, driver: Driver, session: Session) -> None:
     """
     planned = _winner(call, driver, session)
     if planned is None:
-        logger.warning("audit='winner': no trial of this search has a result, so that nothing is trained again")
+        logger.warning("audit='winner': no trial of this search has a result, so nothing is trained again")
         return
     header: PlanCreated = read_header(driver.log.journal)
     segment = whole(planned)

@@ -74,12 +74,14 @@ def subclass(group: Group, name: str, port: type[_T]) -> type[_T]:
     """Return the class of that name.
 
     Raises:
-        UsageError: there is none, it cannot be imported, or it is no subclass of ``port``.
+        UsageError: there is none, it cannot be imported, or it is not a subclass of ``port``.
     """
     point = _the_one(group, name)
     found = _loaded(point)
     if not isinstance(found, type) or not issubclass(found, port):
-        raise UsageError(f"{_described(point)} is no subclass of {port.__module__}.{port.__name__}; {_remedy(point)}")
+        raise UsageError(
+            f"{_described(point)} is not a subclass of {port.__module__}.{port.__name__}; {_remedy(point)}"
+        )
     return found
 
 

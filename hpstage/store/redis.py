@@ -217,8 +217,8 @@ class RedisJournal(Journal):
             )
         if not about.get("aof_enabled"):
             logger.warning(
-                "%s: the server keeps no append-only file: if it dies, what came since its last snapshot is lost; set "
-                "appendonly yes",
+                "%s: the server keeps no append-only file: if it dies, records written since its last snapshot are "
+                "lost; set appendonly yes",
                 self._where,
             )
 

@@ -306,7 +306,7 @@ class SQLiteJournal(Journal):
         try:
             if (found := _identity(connection)) != (APPLICATION, SCHEMA):
                 whose = "another build of hpstage" if found[0] == APPLICATION else "something else"
-                raise StoreError(f"{self.path} is a database of {whose}, and is not to be changed here")
+                raise StoreError(f"{self.path} is a database of {whose}; hpstage does not change it")
         except BaseException:
             connection.close()
             raise
@@ -372,7 +372,7 @@ def _end(connection: sqlite3.Connection) -> Cursor:
     if last is None:
         return Cursor()
     if not isinstance(last[1], bytes):
-        raise _Changed("the hash of the last record is no hash")
+        raise _Changed("the hash of the last record is not a hash")
     return Cursor(*last)
 
 

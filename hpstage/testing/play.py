@@ -54,7 +54,7 @@ class Proposed(Trials):
 
 @dataclass
 class Played:
-    """What happened in one search, in order."""
+    """The events of one search, in order."""
 
     requested: list[Target] = field(default_factory=list)
     reported: list[Target] = field(default_factory=list)

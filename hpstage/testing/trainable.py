@@ -47,7 +47,7 @@ class TrainableContract:
 
     @pytest.fixture
     def straight(self, make_trainable: Make, values_at: Values) -> list[object]:
-        """What comes of training straight through."""
+        """Return the states and metrics of training straight through."""
         return outcome(trained(fresh(make_trainable(), values_at), values_at, 0, self.steps))
 
     @pytest.fixture
@@ -139,7 +139,7 @@ class TrainableContract:
 
 
 def fresh(subject: object, values_at: Values) -> Trainable:
-    """What trains ``subject``, set up."""
+    """Return a Trainable for ``subject``, set up."""
     trainable = as_trainable(subject)
     assert isinstance(trainable, Trainable)
     trainable.setup(values_at(0))

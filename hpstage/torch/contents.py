@@ -31,7 +31,7 @@ DRAWS = "samples draw by seed and position"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What was seen of the data.
+    """The part of the data that was seen.
 
     Attributes:
         text: goes into the key; equal for equal data.

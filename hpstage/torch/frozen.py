@@ -1,5 +1,5 @@
-"""What is frozen in a model: it has the memory of its copies, and of equal models in this process, until it is written
-to.
+"""Frozen tensors of a model: they share memory with their copies, and with equal models in this process, until one of
+them is written to.
 
 Whether anything writes to it later need not be known, and changes no value: see :mod:`hpstage.checkpoints.lazy_copies`.
 """

@@ -200,7 +200,7 @@ class TorchLoop(Adapter):
             built, self._built = self._built, None
         assert built is not None
         if not isinstance(state, dict) or state.keys() - {"stream", "backend"} != _PARTS:
-            raise StateError("this is no state of a TorchTrainable")
+            raise StateError("this is not a state of a TorchTrainable")
         if state["optimizer_class"] != built.kind:
             raise StateError(
                 f"the state was trained with {state['optimizer_class']}, but optimizer() gives {built.kind}; a state "

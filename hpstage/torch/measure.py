@@ -1,4 +1,4 @@
-"""What a model costs, as metrics for searches with several objectives: its size, its operations, its latency.
+"""The cost of a model, as metrics for searches with several objectives: size, operations, latency.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What the code of a trainable mentions."""
+"""Names that the code of a trainable mentions."""
 
 from __future__ import annotations
 

@@ -183,8 +183,8 @@ def _is_left_out(callback: Any) -> bool:
     if getattr(callback, "load_best", False):
         raise UsageError(f"the callback {name} has load_best=True: leave it out; result.best_model() is the best")
     if isinstance(callback, callbacks.LoadInitState):
-        raise UsageError(f"the callback {name} begins with what another training has saved: leave it out")
+        raise UsageError(f"the callback {name} loads what another training saved: leave it out")
     if isinstance(callback, _SHOWING):
-        logger.warning("the callback %s is left out: hpstage measures, saves and shows", name)
+        logger.warning("the callback %s is not used: hpstage itself measures, saves and shows progress", name)
         return True
     return False

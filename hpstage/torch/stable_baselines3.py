@@ -180,7 +180,7 @@ class StableBaselines3Trainable:
         if algorithm.seed is None:
             algorithm.set_random_seed(seed_of(hp) % (1 << 32))
         if algorithm.tensorboard_log is not None or algorithm._custom_logger:
-            logger.warning("what Stable-Baselines3 logs is in `hpstage logs`, in place of its own logger")
+            logger.warning("Stable-Baselines3's own logger is not used; `hpstage logs` prints what it would log")
         algorithm.set_logger(Logger(None, []))
         _settle(algorithm.env)
         return algorithm
@@ -197,7 +197,7 @@ class StableBaselines3Trainable:
                 )
             if name != "seed" and not may_read(self.make, name):
                 raise UsageError(
-                    f"nothing reads the hyperparameter {name!r}: make does not mention it, and it is no number of "
+                    f"nothing reads the hyperparameter {name!r}: make does not mention it, and it is not a number of "
                     f"{type(training.algorithm).__name__} that could change"
                 )
         if self.total_timesteps is None:
@@ -383,7 +383,7 @@ def _see_algorithm(algorithm: Any) -> None:
     """Refuse an algorithm or environment that cannot be stepped, or not exactly."""
     kind = type(algorithm)
     if not isinstance(algorithm, OnPolicyAlgorithm | OffPolicyAlgorithm):
-        raise UsageError(f"make has returned a {kind.__name__}, which is no on-policy or off-policy algorithm")
+        raise UsageError(f"make has returned a {kind.__name__}, which is not an on-policy or off-policy algorithm")
     owner = next(base for base in kind.__mro__ if "learn" in vars(base))
     if not owner.__module__.startswith("stable_baselines3."):
         raise UsageError(f"{owner.__name__} has a learn() of its own: hpstage steps that of Stable-Baselines3 alone")

@@ -211,7 +211,7 @@ class TorchTrainable(ABC):
 
 
 def see_scalar(loss: object, subject: TorchTrainable) -> torch.Tensor:
-    """Return what ``subject.loss()`` has returned. Raises :class:`UsageError` if it is no scalar tensor."""
+    """Return what ``subject.loss()`` has returned. Raises :class:`UsageError` if it is not a scalar tensor."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__

@@ -112,7 +112,7 @@ def defaults_of(subject: object) -> dict[str, Scalar]:
 
 def _hyperparameter(name: object) -> str:
     if not isinstance(name, str) or name in RESERVED:
-        raise UsageError(f"{name!r} is no name of a hyperparameter")
+        raise UsageError(f"{name!r} is not a name of a hyperparameter")
     if name in ("seed", "batch_size"):
         raise UsageError(f"a trial without {name!r} has a value of it already; let the space return another")
     return name

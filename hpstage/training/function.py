@@ -157,7 +157,7 @@ class FunctionTrainable(Adapter):
 
     def load_state_dict(self, state: object) -> None:
         if not isinstance(state, dict) or state.keys() - {"stream", "locals"} != _PARTS:
-            raise StateError("this is no state of a training function")
+            raise StateError("this is not a state of a training function")
         self._end()
         self._begin(state)
         self._unmeasured = state if state["metrics"] is None else None

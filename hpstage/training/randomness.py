@@ -28,7 +28,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What randomness is used for. Each purpose has separate streams, so that evaluation does not disturb any step."""
+    """A use of random numbers. Each purpose has separate streams, so that evaluation does not disturb any step."""
 
     TRAIN = 0
     SETUP = 1

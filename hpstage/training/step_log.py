@@ -1,4 +1,4 @@
-"""What training logs: scalars by step, and what is printed.
+"""The log of training: scalars by step, and printed output.
 
 The user's code calls :func:`log`, and whoever trains a chain states where that goes (:func:`recording`). Nothing of it
 is reached from the trainable, so no log is part of a state. No random number is drawn, no gradient kept.
@@ -49,7 +49,7 @@ def log(name: str, value: Any) -> None:
     verification, which train a step once more.
 
     Raises:
-        UsageError: this is no name, or no number.
+        UsageError: this is not a name, or no number.
     """
     if _sink is not None:
         _sink.log(name, value)

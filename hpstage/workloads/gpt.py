@@ -97,7 +97,7 @@ def read(text: str, block: int) -> tuple[Bytes, Bytes]:
 
 
 def windows(tokens: Bytes, starts: list[int], block: int, device: str) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, the bytes that follow: int64 of shape (len(starts), block)."""
+    """Return inputs and targets, both int64 of shape (len(starts), block). Each target is the byte after its input."""
     taken = torch.from_numpy(np.stack([tokens[start : start + block + 1] for start in starts])).to(device).long()
     return taken[:, :-1], taken[:, 1:]
 

@@ -523,7 +523,7 @@ def test_an_empty_path_is_refused_by_name(
 def test_a_host_at_which_nothing_can_listen_is_refused(words: list[str], host: str) -> None:
     done = run(*words, "--host", host)
     assert isinstance(done.exception, UsageError)
-    assert str(done.exception).startswith(f"--host {host} is no address of this host (")
+    assert str(done.exception).startswith(f"--host {host} is not an address of this host (")
 
 
 def test_unwritable_output_and_missing_packages_are_errors_with_a_remedy(

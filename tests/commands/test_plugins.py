@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "no subclass": (
         ["--algorithm", "Nothing"],
-        "the plugin 'Nothing' of small-plugin 1.2 (hpstage.algorithms, small_plugin:NoAlgorithm) is no subclass of "
+        "the plugin 'Nothing' of small-plugin 1.2 (hpstage.algorithms, small_plugin:NoAlgorithm) is not a subclass of "
         "hpstage.algorithm.Algorithm; fix, update or uninstall small-plugin",
     ),
     "unknown executor": (
@@ -234,7 +234,7 @@ REFUSED = {
     ),
     "shared": (
         ["--executor", "Quiet()", "--store", "drawer://plan"],
-        "say with --checkpoints where all of them",
+        "give --checkpoints, a location that all of them",
     ),
 }
 # One process for all of them: to import Optuna and Dask takes seconds.

@@ -88,7 +88,7 @@ def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str)
     [
         (["--at", "9", "--set", "lr=0.1"], "cannot be branched at step 9"),
         (["--at", "2", "--set", "rate=0.1"], "no hyperparameter 'rate'; it has lr"),
-        (["--at", "2", "--set", "steps=9"], "'steps' is no hyperparameter of trial runs/0; give a branch's length"),
+        (["--at", "2", "--set", "steps=9"], "'steps' is not a hyperparameter of trial runs/0; give a branch's length"),
         (["--at", "2"], "without a change"),
         (["--at", "2", "--set", "lr=cosine(0.1"], "cannot be read"),
     ],

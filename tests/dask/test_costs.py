@@ -24,7 +24,7 @@ def searched(metric: list[str], executor: Executor | Client, store: Path) -> lis
 
 
 @pytest.mark.ci
-def test_bytes_of_checkpoints_are_those_of_a_search_in_this_process(client: Client, tmp_path: Path) -> None:
+def test_checkpoints_of_workers_have_as_many_bytes_as_in_this_process(client: Client, tmp_path: Path) -> None:
     metric = ["score", "hpstage:bytes"]
     found = searched(metric, client, tmp_path / "dask")
     assert found == searched(metric, hpstage.InlineExecutor(), tmp_path / "inline")

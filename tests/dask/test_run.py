@@ -242,7 +242,7 @@ def test_bad_arguments_are_named_with_the_remedy(folder: Path, words: list[str],
 def test_a_study_in_a_pipe_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "study.log")
     command = ["run", "search_it.py:Line", "search_it.py:space", "--metric", "loss", "--steps", "10"]
-    with pytest.raises(UsageError, match=r"--storage study.log cannot be opened: it is no file"):
+    with pytest.raises(UsageError, match=r"--storage study.log cannot be opened: it is not a file"):
         CliRunner().invoke(app, [*command, "--storage", "study.log"], catch_exceptions=False)
 
 

@@ -78,7 +78,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 @contextmanager
 def _unseen(values: Any) -> Iterator[None]:
-    """What a graph writes is no operation of torch's: it counts no version of a tensor."""
+    """What a graph writes is not an operation of torch's: it counts no version of a tensor."""
     with ExitStack() as stack:
         for tensor in _tensors(values):
             if not tensor.is_inference():

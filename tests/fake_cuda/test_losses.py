@@ -25,7 +25,7 @@ STEPS = 9
 
 
 class Diverging(Small):
-    """Has a loss that is no number in a step. ``taken`` is called with the number of each batch that is taken."""
+    """Has a loss that is not a number in a step. ``taken`` is called with the number of each batch that is taken."""
 
     device = "cuda"
     batch_size = 8

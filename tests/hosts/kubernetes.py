@@ -189,7 +189,7 @@ def _handle(here: Kubernetes, method: str, path: str, body: dict[str, Any]) -> t
 
 
 def _without_nulls(resource: Any) -> Any:
-    """As Kubernetes reads it: fields that are null are left out where null is no value."""
+    """As Kubernetes reads it: fields that are null are left out where null is not a value."""
     if isinstance(resource, list):
         return [_without_nulls(one) for one in resource]
     if isinstance(resource, dict):

@@ -93,7 +93,7 @@ def test_the_docstring_of_a_trainable_lists_every_attribute() -> None:
 def test_nothing_else_is_at_the_top_level() -> None:
     """What is tracked there; a sweep of all new files once committed downloaded packages."""
     if not (ROOT / ".git").exists():
-        pytest.skip("this is no checkout")
+        pytest.skip("this is not a checkout")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     names = {line.partition("/")[0] for line in tracked.splitlines()}
     folders = {"hpstage", "cluster", "algos", "notebooks", "tests", "scripts"}

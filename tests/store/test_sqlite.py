@@ -60,7 +60,7 @@ def test_kill_9_of_a_writer_loses_nothing_acknowledged_and_leaves_no_torn_batch(
         rest = writer.stdout.read().split("\n")
         writer.stdout.close()
         writer.wait()
-        # The last line may be torn, since the pipe is no journal.
+        # The last line may be torn, since the pipe is not a journal.
         acknowledged = int(rest[-2]) if len(rest) > 1 else acknowledged
         with closing(SQLiteJournal(path)) as journal:
             records = journal.read()

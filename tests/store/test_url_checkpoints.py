@@ -75,7 +75,7 @@ def test_any_other_scheme_goes_through_fsspec(place: str) -> None:
         ("file://host/path", "another host"),
         ("file://relative", "another host, or no absolute path"),
         ("file:///a%00b", "no absolute path"),
-        ("file://[/a", "is no URL"),
+        ("file://[/a", "is not a URL"),
     ],
 )
 def test_a_location_that_cannot_be_is_refused(location: str, message: str) -> None:

@@ -118,5 +118,5 @@ def test_a_damaged_checkpoint_is_listed_and_can_be_deleted(store: UrlCheckpoints
 @pytest.mark.parametrize("key", ["", "a", "../../etc/passwd", "..", ".tmp", "a/b", "a\x00b", "x" * 129])
 def test_a_key_that_would_lead_elsewhere_is_refused(store: UrlCheckpoints, key: str) -> None:
     for call in (store.load, store.manifest, store.delete):
-        with pytest.raises(UsageError, match="no state key"):
+        with pytest.raises(UsageError, match="not a state key"):
             call(StateKey(key))

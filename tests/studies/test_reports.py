@@ -91,7 +91,7 @@ def test_a_further_call_with_a_sampler_of_the_same_seed_says_that_it_repeats_tri
     result = search(study, wide, store=journal)
     first, second = ([trial.params for trial in study.trials[at : at + 6]] for at in (0, 6))
     assert (first == second) == repeats == (result.savings.steps_trained == 0)
-    said = "results of 6 trials up to step 6, under the parameters of earlier trials of study"
+    said = "results of 6 trials up to step 6, since the sampler proposed the parameters of earlier trials of study"
     assert (said in caplog.text) == repeats
 
 

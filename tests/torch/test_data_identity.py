@@ -384,7 +384,7 @@ def test_a_file_that_code_reads_by_a_written_name_counts_by_its_content(
     np.save("weights.npy", np.zeros(3))
     before = made()
     assert made() == before
-    for written in ("seen.txt", "out.npy"):  # what training writes is no input
+    for written in ("seen.txt", "out.npy"):  # what training writes is not an input
         Path(written).write_text("by another run")
     assert made() == before
     np.save("weights.npy", np.ones(3))

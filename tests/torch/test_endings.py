@@ -200,7 +200,7 @@ def test_an_end_that_depends_on_when_a_report_is_wanted_is_refused(caught: type[
     result = search(measuring, catch=(caught,))
     failed = [trial for trial in result.study.trials if trial.state == TrialState.FAIL]
     assert failed
-    assert all("where a report was wanted" in trial.user_attrs["hpstage:failure"] for trial in failed)
+    assert all("if a report is wanted there" in trial.user_attrs["hpstage:failure"] for trial in failed)
 
 
 def diverging(trial: optuna.Trial) -> dict[str, object]:

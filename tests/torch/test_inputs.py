@@ -452,7 +452,7 @@ def test_what_training_writes_is_no_input(folder: Path, caplog: pytest.LogCaptur
 
 
 class Settings(Tiny):
-    """Code calls libraries and Python for much that is no input."""
+    """Code calls libraries and Python for much that is not an input."""
 
     def scale(self) -> float:
         import calendar  # noqa: F401

@@ -261,7 +261,7 @@ def test_nothing_is_verified_where_verification_is_off() -> None:
 def test_a_store_that_was_found_inexact_is_built_on_no_more() -> None:
     """What was kept before it was found is there, and a second call would train on from it."""
     journal = MemoryJournal()
-    for match in (r"self\.anchor", r"by an earlier call on this store.*self\.anchor.*choose another store"):
+    for match in (r"self\.anchor", r"an earlier call on this store.*self\.anchor.*use a new store"):
         with pytest.raises(StateError, match=match):
             search(Anchored(), store=journal)
     search(Anchored(), store=journal, verify="off")

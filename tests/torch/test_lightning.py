@@ -322,7 +322,7 @@ def test_values_without_effect_are_refused() -> None:
         ({"callbacks": ModelCheckpoint()}, "the callback ModelCheckpoint is not carried over"),
         ({"callbacks": [Timer()]}, "the callback Timer is not carried over: what ends trials is not the clock"),
         ({"callbacks": [StochasticWeightAveraging(0.1)]}, "use WeightAveraging"),
-        ({"callbacks": [print]}, "no lightning.pytorch.Callback"),
+        ({"callbacks": [print]}, "not a lightning.pytorch.Callback"),
     ],
 )
 def test_arguments_of_the_trainer_that_are_not_carried_over_are_named(arguments: dict[str, Any], says: str) -> None:

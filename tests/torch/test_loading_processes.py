@@ -144,7 +144,7 @@ class OwnGenerator(Augmented):
 @pytest.mark.parametrize("made", [Counting, OwnGenerator])
 def test_a_data_set_that_depends_on_what_it_loaded_before_is_refused_by_name(made: Any) -> None:
     trainable = fresh(Given(made()))
-    with pytest.raises(UsageError, match=f"of {made.__name__} was another when it was loaded again .* num_workers = 0"):
+    with pytest.raises(UsageError, match=f"of {made.__name__} changed when it was loaded again .* num_workers = 0"):
         trainable.train(0, hp_at(0))
     trainable.close()  # type: ignore[attr-defined]
     advance(fresh(with_workers(Given(made()), 0)), 0, 2).state_dict()  # there it is part of the state
@@ -254,7 +254,7 @@ def test_a_batch_that_cannot_be_sent_is_refused_at_once() -> None:
         return [samples, lambda: None]
 
     trainable = fresh(with_workers(OfLoader(collate_fn=collated), 1))
-    with pytest.raises(UsageError, match="a batch cannot be sent from a process that loads"):
+    with pytest.raises(UsageError, match="a batch cannot be sent from a worker process of the DataLoader"):
         trainable.train(0, hp_at(0))
     trainable.close()  # type: ignore[attr-defined]
 

@@ -64,7 +64,7 @@ def test_what_the_model_has_had_until_a_late_step_is_in_the_state() -> None:
 
 
 def over_epochs(run: Run) -> None:
-    """The iterator of the outer loop is no variable."""
+    """The iterator of the outer loop is not a variable."""
     parts = begun(run)
     steps = run.steps()
     count = 0
@@ -295,7 +295,7 @@ def stepping_at_two_places(run: Run) -> None:
 
 
 def test_a_loop_that_starts_again_is_refused() -> None:
-    """What counts its steps is no local variable, and a fork would have it count from there."""
+    """What counts its steps is not a local variable, and a fork would have it count from there."""
     with pytest.raises(UsageError, match="looped over twice"):
         trained(started_again, 7)
 

@@ -220,7 +220,7 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"control": "z"}, "control is 'z', which is none of the mixtures: x, y"),
+        ({"control": "z"}, "control is 'z'; it must be one of the mixtures: x, y"),
         ({"mixtures": {"y": {"lo": 1}}}, "no hyperparameter 'mixture.lo'; did you mean 'mixture.low'"),
         ({"seeds": [1, 1]}, "seeds is .1, 1.; give different seeds"),
         ({"mixtures": {"y": {"low": 0}}}, "mixture 'y' is .'low': 0.; its weights must be at least 0, and one above"),

@@ -70,9 +70,7 @@ def test_a_patch_of_only_this_process_is_refused_by_name_elsewhere(place: str) -
         patch.setattr(owner, name, value, raising=False)
         packed = pack(Small(), LIBRARIES)
         assert type(unpack(packed)) is Small
-    with pytest.raises(
-        UsageError, match=rf"^{place}: the process that searches .* and the one that trains has not, .*"
-    ):
+    with pytest.raises(UsageError, match=rf"^{place}: the search's process has put your code there, .* has not\. .*"):
         unpack(packed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, lambda *given: given[-1], raising=False)  # patched, too, but by other code

@@ -207,7 +207,7 @@ class OwnLoop(NeuralNetClassifier):  # type: ignore[misc]
         (lambda: classifier(compile=True), "compile=True"),
         (lambda: OwnLoop(Net), r"OwnLoop has a fit_loop\(\) of its own"),
         (lambda: classifier(EarlyStopping(load_best=True)), "EarlyStopping has load_best=True"),
-        (lambda: classifier(LoadInitState(Checkpoint())), "LoadInitState begins with what another training has saved"),
+        (lambda: classifier(LoadInitState(Checkpoint())), "LoadInitState loads what another training saved"),
     ],
 )
 def test_a_net_that_cannot_be_stepped_is_refused_by_name(net: Any, message: str) -> None:

@@ -263,7 +263,7 @@ def test_a_store_without_a_study_gives_its_trials_and_their_models(found: hpstag
         (lambda result: result.load(0).scheduler, "no attribute"),
         (lambda result: hpstage.open(result.store).trial(0, study="other"), "no study 'other'; there are: study"),
         (lambda result: hpstage.open(result.store / "nothing"), "there is no plan in"),
-        (lambda result: result.trial(0).load(ordinary_loop), "this is no state of a training function"),
+        (lambda result: result.trial(0).load(ordinary_loop), "this is not a state of a training function"),
     ],
 )
 def test_what_is_not_there_is_named(found: hpstage.Result, wrong: Any, message: str) -> None:

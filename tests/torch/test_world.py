@@ -424,7 +424,7 @@ def test_a_change_to_a_module_met_only_in_setup_is_refused_to_the_next_trial() -
     trainable: Any = fresh(MetLate())
     advance(trainable, 0, 2)
     trainable.setup(hp_at(0))
-    with pytest.raises(StateError, match=r"tests\.torch\.late:.*COUNTS.* has changed .* import its module where yours"):
+    with pytest.raises(StateError, match=r"tests\.torch\.late:.*COUNTS.* has changed .* Import it at the top of your"):
         advance(trainable, 0, 1)
 
 
@@ -441,7 +441,7 @@ def test_a_module_that_training_is_the_first_to_import_by_a_name_that_is_made_up
     trainable: Any = advance(fresh(MetByText()), 0, 2)
     with pytest.raises(StateError, match=r"^tests\.torch\.late_in_training was first imported in training, by a name"):
         trainable.state_dict()
-    with pytest.raises(StateError, match=r"modules tests\.torch\.late_in_\* has changed .* import its module where"):
+    with pytest.raises(StateError, match=r"modules tests\.torch\.late_in_\* has changed .* Import it at the top"):
         set_up_again(trainable)
 
 

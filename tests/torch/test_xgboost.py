@@ -308,7 +308,7 @@ def test_several_validation_sets_or_none_may_be_given() -> None:
         ({"seed_per_iteration": False}, "would depend on where training began"),
         ({"device": "cuda"}, "device='cuda' cannot be forked: only the processor's rounds"),
         ({"lambdarank_unbiased": True}, "does not continue estimates of position bias"),
-        ({"process_type": "update"}, "to update trees is no round"),
+        ({"process_type": "update"}, "to update trees is not a round"),
         ({"updater": "grow_colmaker,prune"}, "`tree_method` names what grows trees"),
         ({"booster": "gblinear", "feature_selector": "shuffle"}, "the order of features is in no model file"),
         ({"booster": "gblinear", "tolerance": 0.1}, "the weights of the round before are in no model file"),

@@ -105,7 +105,7 @@ def snapshot_of(plan: SearchPlan) -> bytes:
         with uncollected():
             encoder.encode_into((header, msgspec.Raw(encoder.encode(_LAYOUT.write(plan)))), content, _START)
     except (OverflowError, UnicodeError, TypeError) as error:
-        raise Unusable(f"the plan holds what cannot be written ({error})") from error
+        raise Unusable(f"the plan contains a value that cannot be written ({error})") from error
     content[:_START] = TAG + xxhash.xxh3_128_digest(memoryview(content)[_START:])
     return bytes(content)
 

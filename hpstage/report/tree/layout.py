@@ -33,7 +33,7 @@ class LaidBranch:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What is folded away beneath a branch."""
+    """The branches folded away below a branch."""
 
     nodes: int
     trials: int

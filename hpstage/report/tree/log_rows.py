@@ -1,4 +1,4 @@
-"""What branches have logged and printed, as the drawer of the tree shows it: curves of few points, ends of outputs."""
+"""Logs of branches for the drawer of the tree: curves of few points, and the ends of printed outputs."""
 
 from __future__ import annotations
 

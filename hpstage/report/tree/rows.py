@@ -82,7 +82,7 @@ class FailureRow(msgspec.Struct, array_like=True):
 
 
 class LogRow(msgspec.Struct, array_like=True):
-    """What a branch has logged, as points of curves by name, and the end of what it has printed."""
+    """The log of a branch: points of curves by name, and the end of its printed output."""
 
     curves: dict[str, list[tuple[int, float]]]
     output: str

@@ -43,7 +43,7 @@ class BranchingTree(anywidget.AnyWidget):
         self.state = f"Training a branch of trial {clean(trial)} at step {clean(at)}: {clean(text)}"
         try:
             if not at.isdecimal():
-                raise UsageError(f"{clean(at)!r} is no step; give a whole number")
+                raise UsageError(f"{clean(at)!r} is not a step; give a whole number")
             self.state = self._train(trial, int(at), values_of(_assignments(text)))
         except HpstageError as error:
             self.state = str(error)

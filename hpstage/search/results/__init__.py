@@ -1,4 +1,4 @@
-"""What was trained: the trials of a plan, their saved states, and the models in them."""
+"""Results: the trials of a plan, their saved states, and the models in them."""
 
 from hpstage.search.results.diff import TrialDiff
 from hpstage.search.results.loading import LoadedState

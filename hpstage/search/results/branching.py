@@ -79,7 +79,9 @@ def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mappi
     """Raise :class:`UsageError` if the trial has no hyperparameter of one of the names."""
     for name in names:
         if name in RESERVED:
-            raise UsageError(f"{name!r} is no hyperparameter of trial {planned.id}; give a branch's length with steps=")
+            raise UsageError(
+                f"{name!r} is not a hyperparameter of trial {planned.id}; give a branch's length with steps="
+            )
         if name not in own and name in ("seed", "batch_size"):  # of which defaults cannot state what was meant
             raise UsageError(
                 f"trial {planned.id} was trained without the hyperparameter {name!r}, and its branches cannot change "

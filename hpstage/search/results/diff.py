@@ -1,4 +1,4 @@
-"""What distinguishes two trials: where they diverge, in which schedules, metrics and tensors."""
+"""The differences between two trials: the step at which they diverge, their schedules, metrics and tensors."""
 
 from __future__ import annotations
 

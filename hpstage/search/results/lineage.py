@@ -1,4 +1,4 @@
-"""What a trial needs to be trained on: configurations, and where its plan and its trainable are."""
+"""What is needed to continue a trial: its configuration, and where its plan and its trainable are."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def decays(
         UsageError: there is no such control, or the trial lacks a hyperparameter.
     """
     if control not in mixtures:
-        raise UsageError(f"control is {control!r}, which is none of the mixtures: {', '.join(map(str, mixtures))}")
+        raise UsageError(f"control is {control!r}; it must be one of the mixtures: {', '.join(map(str, mixtures))}")
     for name, mixture in mixtures.items():
         shares = mixture.values()
         if not all(isinstance(one, int | float) and 0 <= one < inf for one in shares) or not any(shares):

@@ -89,7 +89,7 @@ class Result:
 
     @property
     def audit(self) -> AuditReport:
-        """What audits have trained again and compared, in all calls on this store; see ``optimize(audit=...)``."""
+        """The audits of all calls on this store: what was trained again and compared. See ``optimize(audit=...)``."""
         return audits_of(self.plan, self.journal)
 
     @property
@@ -274,5 +274,5 @@ class Result:
 
     @property
     def best_params(self) -> dict[str, object]:
-        """What the study's sampler suggested for the best trial."""
+        """The parameters that the study's sampler suggested for the best trial."""
         return self.study.best_params

@@ -1,4 +1,4 @@
-"""What the slots of a process have in common besides their model's code: in it, no trial may differ from another."""
+"""Objects that the slots of a process share besides the code of their model: they must be the same for all trials."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 
 class Capturing:
-    """What the graphs of one trainable share: a stream to record on, and memory. Only one of them runs at a time, and
+    """The stream and memory that the graphs of one trainable share. Only one of them runs at a time, and
     its results are copied out of it.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the slots of a process do where a device has no memory left for a step."""
+"""How the slots of a process react when a device has no memory left for a step."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class _Apart:
         self._distances = {path: self._distance(path, found) for path in expected.keys() | found.keys()}
 
     def _distance(self, path: str, other: Reached) -> float:
-        """Return by how much a value differs from the expected one at most; of what is no tensor, 0 or infinity."""
+        """Return by how much a value differs from the expected one at most; of what is not a tensor, 0 or infinity."""
         one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, other))
         if path.endswith(".grad") and (one is None or two is None):
             return 0.0  # whether gradients are left behind is up to the class

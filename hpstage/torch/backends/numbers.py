@@ -14,9 +14,10 @@ _MODULES = ("_operator", "builtins")
 
 
 def keep_numbers(graph: torch.fx.Graph, numbers: Collection[Tensor]) -> None:
-    """Let ``w = self.hp["gamma"]; w += 1`` bind a new number, in a graph of Dynamo's.
+    """Make in-place operators on numbers create new ones in a graph of Dynamo's, as ``w = self.hp["gamma"]; w += 1``
+    does.
 
-    What code makes of numbers by Python's operators alone is a number, of which there is no change in place.
+    A value that code computes from numbers by Python's operators alone is a number: it cannot be changed in place.
 
     Args:
         numbers: the inputs that stand for numbers.

@@ -1,4 +1,4 @@
-"""What compiled code would silently leave out: code that has it is not compiled."""
+"""Operations that compiled code would silently leave out: code that has one of them is not compiled."""
 
 from __future__ import annotations
 

@@ -216,8 +216,8 @@ class Group:
         except OSError as error:
             self.close()
             raise GangLost(
-                f"a process of a gang of {self.size} is gone, and with it what they have trained since the last kept "
-                f"state: {_first_line(error)}"
+                f"a process of a gang of {self.size} is gone, and the steps since the last checkpoint are lost: "
+                f"{_first_line(error)}"
             ) from error
 
     def part(self) -> None:

@@ -155,7 +155,7 @@ def _greet(link: socket.socket, key: bytes, own: int, other: int, port: int, dea
     length = _received(link, _LENGTH.size)
     text = _received(link, min(_LENGTH.unpack(length)[0], _LONGEST))
     if not hmac.compare_digest(signature, _signature(key, b"answers", nonce, text)):
-        raise ConnectionError("whoever answers there is not of this gang")
+        raise ConnectionError("the process that answers there does not belong to this gang")
     return [(host, number) for host, number in json.loads(text)]
 
 

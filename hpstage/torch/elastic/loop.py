@@ -222,9 +222,9 @@ class ElasticLoop(TorchLoop):
         path = next((path for path, text in self._besides(state).items() if self._at_setup.get(path) != text), None)
         if path is not None:
             raise StateError(
-                f"{path} changes in training, and each of {self.virtual_nodes} virtual nodes would change it for "
-                f"itself: keep what training changes in parameters and buffers of the model, or name it in "
-                f"`stateless` if training does not depend on it"
+                f"{path} changes in training, and each of {self.virtual_nodes} virtual nodes would make its own "
+                f"changes to it: keep it in a parameter or buffer of the model, or name it in `stateless` if training "
+                f"does not depend on it"
             )
         return state
 
@@ -297,6 +297,6 @@ def _see_usable(subject: TorchTrainable) -> None:
         )
     if type(subject).extra_state is not TorchTrainable.extra_state:
         raise UsageError(
-            f"{name} has an extra_state() of its own, and virtual_nodes = {nodes}: what training changes besides model "
-            f"and optimizer, each virtual node would change for itself. Give virtual_nodes = 1"
+            f"{name} defines extra_state(), and virtual_nodes = {nodes}: each virtual node would make its own changes "
+            f"to objects other than model and optimizer. Give virtual_nodes = 1"
         )

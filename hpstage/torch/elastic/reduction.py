@@ -25,7 +25,7 @@ Gradient = Tensor | Rows | None
 
 @dataclass(slots=True)
 class Share:
-    """What some neighbouring virtual nodes have computed: a subtree of the reduction.
+    """The sum over some neighbouring virtual nodes: a subtree of the reduction.
 
     Attributes:
         loss: the sum of their losses.
@@ -88,7 +88,7 @@ class Tree:
         self._pending.append((size, share))
 
     def root(self) -> Share:
-        """Return the share of all leaves, whose number is a power of two."""
+        """Return the share of all leaves. Their number must be a power of two."""
         ((_, share),) = self._pending
         return share
 

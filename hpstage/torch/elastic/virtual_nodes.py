@@ -42,7 +42,7 @@ class _Slot:
         now = self.module._buffers.get(self.key)
         if now is None or (now.shape, now.dtype) != (self.start.shape, self.start.dtype):
             raise UsageError(
-                f"the buffer {self.name} is no tensor of shape {tuple(self.start.shape)} and {self.start.dtype} any "
+                f"the buffer {self.name} is not a tensor of shape {tuple(self.start.shape)} and {self.start.dtype} any "
                 f"more, and virtual nodes cannot be averaged: let training keep the form of buffers"
             )
         return now.detach().clone()

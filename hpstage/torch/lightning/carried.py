@@ -1,4 +1,4 @@
-"""What of Lightning is carried over, and what is refused by name; the book's page on Lightning has both as a table."""
+"""Which features of Lightning work, and which are refused by name; the book's page on Lightning lists both."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def checked_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, Callback):
-            raise UsageError(f"trainer: callbacks has a {name}, which is no lightning.pytorch.Callback")
+            raise UsageError(f"trainer: callbacks has a {name}, which is not a lightning.pytorch.Callback")
         for names, why in _REFUSED:
             kinds = tuple(getattr(of_lightning, kind) for kind in names if hasattr(of_lightning, kind))
             if isinstance(callback, kinds):

@@ -69,7 +69,9 @@ class LightningTrainable:
     ) -> None:
         if isinstance(module, LightningModule):
             name = type(module).__name__
-            raise UsageError(f"this {name} is made already; pass the class {name}, of which each trial makes its own")
+            raise UsageError(
+                f"module is an instance of {name}; pass the class {name}, so that each trial makes its own"
+            )
         if not callable(module):
             raise UsageError(f"{module!r} is not a class of a LightningModule, nor a function that makes one")
         if step_unit not in ("batch", "epoch"):
@@ -110,7 +112,7 @@ class LightningTrainable:
         """Return a new module, made with the hyperparameters that it takes.
 
         Raises:
-            UsageError: it needs one that is not there, or this is no LightningModule.
+            UsageError: it needs one that is not there, or this is not a LightningModule.
         """
         parameters = inspect.signature(self.module).parameters.values()
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

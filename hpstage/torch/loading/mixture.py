@@ -55,10 +55,10 @@ class Mixture(ConcatDataset[Any]):
         return _MixedOrder([len(source) for source in self.datasets])  # type: ignore[arg-type]
 
     def seed(self, hp: Mapping[str, Scalar]) -> MixedSeed:
-        """Return what decides the order: the seed, and the weights.
+        """Return the seed and the weights, which together decide the order.
 
         Raises:
-            UsageError: a weight is missing, of no source, or no number of at least 0, or all are 0.
+            UsageError: a weight is missing, has no source, or is not a number of at least 0; or all weights are 0.
         """
         if other := [name for name in hp if name.startswith(MIXTURE) and name[len(MIXTURE) :] not in self.names]:
             raise UsageError(f"{other[0]!r} is the weight of no source; the mixture has {', '.join(self.names)}")

@@ -46,11 +46,10 @@ def see_repeatable(samples: Samples, seed: int, start: int, indices: Indices) ->
     if one != other:
         name = type(samples.dataset).__name__
         raise UsageError(
-            f"sample {first[0]} of {name} was another when it was loaded again under the same random numbers, so that "
-            f"it depends on what was loaded before (by a counter, or a generator of its own), of which each process "
-            f"knows only its part: let {name} be a function of the index and of the global generators (random, NumPy, "
-            f"torch), which are keyed before each sample; or load with num_workers = 0, where what it changes is part "
-            f"of the state"
+            f"sample {first[0]} of {name} changed when it was loaded again with the same random numbers: it depends on "
+            f"the samples loaded before (by a counter, or its own generator), and each process loads only some of "
+            f"them. Let {name} be a function of the index and of the global generators (random, NumPy, torch), which "
+            f"are seeded before each sample; or load with num_workers = 0, where its changes are part of the state"
         )
 
 
@@ -60,6 +59,6 @@ def see_plain(batch: Any) -> None:
         pickle.loads(pickle.dumps(batch))  # noqa: S301  # just written
     except Exception as error:
         raise UsageError(
-            f"a batch cannot be sent from a process that loads data to the one that trains ({error}): let it be made "
-            f"of tensors, arrays, numbers, and classes of a module that can be imported; or load with num_workers = 0"
+            f"a batch cannot be sent from a worker process of the DataLoader to the training process ({error}): build "
+            f"it of tensors, arrays, numbers, and classes of an importable module; or load with num_workers = 0"
         ) from error

@@ -1,4 +1,4 @@
-"""What hpstage takes over from the user's DataLoader; its sampler is replaced by an order of the same kind."""
+"""Takes over the settings of the user's DataLoader; its sampler is replaced by an order of the same kind."""
 
 from __future__ import annotations
 

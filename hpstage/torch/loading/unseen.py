@@ -12,7 +12,7 @@ from hpstage.training.capture.surveyor import Surveyor
 
 
 class Sent:
-    """What a data set and the code that collates held when processes were started.
+    """Values of a data set and of its collate function when worker processes were started.
 
     Args:
         parts: the objects, by name.

@@ -1,4 +1,4 @@
-"""What a Trainer logs goes to hpstage's log of the step."""
+"""Sends what a Trainer logs to hpstage's log of the step."""
 
 from __future__ import annotations
 

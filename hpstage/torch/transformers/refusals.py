@@ -1,4 +1,5 @@
-"""What a Trainer subclass or a callback may define that a search would never call: refused by name before it starts."""
+"""Refuses, by name and before the search starts, methods of a Trainer subclass or a callback that it would never
+call."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class TrainerTrainable(TorchTrainable):
         if not any(id(parameter) in held for parameter in model.parameters()):
             raise UsageError(
                 f"the optimizer of {type(trainer).__name__} has no parameter of the model: an argument of trainer_class"
-                f" holds another model, as a loss that was made of one does. Pass what makes it of a model"
+                f" holds another model, as a loss built from a model does. Pass a function that builds it from a model"
             )
         trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
         self.batches_of_epoch = self._count_batches()
@@ -324,8 +324,8 @@ class TrainerTrainable(TorchTrainable):
                 continue  # names unlike any field may be read in ways that cannot be followed
             without = "model_init does not mention it" if given else "there is no model_init that takes an argument"
             raise UsageError(
-                f"nothing reads the hyperparameter {name!r}: it is no field of {self.arguments.kind.__name__}{meant}, "
-                f"and {without}. For one that your Trainer reads, add a field to a subclass of TrainingArguments"
+                f"nothing reads the hyperparameter {name!r}: it is not a field of {self.arguments.kind.__name__}{meant}"
+                f", and {without}. For one that your Trainer reads, add a field to a subclass of TrainingArguments"
             )
 
     @staticmethod
@@ -361,9 +361,9 @@ class TrainerTrainable(TorchTrainable):
             if name == "learning_rate" and self._scheduler:
                 if value != self.initial[name]:
                     raise UsageError(
-                        f"learning_rate changes from {self.initial[name]!r} to {value!r} by its schedule in the space, "
-                        f"and by {self._scheduler}: set lr_scheduler_type='constant', without a create_scheduler(), "
-                        f"to follow the schedule, or give learning_rate one value"
+                        f"two schedules change learning_rate: that of the space (from {self.initial[name]!r} to "
+                        f"{value!r}) and {self._scheduler}. To follow the space, set lr_scheduler_type='constant' and "
+                        f"define no create_scheduler(); otherwise give learning_rate one value"
                     )
             elif not self.arguments.is_live(name) or (name in FIXED and has_own_order(trainer)):
                 if value != self.initial[name]:

@@ -1,1 +1,1 @@
-"""What a trainable consists of, and how all of it is captured: see :mod:`hpstage.training.capture.world`."""
+"""Finds all that a trainable consists of, and captures it: see :mod:`hpstage.training.capture.world`."""

@@ -63,7 +63,7 @@ class Places:
         """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory.
 
         Raises:
-            StateError: it shares that of an object that is no tensor or array, or has that which another one had.
+            StateError: it shares that of an object that is not a tensor or array, or has that which another one had.
         """
         extent = _extent(obj)
         if extent is None:

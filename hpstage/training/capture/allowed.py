@@ -1,4 +1,4 @@
-"""What a state may name, so that reading one runs only code that is known here.
+"""Names that a state may contain, so that loading it runs only known code.
 
 A state may come from anyone: it names classes, functions and generators, which are looked up. Of the functions of
 libraries, it may name those that only compute, not arbitrary loaded ones: one that reads files or runs programs would

@@ -88,4 +88,4 @@ def made_of(name: str, parts: list[Any]) -> Any:
     try:
         return _BY_NAME[name][2](*parts)
     except (TypeError, ValueError, ArithmeticError, re.error, struct.error) as error:
-        raise StateError(f"the state holds a {name} of {parts}, and there is none such") from error
+        raise StateError(f"the state holds an invalid {name}: it cannot be made of {parts}") from error

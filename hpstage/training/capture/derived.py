@@ -1,4 +1,4 @@
-"""What torch derives from other objects: weights before each use, and the counting ``step`` of an optimizer."""
+"""Objects that torch derives from others: weights before each use, and the counting ``step`` of an optimizer."""
 
 from __future__ import annotations
 

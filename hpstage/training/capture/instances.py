@@ -335,7 +335,7 @@ class ClassNamespace(Kind):
 
 
 def _called(path: str, member: object) -> Iterator[Child]:
-    """Yield what a class member (``staticmethod``, ``property``) calls that is no function: a partial, an object."""
+    """Yield what a class member (``staticmethod``, ``property``) calls that is not a function: a partial, an object."""
     for name, part in parts_called(member):
         inner = f"{path}.{name}"
         if type(part) is not types.FunctionType:

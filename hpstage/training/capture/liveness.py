@@ -173,8 +173,8 @@ def always_after(code: CodeType, offset: int) -> AlwaysAfter:
 
 
 class AlwaysAfter:
-    """Which instructions are always executed after another one, before ``code`` is paused at ``offset`` again (Allen:
-    Control flow analysis, 1970: postdominators). Exceptions are ignored, and so is what does not lead there."""
+    """Finds the instructions that are always executed after another one, before ``code`` is paused at ``offset`` again
+    (Allen: Control flow analysis, 1970: postdominators). Exceptions are ignored, and so is what does not lead there."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
         instructions = instructions_of(code)

@@ -31,7 +31,7 @@ _ENDS = ("POP_TOP", "RETURN", "JUMP", "POP_JUMP")
 
 @dataclass(frozen=True)
 class OnRequest:
-    """What a paused function does where a report is wanted.
+    """The code that a paused function runs only where a report is wanted.
 
     Attributes:
         leaves: it leaves its loop there, without an error.

@@ -74,7 +74,7 @@ def _path(name: object) -> str | None:
 def _as_before(path: str) -> Iterator[None]:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else could block forever
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         yield
     except (OSError, ValueError) as error:
         raise StateError(

@@ -212,7 +212,7 @@ class Context(Cell):
         if content:
             obj.set(content[0])
         elif self.read(obj, skip):
-            raise TypeError("only who has set it can unset it")
+            raise TypeError("only the code that set it can unset it")
 
 
 class Cache(Kept):

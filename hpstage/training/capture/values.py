@@ -23,7 +23,7 @@ _SAMPLED, _BLOCK = 64, 4096
 
 
 class Marked:
-    """What identifies a changed tensor or array.
+    """Marks by which a changed tensor or array is recognized.
 
     Args:
         sampled: also keep a checksum of its bytes; for a large one, of some of them, plus its version counter. Writing

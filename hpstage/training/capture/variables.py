@@ -43,7 +43,7 @@ class Variable:
 
 
 class Variables:
-    """What local variables, and all that is reachable only through them, held at one time.
+    """The values of local variables, and of all that is reachable only through them, at one time.
 
     Args:
         variables: variables that may matter.

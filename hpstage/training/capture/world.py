@@ -116,9 +116,9 @@ class World:
         for record in self._met_late():
             if record.changed():
                 raise StateError(
-                    f"{record.path} has changed in training, and belongs to code that was met in model() or setup() "
-                    f"only, so that a trial would begin with what another has left: import its module where yours "
-                    f"begins; {excluding(record.path)}"
+                    f"{record.path} has changed in training. Its module was first imported in model() or setup(), so a "
+                    f"trial would begin with the value that another trial left. Import it at the top of your module; "
+                    f"{excluding(record.path)}"
                 )
         self._note_filled()
         self.base = None
@@ -278,7 +278,7 @@ class World:
                 try:
                     decoder.write(path, content)
                 except (OSError, RuntimeError) as error:
-                    raise StateError(f"the state sets {path} to what is not here: {error}") from error
+                    raise StateError(f"the state sets {path} to an object that does not exist here: {error}") from error
         if local is not None and write is not None:
             assert self._entered is not None, "enter() comes first"
             self._entered.load(local, decoder, write)
@@ -306,9 +306,9 @@ class World:
                 before, present = base.records.get(id(argument)), now.records.get(id(argument))
                 if before is not None and before is not present:
                     raise StateError(
-                        f"{record.path} has kept a result for {before.path}, which training changes, so that a fork "
-                        f"would get another one: give it what it depends on, as numbers or texts, or keep the result "
-                        f"as an attribute"
+                        f"{record.path} has cached a result for {before.path}, which training changes: a fork would "
+                        f"get another result. Pass it the numbers or texts that it depends on instead, or keep the "
+                        f"result as an attribute"
                     )
 
     def _watch(self, cached: Iterable[Record]) -> None:
@@ -402,8 +402,9 @@ class World:
                 if name is not None and name != "training":  # changes by model.eval() are expected
                     self._warned.add(record.path)
                     logger.warning(
-                        "%s has changed %s.%s, which is undone, so that training does not depend on when it is called; "
-                        "what training is to go by, a scheduler or a best value, belongs in a training step",
+                        "%s has changed %s.%s. The change is undone, so that training does not depend on when it is "
+                        "called. Update values that training uses, such as a scheduler or a best value, in a training "
+                        "step",
                         what,
                         record.path,
                         name,
@@ -411,7 +412,7 @@ class World:
             return
         self._warned.add(record.path)
         logger.warning(
-            "%s has made %s, which is removed again, so that training does not depend on it; if it is a cache, make it "
+            "%s has made %s. It is removed again, so that training does not depend on it; if it is a cache, make it "
             "in dataset() or __init__(), or name it in `stateless`",
             what,
             made[0],

@@ -1,4 +1,4 @@
-"""What a code object does, as a string regardless of comments, layout, docstrings and file; and what it names."""
+"""The instructions of a code object as a string, regardless of comments, layout, docstrings and file; and its names."""
 
 from __future__ import annotations
 
@@ -175,7 +175,8 @@ Resolve = Callable[[Imported], object]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name in code refers to. ``module`` and ``name`` say where a global is; for others, they are empty."""
+    """The object that a name in code refers to. ``module`` and ``name`` say where a global is; for others, they are
+    empty."""
 
     path: str
     content: object
@@ -194,7 +195,7 @@ def cells_of(function: FunctionType) -> dict[str, object]:
 
 @dataclass(slots=True)
 class References:
-    """What code refers to: contents of names, and imports whose result is used as a whole."""
+    """The references of code: contents of names, and imports whose result is used as a whole."""
 
     named: list[Named] = field(default_factory=list)
     imported: list[Imported] = field(default_factory=list)

@@ -43,7 +43,7 @@ Namespace = Slot | ClassAttributes | imports.Modules
 
 
 class Graph:
-    """What a function, class or module of the user's leads to.
+    """All code that a function, class or module of the user's leads to.
 
     Attributes:
         namespaces: names that may be rebound, each once.

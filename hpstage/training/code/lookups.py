@@ -24,7 +24,7 @@ _DOTTED = re.compile(r"[^\W\d]\w*\.[\w.]*")
 
 @dataclass(slots=True)
 class Lookups:
-    """What code looks up by name.
+    """The lookups by name in a piece of code.
 
     Attributes:
         own: whether it looks up arbitrary names of its own module.

@@ -1,4 +1,5 @@
-"""Objects that libraries build from the user's code: the functions they wrap, or a digest of their saved form."""
+"""Objects that libraries build from the user's code: finds the functions that they wrap, or digests their saved
+form."""
 
 from __future__ import annotations
 

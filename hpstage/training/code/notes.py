@@ -1,4 +1,4 @@
-"""What code says to readers, docstrings and annotations, which other code may read and train by."""
+"""Docstrings and annotations, which other code may read and let training depend on."""
 
 from __future__ import annotations
 

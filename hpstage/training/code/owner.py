@@ -1,4 +1,5 @@
-"""Who owns code, the user or a library: by where functions come from, since the names of modules may be copied."""
+"""Decides whether code is the user's or a library's: by the file of each function, since names of modules may be
+copied."""
 
 from __future__ import annotations
 

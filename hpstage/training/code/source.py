@@ -1,4 +1,4 @@
-"""What the source of a module says, and which version a package has."""
+"""Reads the source of modules and the versions of packages."""
 
 from __future__ import annotations
 

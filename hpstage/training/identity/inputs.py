@@ -1,4 +1,4 @@
-"""What training reads that is not part of the workload's key, by name and content.
+"""Inputs: files and variables that training reads and that are not part of the workload's key, by name and content.
 
 The key must be known before anything is trained. So these inputs are reported once they were read, recorded with the
 plan, and compared before a later call builds on it.

@@ -21,8 +21,8 @@ _WRITING = re.compile(r"[rbt]*[wax+][bt+]*")  # modes of open()
 def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     """Yield strings that may be paths of files read by ``code`` and the code nested in it.
 
-    What training writes is no input: where code also writes files, only statements that do nothing but read count, and
-    no path that another statement writes, such as that of a checkpoint to resume from.
+    Files that training writes are not inputs: where code also writes files, only statements that do nothing but read
+    count, and no path that another statement writes, such as that of a checkpoint to resume from.
 
     Args:
         code: code of a function.

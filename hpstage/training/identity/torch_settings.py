@@ -20,7 +20,7 @@ Setting = tuple[Callable[[], Any], Callable[[Any], None]]
 
 _PLAIN = (bool, int, float, str)
 _APART = frozenset(("deterministic_algorithms", "thread_name", "torch_function_state", "tracing_state"))
-"""What has more to it than one value, and what is no setting."""
+"""What has more to it than one value, and what is not a setting."""
 _IN_PYTHON = ("torch.backends", "torch.__future__")
 """The packages whose settings Python keeps."""
 

@@ -1,4 +1,4 @@
-"""What the user's code reads outside of its process while it trains: files, folders, environment variables, arguments.
+"""Watches what the user's code reads from outside while it trains: files, folders, environment variables, arguments.
 
 Python notifies audit hooks of every file that it opens, by whatever function and with whatever name. A file that a C
 library opens by itself is not seen, nor is one of which only the existence is checked.
@@ -370,7 +370,7 @@ class _Variables(dict[bytes, bytes]):
 
 
 class _Arguments(list[str]):
-    """The content of ``sys.argv``, of which argparse and others take a slice. Its first item is no argument."""
+    """The content of ``sys.argv``, of which argparse and others take a slice. Its first item is not an argument."""
 
     __slots__ = ()
 

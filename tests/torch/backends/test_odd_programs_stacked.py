@@ -102,7 +102,7 @@ class Accumulating(Tiny):
 
 
 class OwnGenerator(Tiny):
-    """The model has a generator, and a tensor that is no buffer."""
+    """The model has a generator, and a tensor that is not a buffer."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
         model: Any = super().model(hp)

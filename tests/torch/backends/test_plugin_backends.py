@@ -119,5 +119,5 @@ def test_a_backend_of_several_models_that_cannot_train_them_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(Lonely, tmp_path, monkeypatch)
-    with pytest.raises(UsageError, match=r"'lonely'.*is no subclass of .*StackedBackend"):
+    with pytest.raises(UsageError, match=r"'lonely'.*is not a subclass of .*StackedBackend"):
         as_trainable(subject("lonely"))

@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
     "compiled": (lambda: nodes_of(4, numerics="compiled"), "numerics = 'compiled': virtual nodes are trained eagerly"),
     "stacked": (lambda: nodes_of(4, numerics="stacked"), "numerics = 'stacked': virtual nodes are trained eagerly"),
     "update": (Stepping, r"Stepping has an update\(\) of its own, .*register_step_pre_hook"),
-    "extra_state": (Stateful, r"Stateful has an extra_state\(\) of its own"),
+    "extra_state": (Stateful, r"Stateful defines extra_state\(\)"),
     "a batch": (lambda: nodes_of(16), "the batch size is 8, and 16 virtual nodes share each batch equally"),
     "a short batch": (Short, "the last batch of an epoch has 6 samples, .* drop_last=True"),
     "a short batch for BatchNorm": (
@@ -260,7 +260,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
         r"\(Expected more than 1 value per channel when training.*drop_last=True",
     ),
     "a parameter": (Clamping, r"Clamping.loss\(\) changes model.0.weight, which each of 4"),
-    "a list": (Listing, r"self\.seen changes in training, and each of 4 virtual nodes would change it for itself"),
+    "a list": (Listing, r"self\.seen changes in training, and each of 4 virtual nodes would make its own changes"),
     "another model": (Teaching, r"self\.teacher\.\S+ changes in training, and each of 4 virtual nodes"),
     "a batch's tensor": (Whole, r"batch\[2\] is a tensor of shape \(5,\) in a batch of 8 samples"),
     "whole numbers": (Different, "the buffer count holds whole numbers, which virtual nodes have changed in different"),

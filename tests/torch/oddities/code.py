@@ -282,7 +282,7 @@ def noted(module: Any, inputs: Any, output: Any) -> None:
     CACHED.append(1)
 
 
-# --- what the members of a class call, where that is no function
+# --- what the members of a class call, where that is not a function
 
 
 class Counting(Called):

@@ -303,7 +303,7 @@ class Reference:
         return self.last
 
 
-@odd("a cached result of a method, of what training changes", Reference, refused=r"has kept a result for self\.kept")
+@odd("a cached result of a method, of what training changes", Reference, refused=r"has cached a result for self\.kept")
 def _(kept: Any, self: Odd) -> float:
     kept.last += 1
     return kept.first() if self.steps > 1 else 0.0

@@ -58,5 +58,5 @@ def test_a_folder_leaves_nothing_else_behind_and_no_key_leads_out_of_it(tmp_path
         f".logs/aa/{KEY}"
     ]
     for key in ("../../etc", "a/b", ".logs"):
-        with pytest.raises(UsageError, match="no state key"):
+        with pytest.raises(UsageError, match="not a state key"):
             store.save_log(StateKey(key), LOG)

@@ -190,7 +190,7 @@ def grown(values: list[float]) -> list[float]:
 
 
 class Holder:
-    """A class of the user's that is no sampler."""
+    """A class of the user's that is not a sampler."""
 
     def __init__(self) -> None:
         self.rng = random.Random(1)
@@ -240,7 +240,7 @@ class Mode(StrEnum):
 
 
 class Odd(RandomSampler):
-    """Has what cannot be kept, or set, or is no state."""
+    """Has what cannot be kept, or set, or is not a state."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed)

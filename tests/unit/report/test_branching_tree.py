@@ -60,7 +60,7 @@ def test_a_click_trains_a_branch_and_shows_the_tree_with_it(result: hpstage.Resu
         ("tape/0", 4, "c=5", "no hyperparameter 'c'"),
         ("tape/0", 4, "a=__import__('os').system('true')", "is no"),
         ("tape/0", 4, "a", "NAME=VALUE"),
-        ("tape/0", "four", "a=5", "is no step"),
+        ("tape/0", "four", "a=5", "is not a step"),
         ("tape/9", 4, "a=5", "tape/9"),
     ],
 )

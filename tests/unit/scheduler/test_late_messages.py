@@ -88,7 +88,7 @@ def check(search: Search, answers: list[Answer], expected: set[tuple[str, int]])
         assert answer.metrics == value_of_key(key, answer.step)
 
 
-def test_steps_passed_before_a_request_arrived_are_trained_from_the_state_before():
+def test_a_request_for_a_step_that_the_chain_has_passed_is_trained_from_the_previous_checkpoint():
     executor = LateExecutor(1, out=lambda: 1.0, back=lambda: 1.5)
     search = Search(executor, checkpoint_every=2)
     search.driver.add([trial(i, {"a": s.constant(1)}, 8) for i in range(3)])

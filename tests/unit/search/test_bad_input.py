@@ -105,7 +105,7 @@ def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(w
         ({"store": b"plan"}, "store is b'plan'"),
         ({"checkpoints": 5}, "checkpoints is 5; give a folder or a URL, or a CheckpointStore, or None"),
         ({"store": "nosuch://plan"}, "there is no store of the kind nosuch://"),
-        ({"store": "redis://127.0.0.1:1"}, "say with checkpoints= where all of them reach its checkpoints"),
+        ({"store": "redis://127.0.0.1:1"}, "give checkpoints=, a location that all of them can reach"),
         *(
             ({switch: wrong}, f"{switch} is {wrong!r}; give True or False")
             for switch in ("extend", "sharing")

@@ -185,10 +185,10 @@ def test_another_default_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     [
         ({"decay": [0.0]}, r"\[0.0\] \(list\) cannot be a hyperparameter's value"),
         ({"decay": float("nan")}, "nan cannot be a hyperparameter's value; it must be finite"),
-        ({3: 0.0}, "3 is no name of a hyperparameter"),
+        ({3: 0.0}, "3 is not a name of a hyperparameter"),
         ({"seed": 3}, "a trial without 'seed' has a value of it already; let the space return another"),
         ({"batch_size": 3}, "a trial without 'batch_size' has a value"),
-        ({"steps": 8}, "'steps' is no name of a hyperparameter"),
+        ({"steps": 8}, "'steps' is not a name of a hyperparameter"),
     ],
 )
 def test_an_invalid_default_is_refused_before_training(defaults: Any, why: str, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_code_without_defaults_is_informed_of_those_of_others(tmp_path: Path, ca
     assert "Another search" not in caplog.text
     again = search(tmp_path / "store", Mine(), first_day, "tuesday")
     assert again.savings.steps_trained == 0
-    assert "Another search on this store has stated defaults of 'decay'" in caplog.text
+    assert "Another search on this store has set defaults for 'decay'" in caplog.text
 
 
 def test_attributes_of_that_name_that_are_something_else_count_in_the_key() -> None:

@@ -347,7 +347,7 @@ def test_a_version_stated_or_left_out_is_no_edit(first):
         ({"space": lambda trial: {"a": s.onecycle(0.1, 5), "steps": 6}}, "'a' ends at step 5, but space.* 6 steps"),
         ({"space": lambda trial: {"a": s.onecycle(1, 9), "b": s.onecycle(1, 10)}}, "end at different steps"),
         ({"executor": 7}, "executor cannot be 7; give hpstage.local_cluster"),
-        ({"store": "redis://localhost"}, "say with checkpoints="),
+        ({"store": "redis://localhost"}, "give checkpoints=, a location"),
         ({"store": "etcd://localhost"}, "no store of the kind etcd://"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
     ],

@@ -200,7 +200,7 @@ def test_losses_and_errors_are_minimized(metric: str, tmp_path: Path) -> None:
     ("hp", "steps", "message"),
     [
         ({"lr": s.linear(0.1).until(5)}, 8, "hyperparameter 'lr': the schedule ends at step 5"),
-        ({"lr": [0.1, 0.2]}, 8, "hyperparameter 'lr': a list is no value"),
+        ({"lr": [0.1, 0.2]}, 8, "hyperparameter 'lr': a list is not a value"),
         (3, 8, "give {'lr': 0.1"),
         ([], 8, "give {'lr': 0.1"),
         ([3], 8, "a configuration is 3"),

@@ -1,5 +1,5 @@
-"""What members have in common: tensors that no step changes, equal in their bytes, one batch and one stream of random
-numbers for all.
+"""Inputs that members have in common: tensors that no step changes, equal in their bytes, one batch and one stream of
+random numbers for all.
 
 It is found by its bytes alone. So a member's bits are the same whatever others have in common with it: a value that
 depends on nothing else is computed once, by the operations that each member alone would compute it with.

@@ -1,4 +1,4 @@
-"""What the prefix of a step has given on earlier batches: a second epoch, or another trial, has it at once.
+"""Cached outputs of the prefix of a step on earlier batches, for later epochs and other trials.
 
 Values are kept by sample, where that is exact and as long as all samples have room, or else by batch, with a digest of
 what they were computed of. Together, those of a kind of step take an eighth of what the frozen tensors take that they

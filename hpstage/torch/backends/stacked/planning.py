@@ -68,8 +68,8 @@ VECTOR = LOOP // 4
 
 @dataclass(frozen=True)
 class Tried:
-    """What was tried out for the programs of one trainable, by the form of calls: a network repeats its layers, and a
-    program most of what another one does."""
+    """Measurements for the programs of one trainable, by the form of calls: a network repeats its layers, and two
+    programs have most calls in common."""
 
     held: dict[object, bool] = field(default_factory=dict)
     """Whether the two ways agreed on other values."""
@@ -79,7 +79,7 @@ class Tried:
 
 @dataclass
 class Plan:
-    """What is known of each node of a graph for a number of members."""
+    """How each node of a graph is computed for a given number of members."""
 
     width: int
     constants: dict[Node, Any]
@@ -294,7 +294,7 @@ def _holds(
 
 
 def _usual(value: Tensor) -> Tensor:
-    """Return ones in the place of zeros, and of what is no number: among these, all ways to compute agree."""
+    """Return ones in the place of zeros, and of what is not a number: among these, all ways to compute agree."""
     if not value.is_floating_point():
         return value
     usual = torch.empty_like(value).copy_(value)

@@ -1,4 +1,4 @@
-"""What cannot be trained as part of a stack."""
+"""The error for a step that cannot be trained as part of a stack."""
 
 from __future__ import annotations
 

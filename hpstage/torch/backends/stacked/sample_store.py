@@ -1,4 +1,4 @@
-"""What the prefix of a step has given on earlier samples: a later epoch, which draws other batches of them, has it.
+"""Cached outputs of the prefix of a step on earlier samples, for later epochs, which draw other batches of them.
 
 That a sample gives the same bits wherever it lies in a batch, and whatever the others are, follows from the operations
 (:mod:`hpstage.torch.backends.stacked.samples`) up to how kernels round, and that is tried out on the first batch.

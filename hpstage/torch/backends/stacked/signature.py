@@ -1,4 +1,5 @@
-"""What a step's trace depends on besides tensors' values, as far as it can be seen without tracing again."""
+"""The signature of a step: all that its trace depends on besides tensors' values, as far as is known without
+tracing."""
 
 from __future__ import annotations
 

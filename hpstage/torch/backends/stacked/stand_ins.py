@@ -199,7 +199,7 @@ class StandInValues(Mapping[str, Any]):
 
     @property
     def decisive(self) -> object:
-        """What was read that decides a step by itself, equal for equal steps: True is no 1."""
+        """The values read that decide the step, equal for equal steps; True differs from 1."""
         fixed = {name: (type(value), value) for name, value in self.fixed.items()}
         return fixed, self.absent, self._hp.keys() if self.listed else None
 

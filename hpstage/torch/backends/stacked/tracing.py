@@ -86,7 +86,7 @@ class Trace:
 
     @cached_property
     def unchanged(self) -> frozenset[str]:
-        """Those of ``kept`` that the step leaves as they are."""
+        """The tensors of ``kept`` that the step does not change."""
         results: Any = self.graph.output_node().args[0]
         first = len(self.trained)
         columns = zip(self.kept, self.inputs[first:], results[1 + first :], strict=False)

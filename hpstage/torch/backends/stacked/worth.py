@@ -1,4 +1,4 @@
-"""Which programs of a step are worth building, and by which of those that there are members are trained. Pure.
+"""Decides which programs of a step are worth building, and which existing program trains which members. Pure.
 
 A member's bits are the same in every program, so members may be divided into programs in any way. Building takes as
 long as dozens of steps: a program is built once what it would have saved so far, as far as is known, has paid for a
@@ -38,7 +38,7 @@ class _Runs:
 
 
 class Worth:
-    """What is known of the programs of one step.
+    """Seconds measured or estimated for the programs of one step.
 
     Args:
         in_common: returns the share of a member's work that is done once for all members which have inputs in common.
