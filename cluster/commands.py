@@ -82,7 +82,7 @@ def worker(
         int, typer.Option(min=1, help="How many GPUs each process sees, for a trainable with devices_per_stage.")
     ] = 1,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What to call the worker; several are called NAME-0, NAME-1, ...")
+        str | None, typer.Option(metavar="NAME", help="Name of the worker; several are called NAME-0, NAME-1, ...")
     ] = None,
 ) -> None:
     """Run this host's workers: a process per GPU, else per core.

@@ -18,7 +18,7 @@ _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 
 def certificates(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to keep them: readable by you alone, on all hosts.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder for the certificates, readable by you alone, on all hosts.")
     ],
 ) -> None:
     """Make a certificate and its key for a cluster. It prints the variables with which Dask uses them.

@@ -23,7 +23,7 @@ def check(
         int | None,
         typer.Option(help="Steps of a trial.  [default: 8, or up to 19 where a schedule changes its form]"),
     ] = None,
-    forks: Annotated[int, typer.Option(help="Number of random steps at which to fork.")] = 3,
+    forks: Annotated[int, typer.Option(help="Number of random steps at which to fork the trial.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed for drawing the trial and the forks.")] = 0,
     numerics: Annotated[
         str | None, typer.Option(help="Step backend of a TorchTrainable: eager, compiled, stacked, graphed.")

@@ -51,9 +51,13 @@ def copy(
     ] = None,
     to_checkpoints: Annotated[
         str | None,
-        typer.Option(help="Where to copy them: a folder or a URL.", show_default="in the folder DESTINATION"),
+        typer.Option(
+            help="Where to copy the checkpoints: a folder or a URL.", show_default="in the folder DESTINATION"
+        ),
     ] = None,
-    no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Leave them where they are.")] = False,
+    no_checkpoints: Annotated[
+        bool, typer.Option("--no-checkpoints", help="Leave the checkpoints where they are.")
+    ] = False,
 ) -> None:
     """Copy a store to another, with its checkpoints and logs.
 

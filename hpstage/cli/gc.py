@@ -36,7 +36,8 @@ def gc(
     store: options.Store,
     checkpoints: options.KeptCheckpoints = None,
     budget: Annotated[
-        str | None, typer.Option(help="Most bytes to keep, such as '20 GB'; 0: only what is still needed.")
+        str | None,
+        typer.Option(help="Maximum bytes to keep, such as '20 GB'; 0: only checkpoints that are still needed."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be removed, and change nothing.")

@@ -32,20 +32,20 @@ Trainable = Annotated[
 Space = Annotated[
     str, typer.Argument(metavar="SPACE", help="The search space: a function, MODULE:NAME or path/to/script.py:NAME.")
 ]
-Steps = Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep sets them.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of a full trial; not needed for a sweep, which sets them.")]
 Algorithm = Annotated[
-    str, typer.Option(help="One of hpstage.algos, or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
+    str, typer.Option(help="Algorithm of hpstage.algos or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
 ]
-Sampler = Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")]
+Sampler = Annotated[str, typer.Option(help="Sampler of Optuna: random, tpe, grid, bruteforce, cmaes, ...")]
 Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
-StudyOfNumber = Annotated[str | None, typer.Option(help="The study that the number is of, if there are several.")]
+StudyOfNumber = Annotated[str | None, typer.Option(help="Study of the trial given by a number, if there are several.")]
 KeptCheckpoints = Annotated[
     str | None, typer.Option("--checkpoints", help="Where checkpoints are, if not in the folder: a folder or a URL.")
 ]
 Checkpoints = Annotated[
     str | None, typer.Option(help="Checkpoints: a folder or URL that all workers reach; by default in the store.")
 ]
-CheckpointBudget = Annotated[str | None, typer.Option(help="Most bytes of all checkpoints, such as '20 GB'.")]
+CheckpointBudget = Annotated[str | None, typer.Option(help="Maximum bytes of all checkpoints, such as '20 GB'.")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Evaluate each trial every so many steps, too.")]
 Audit = Annotated[str, typer.Option(help="What to train again and compare: idle, winner or off.")]

@@ -42,7 +42,8 @@ def plan(
     checkpoint_bytes: Annotated[str | None, typer.Option(help="Size of a checkpoint, such as '200 MB'.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="As for optimize().")] = None,
     virtual_nodes: Annotated[
-        int | None, typer.Option(min=1, help="The most workers that train a trial together, as in TorchTrainable.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of workers that train a trial together, as in TorchTrainable."),
     ] = None,
     store: Annotated[str | None, typer.Option(help="A trained plan whose figures to use: a folder or a URL.")] = None,
     checkpoints: Annotated[str | None, typer.Option(help="Checkpoints of --store, if not in its folder.")] = None,
@@ -59,7 +60,7 @@ def plan(
     gpu_price: Annotated[float | None, typer.Option(help="Price per GPU-hour.")] = None,
     start_seconds: Annotated[float, typer.Option(help="Seconds to start a worker of an elastic fleet.")] = 60.0,
     lifetime: Annotated[str | None, typer.Option(help="Mean lifetime of a preemptible GPU: 4h.")] = None,
-    notice: Annotated[str, typer.Option(help="Notice before it is taken away: 2min.")] = "0",
+    notice: Annotated[str, typer.Option(help="Time between the notice and the loss of a preemptible GPU: 2min.")] = "0",
     slow: Annotated[float, typer.Option(help="Share of GPUs that are three times as slow.")] = 0.0,
     rehearsals: Annotated[int, typer.Option(help="Number of sets of random metrics, if metrics decide.")] = 9,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,

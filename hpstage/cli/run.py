@@ -41,7 +41,7 @@ def run(
     algorithm: options.Algorithm = "FullTraining()",
     sampler: options.Sampler = "tpe",
     seed: options.Seed = 0,
-    study_name: Annotated[str | None, typer.Option(help="By default the trainable's name.")] = None,
+    study_name: Annotated[str | None, typer.Option(help="Name of the study; by default that of the trainable.")] = None,
     storage: Annotated[
         str | None,
         typer.Option(

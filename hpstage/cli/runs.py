@@ -28,7 +28,7 @@ def runs(
         ),
     ] = None,
     study: Annotated[str | None, typer.Option(help="Only trials of this study.")] = None,
-    lines: Annotated[int, typer.Option(min=1, help="Most trials to show, those added last.")] = _LINES,
+    lines: Annotated[int, typer.Option(min=1, help="Maximum number of trials to show: those added last.")] = _LINES,
 ) -> None:
     """Show the trials of a store, from which others can branch. They are those of searches and single runs.
 

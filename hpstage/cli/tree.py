@@ -34,9 +34,11 @@ _STYLES: dict[State, str] = {
 
 def tree(
     store: options.Store,
-    depth: Annotated[int | None, typer.Option(min=1, help="Most levels to show; 1: the roots.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Maximum number of levels to show; 1: the roots.")] = None,
     study: Annotated[str | None, typer.Option(help="Only nodes of this study's trials.")] = None,
-    lines: Annotated[int, typer.Option(min=1, help="Most nodes to show, those nearest the root first.")] = (_LINES),
+    lines: Annotated[int, typer.Option(min=1, help="Maximum number of nodes to show, nearest the root first.")] = (
+        _LINES
+    ),
     picture: Annotated[Path | None, typer.Option(help="Draw the tree into this file (.png, .svg or .pdf) instead.")] = (
         None
     ),

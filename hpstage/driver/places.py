@@ -90,7 +90,8 @@ def open_places(
 def made_with(
     store: str | os.PathLike[str] | Journal | None, name: str, workloads: Mapping[str, StateKey]
 ) -> str | None:
-    """Return which of several workloads the plan in a store is of; ``None`` if there is no plan, or it is of another.
+    """Return the workload, of several, that the plan in a store is for; ``None`` if there is no plan, or it is for
+    another.
 
     Args:
         store, name: as for :func:`open_places`. Nothing is made there.

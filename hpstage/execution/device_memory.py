@@ -37,7 +37,7 @@ class DeviceMemory:
         reset_peak()
 
     def free_bytes(self) -> int:
-        """Return what no process has taken, and what this one has."""
+        """Return the bytes that are free, and the bytes that this process has taken."""
         import torch
 
         return int(torch.cuda.mem_get_info()[0]) + int(torch.cuda.memory_reserved())

@@ -27,7 +27,7 @@ def scaled(distribution: Numerical, values: Floats) -> Floats:
 
 
 def possible(distribution: Numerical, values: Floats) -> npt.NDArray[np.bool_]:
-    """Return which values the distribution can take: within its range and, if it has steps, on its grid."""
+    """Return which of the values are in the distribution: within its range and, if it has steps, on its grid."""
     inside = (values >= distribution.low) & (values <= distribution.high)
     if distribution.step is not None:
         places = (values - distribution.low) / distribution.step

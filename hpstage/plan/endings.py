@@ -34,7 +34,7 @@ class Endings:
         self._failed.clear()
 
     def ending(self, trial: PlannedTrial, step: int) -> TrainingEnded | None:
-        """Return what ended ``trial`` before it was trained to ``step``, if anything did."""
+        """Return the fact that ended ``trial`` before it was trained to ``step``, if there is one."""
         if not self.ended:
             return None
         for node, _, stop in trial.path_to(step):

@@ -314,7 +314,7 @@ class SearchPlan:
         return self.endings.failure(self.trials[trial], step)
 
     def ending_on(self, trial: TrialId, step: int) -> TrainingEnded | None:
-        """Return what ended the training of ``trial`` before ``step``, if anything did."""
+        """Return the fact that ended the training of ``trial`` before ``step``, if there is one."""
         return self.endings.ending(self.trials[trial], step)
 
     # --- targets ------------------------------------------------------------------------------------------

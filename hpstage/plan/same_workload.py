@@ -68,7 +68,7 @@ def check_workload(
 def differing(
     there: Mapping[str, str], loaded_there: Mapping[str, str], here: Mapping[str, str], loaded_here: Mapping[str, str]
 ) -> list[str]:
-    """Return what differs between the description of a plan's workload and another, edited code first.
+    """List the differences between the description of a plan's workload and another, edited code first.
 
     Args:
         loaded_there, loaded_here: digests of the code by name.

@@ -35,7 +35,7 @@ _LOOKS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The figures of a rehearsed search. They hold none of its plan, so that many can be taken."""
+    """The figures of a rehearsed search. They do not keep its plan in memory, so a call can have many."""
 
     workers: int
     savings: Savings

@@ -91,7 +91,7 @@ class Batches:
             )
 
     def position(self) -> None:
-        """Return what a state holds besides the number of samples consumed: nothing."""
+        """Return the position that a state holds besides the number of samples consumed: none."""
 
     def go_to(self, position: None) -> None:
         """Continue from what :meth:`position` returned."""

@@ -305,7 +305,7 @@ class TorchLoop(Adapter):
         return self.see_data().text if stated is None else f"version {stated}, {DRAWS}"
 
     def see_data(self) -> Contents:
-        """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
+        """Return the visible contents of the data, in the data set and in attributes that ``dataset()`` has set."""
         with self._borrowed.taken():
             self._given_data()
             return self.data.contents(undone_in(self._world, self._user))

@@ -199,8 +199,8 @@ class TorchTrainable(ABC):
         log(name, value)
 
     def extra_state(self) -> Any:
-        """Return what else training changes and hpstage cannot capture (the position of a reader). See
-        :mod:`hpstage.checkpoints` for what it may hold. If you define it, you are responsible for the attributes of
+        """Return state of your own that training changes and hpstage cannot capture, such as the position of a reader.
+        See :mod:`hpstage.checkpoints` for what it may hold. If you define it, you are responsible for the attributes of
         this object that cannot be captured."""
         return None
 

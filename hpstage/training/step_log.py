@@ -142,7 +142,7 @@ class Recorder:
                 self._output.appendleft((step, rest))
 
     def take(self, stop: int) -> StageLog | None:
-        """Return what the steps before ``stop`` have logged and printed, and forget it; ``None`` if nothing."""
+        """Remove and return the log of the steps before ``stop``; ``None`` if it is empty."""
         self._read()
         start, self._start = self._start, stop
         columns, self._columns = self._columns, {}
@@ -228,7 +228,7 @@ class _Column:
 
 
 def checked_name(name: object) -> str:
-    """Return what can be the name of logged values. Raises :class:`UsageError`."""
+    """Return ``name`` if it can be the name of logged values. Raises :class:`UsageError` otherwise."""
     if not isinstance(name, str) or not name or len(name) > _LONGEST or writable(name) != name:
         raise UsageError(f"log({name!r:.300}, ...): the name must be a string of 1 to {_LONGEST} characters")
     return str(name)

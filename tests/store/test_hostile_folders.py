@@ -99,7 +99,7 @@ def test_what_is_no_file_is_damage_and_is_replaced(store: FolderCheckpoints, nam
 
 
 @pytest.mark.parametrize("what", [what for what in HOSTILE if what != "a folder"])
-def test_what_is_no_folder_is_damage_and_is_replaced(store: FolderCheckpoints, what: str) -> None:
+def test_a_file_in_place_of_a_checkpoint_folder_is_damage_and_is_replaced(store: FolderCheckpoints, what: str) -> None:
     folder = folder_of(store)
     shutil.rmtree(folder)
     HOSTILE[what](folder)

@@ -111,7 +111,7 @@ def measured_in(trial: PlannedTrial) -> dict[int, Mapping[str, float]]:
 def rows_of(
     logged: Mapping[str, Mapping[int, float]], measured: Mapping[int, Mapping[str, float]], metrics: Iterable[str]
 ) -> list[Row]:
-    """Return what was logged and measured as rows.
+    """Return logged values and metrics as rows.
 
     Args:
         metrics: the names of metrics; what is logged under such a name is called ``log/NAME``.

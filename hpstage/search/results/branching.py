@@ -122,7 +122,8 @@ def until(planned: PlannedTrial, plan: SearchPlan, name: str, at: int) -> Schedu
 
 
 def missing(planned: PlannedTrial, at: int) -> str:
-    """Return which steps before ``at`` must be trained, since no later checkpoint is kept; ``""`` if there are none."""
+    """Describe the steps before ``at`` that must be trained, since no later checkpoint is kept; ``""`` if there are
+    none."""
     states = list(planned.states())
     kept = max((state.step for state in states if state.kept is not None and state.step <= at), default=0)
     if kept == at:

@@ -87,7 +87,8 @@ def decays(
     seeds: SupportsIndex | Sequence[int],
     values: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Return what the decays of each mixture change at ``at``: weights, the seeds, and the learning rate unless given.
+    """Return the changes that the decays of each mixture make at ``at``: weights, seeds, and the learning rate unless
+    given.
 
     Raises:
         UsageError: there is no such control, or the trial lacks a hyperparameter.

@@ -144,7 +144,7 @@ class Result:
         )
 
     def log(self, trial: FrozenTrial | int | str) -> TrialLog:
-        """Return what a trial has logged and printed; see :meth:`TrainedTrial.log`."""
+        """Return the log of a trial, its logged values and printed text; see :meth:`TrainedTrial.log`."""
         return self.trial(trial).log()
 
     def load(self, trial: FrozenTrial | int | str, step: Step = None, *, retrain: bool = False) -> LoadedState:

@@ -336,7 +336,7 @@ class TrainedTrial:
             ) from error
 
     def log(self) -> TrialLog:
-        """Return what it has logged and printed: the logs of its stages, end to end.
+        """Return the log of the trial, its logged values and printed text: the logs of its stages, end to end.
 
         Raises:
             CheckpointMissing: the checkpoints, and the logs next to them, were in a temporary folder.

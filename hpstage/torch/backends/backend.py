@@ -69,12 +69,13 @@ class StepBackend(ABC):
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
-        """Return what it lacks on this host and device, in a few words; ``None`` if it can run."""
+        """Return, in a few words, why the backend cannot run on this host and device; ``None`` if it can."""
         return None
 
     @classmethod
     def describe(cls) -> dict[str, str]:
-        """Return what decides its bits besides what eager training depends on, as short names and strings."""
+        """Return all that decides the backend's bits and that eager training does not depend on, as short names and
+        strings."""
         return {}
 
     def begin(self, initial: Mapping[str, Scalar]) -> None:
@@ -97,7 +98,7 @@ class StepBackend(ABC):
         """Train on one batch, as :meth:`hpstage.torch.TorchTrainable.update` does, and return the loss, detached."""
 
     def state(self) -> Any:
-        """Return what the next steps depend on besides the trainable's state; ``None`` if nothing."""
+        """Return the backend's own state, on which the next steps depend; ``None`` if there is none."""
         return True if self.as_it_is else None
 
     def load(self, state: Any) -> None:

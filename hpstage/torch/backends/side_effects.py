@@ -34,4 +34,4 @@ def put_back(who: str, loops: Sequence[TorchLoop]) -> Iterator[None]:
         if changed:
             kind = NeedsPython if all(map(_OWN.match, changed)) else NotStackable
             first = ", ".join(sorted(changed)[:3])
-            raise kind(f"{who} changes {first}: Python runs once for a stack, not at each step")
+            raise kind(f"{who} changes {first}; in a stack, Python code runs once, not at each step")

@@ -135,7 +135,7 @@ class OwnBatches:
         """Do nothing: the loader decides."""
 
     def position(self) -> None:
-        """Return what a state holds besides the number of batches consumed: nothing."""
+        """Return the position that a state holds besides the number of batches consumed: none."""
 
     def go_to(self, position: None) -> None:
         """Do nothing: each step states its position."""

@@ -36,7 +36,7 @@ _LIBRARIES = tuple(
 
 
 def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Cache a function's results for the types it got last: results may keep the types alive. (mypy does not
+    """Cache a function's results for the types of its latest calls; a result may keep its type alive. (mypy does not
     consider types hashable, as ``functools.lru_cache`` requires.)"""
     ask: Callable[[Any], _T] = functools.lru_cache(_REMEMBERED)(function)
     return ask

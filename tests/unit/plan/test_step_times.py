@@ -67,7 +67,7 @@ def test_more_are_expected_to_have_in_common_what_two_have() -> None:
     assert TIMES.foreseen(8) == TIMES.up_to(8)
 
 
-def test_what_workers_have_measured_is_put_together() -> None:
+def test_measurements_of_several_workers_are_combined() -> None:
     tried = {"eager": 1.0, "eager begins": 0.0, "stacked, 1 at a time": 2.0, "stacked begins": 3.0, "slow untried": 4.0}
     untried = {"eager": 3.0, "eager begins": 2.0, "stacked untried": 9.0, "slow untried": 6.0}
     failed = {"eager": 3.0, "eager begins": 2.0, "slow untried": 6.0}
