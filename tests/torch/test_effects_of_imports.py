@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpstage.training.identity.workload import identify
+from hpstage.training.identity.code_identity import identify
 
 ROOT = Path(__file__).parents[2]
 ACTING = "import html.entities\nhtml.entities.entitydefs['mine'] = {value}\n"
@@ -116,7 +116,9 @@ def test_a_module_that_training_does_not_lead_to_does_not_count(key: Key) -> Non
 def test_the_statements_of_a_script_count_where_it_is_run(tmp_path: Path) -> None:
     def key(text: str) -> str:
         script = tmp_path / "script.py"
-        end = "\nfrom hpstage.training.identity.workload import identify\nprint(identify(train).described['code'])\n"
+        end = (
+            "\nfrom hpstage.training.identity.code_identity import identify\nprint(identify(train).described['code'])\n"
+        )
         script.write_text(text + end)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True, check=True)

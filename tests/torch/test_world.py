@@ -226,7 +226,7 @@ def test_a_state_that_names_a_folder_which_is_not_here_is_an_error_with_its_name
     trainable.close()
     folder.rmdir()
     other: Any = fresh(Moving(str(folder)))
-    with pytest.raises(StateError, match=r"the state sets process to what is not here: .*elsewhere"):
+    with pytest.raises(StateError, match=r"the state sets process to an object that does not exist here: .*elsewhere"):
         other.load_state_dict(state)
 
 
