@@ -309,7 +309,8 @@ class Site:
             self._trainer.send(Stop(gathering.chain, keep=False))
 
     async def meet(self, chain: str, address: str) -> bool:
-        """Handle the call of the worker that leads a gang; return whether this one comes."""
+        """Handle the call of the worker that leads a gang, with the address where it meets; return whether this worker
+        comes."""
         comes = await self._meetings[ChainId(chain)].call(address, _TURN)
         if not comes:
             self._meetings.pop(ChainId(chain), None)

@@ -129,7 +129,7 @@ class Search(ABC):
 
     @abstractmethod
     def failed(self, index: int) -> list[Action]:
-        """Handle the failure of a trial. It is already finished, and its targets will not be reported."""
+        """Handle the failure of a trial. Return no ``Finish`` for it; its targets will not be reported."""
 
     def closed(self) -> list[Action]:
         """Handle the end of proposals (the space is exhausted, or time is up)."""

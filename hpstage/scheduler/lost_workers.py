@@ -4,8 +4,8 @@
    its training process is. After all earlier reports of the chain, ``WorkerLeft``, or ``ChainEnded`` with outcome
    ``lost``, comes through ``cluster/membership.py`` and ``cluster/inbox.py``.
 2. The driver passes the report to ``Reports`` (``reports.py``), which calls :func:`facts_of_loss`: the chain is closed,
-   and training after its last checkpoint is lost. If several workers in a row have died on the path from one state, the
-   stage is assumed to be the cause, and its trials fail.
+   and training after its last checkpoint is lost. If ``max_losses`` workers in a row (3) have died on the path from one
+   state, the stage is assumed to be the cause, and its trials fail.
 3. Folding these facts (``Scheduler.fold``, ``Covers.end``) opens the steps that the chain did not reach: its last saved
    state is a ready stage again, which the same turn of the driver (``Dispatch.propose``) assigns to an idle worker.
 4. If no worker is left, the driver waits for another one, and ends the search after ``driver/worker_timeout.py``.

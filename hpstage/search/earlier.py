@@ -203,7 +203,7 @@ def warn_of_what_is_left(
         )
     elif record is not None and record.started.steps < now.steps and not listed:
         logger.warning(
-            "The last search of study %r had %d steps; this one proposes new trials of %d. Add extend=True to "
+            "The last search of study %r had %d steps; this one proposes new trials of %d steps. Add extend=True to "
             "continue the existing trials.",
             name,
             record.started.steps,

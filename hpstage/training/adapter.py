@@ -22,7 +22,7 @@ class Adapter(StandsFor):
     (``trainables.py``).
 
     A function that returns the adapter of an object is registered in the entry-point group ``hpstage.trainables``,
-    under the dotted path of the object's class.
+    under the dotted path of the object's class or one of its bases.
     """
 
     _world: World

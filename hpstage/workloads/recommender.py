@@ -59,7 +59,7 @@ def read(ratings: str) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def histories(table: np.ndarray[Any, np.dtype[np.int64]], length: int) -> Tensor:
-    """Return for each rating the ``length`` films that its user has rated before, filled up with 0."""
+    """Return for each rating the last ``length`` films that its user had rated before, filled up with 0."""
     seen: dict[int, list[int]] = {}
     found = np.zeros((len(table), length), dtype=np.int64)
     for row, (user, film) in enumerate(table[:, :2].tolist()):

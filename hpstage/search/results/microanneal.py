@@ -25,8 +25,11 @@ _T = (12.706, 4.303, 3.182, 2.776)
 
 @dataclass(frozen=True, slots=True)
 class MixtureDifference:
-    """A metric under a mixture and its difference to the control's, each a mean over seeds; ``low`` and ``high`` are
-    the 95 % confidence interval of the difference over pairs of one seed (Student's t), NaN with less than two."""
+    """A metric of one mixture, and its difference from the control's; both are means over seeds.
+
+    ``low`` and ``high`` are the 95 % confidence interval of the difference, paired by seed (Student's t); NaN with
+    fewer than two seeds.
+    """
 
     mixture: str
     metric: str

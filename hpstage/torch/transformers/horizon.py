@@ -44,7 +44,7 @@ def has_own_scheduler(kind: type) -> bool:
 
 
 def horizon_of(trainer: Any, batches: int, *, by_epoch: bool) -> Horizon | None:
-    """Return the end of training, in steps of trials; ``None`` if nothing goes by it."""
+    """Return where the arguments end training, counted in steps of trials; ``None`` without a scheduler."""
     if trainer.lr_scheduler is None:
         return None
     args, steps = trainer.args, trainer.state.max_steps

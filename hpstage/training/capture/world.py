@@ -108,7 +108,7 @@ class World:
             self.pristine = None
 
     def reset(self) -> None:
-        """Restore everything to how it was before the first setup; the first call records that.
+        """Restore all that training can reach to how it was before the first setup. The first call only records it.
 
         Raises:
             StateError: something has changed that cannot be restored. The message names it.

@@ -399,6 +399,6 @@ def test_a_check_raises_no_alarm(case: str) -> None:
     assert report.ok, str(report)
 
 
-def test_a_search_verifies_a_fork() -> None:
+def test_a_search_with_virtual_nodes_verifies_a_fork() -> None:
     result = search(Nodes(), verify="first-fork")
-    assert result.study.best_value > 0
+    assert result.plan.verified and result.study.best_value > 0

@@ -200,7 +200,7 @@ def changes(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.ci
-def test_contents_that_were_changed_never_do_worse_than_be_unusable() -> None:
+def test_altered_contents_are_restored_or_raise_unusable_and_nothing_else() -> None:
     plan = folded(journal(5, 120))
     body = snapshot_of(plan)[len(TAG) + _DIGEST :]
     header, contents = msgspec.msgpack.decode(body)

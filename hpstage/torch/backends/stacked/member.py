@@ -44,7 +44,7 @@ class Member:
         """The state of torch's generator from which the next step draws. Set it before each step."""
 
     def steps_like(self, other: Member) -> bool:
-        """Return whether the same formulas step both, and their tensors have the same names and shapes."""
+        """Return whether the optimizer of ``other`` has the same formulas, and its tensors the same form."""
         return self.formulas == other.formulas and self._form == other._form
 
     def fits(self) -> bool:
