@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,6 +74,24 @@ WRITTEN = {
         "nets": f"import html.entities\nclass C:\n    setattr(html.entities, 'mine', {{value}})\n{TRAINING}"
     },
     "by a text": {"nets": f'exec("import html.entities; html.entities.mine = {{value}}")\n{TRAINING}'},
+    "in a method": {
+        "nets": "import html.entities\nclass C:\n    def act(self): html.entities.mine = {value}\n"
+        f"C().act()\n{TRAINING}"
+    },
+    "in a function of a class, that is wrapped": {
+        "nets": "import functools, html.entities\nclass C:\n    @staticmethod\n    @functools.lru_cache\n"
+        f"    def act(): html.entities.mine = {{value}}\nDONE = C.act()\n{TRAINING}"
+    },
+    "of a value that is deleted": {
+        "nets": f"import html.entities\nx = {{value}}\nhtml.entities.mine = x\ndel x\n{TRAINING}"
+    },
+    "by mock": {
+        "nets": "import html.entities\nfrom unittest import mock\n"
+        f"mock.patch.dict(html.entities.entitydefs, mine={{value}}).start()\n{TRAINING}"
+    },
+    "by a variable whose name ends as a place's begins": {
+        "nets": f"import os\nos.environ['DROP_PATH_RATE'] = '{{value}}'\nos.environ['IMPORTANCE'] = '1'\n{TRAINING}"
+    },
     "by a comprehension": {
         "nets": f"import html.entities\n[setattr(html.entities, name, {{value}}) for name in ('mine',)]\n{TRAINING}"
     },
@@ -106,6 +125,55 @@ def test_other_statements_of_such_a_module_do_not_count(key: Key) -> None:
     acting = f"import patches\n{TRAINING}"
     edited = f"# edited\nSIZE = 3\nprint('edited')\n{ACTING.format(value=1)}def f(): return 2\n"
     assert key("nets", nets=acting, patches=ACTING.format(value=1)) == key("nets", nets=acting, patches=edited)
+
+
+SAME = {
+    "names of its own in a function": "def main(x):\n    d = x = {value}\n",
+    "an argument": "def plot(results, d={value}): pass\n",
+    "an attribute of a class": "class Shown:\n    d = {value}\n",
+    "what is run as a script": "if __name__ == '__main__':\n    d = {value}\n",
+    "imports that no process makes": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import acting{value}\n",
+    "files": "import shutil, pathlib\nshutil.rmtree('missing{value}', ignore_errors=True)\n",
+    "a place": "import os\nos.environ['HF_HOME'] = '{value}'\n",
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_an_edit_of_what_does_not_train_keeps_the_key(name: str, key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "")
+    acting = {f"acting{value}": ACTING.format(value=value) for value in "12"}
+    key("acting1", **{module: text + TRAINING for module, text in acting.items()})
+    begin = "import html.entities\nd = 0\nhtml.entities.mine = d\n"
+    one, other = [key("nets", nets=begin + SAME[name].replace("{value}", value) + TRAINING) for value in "12"]
+    assert one == other
+
+
+def test_the_statements_are_those_that_were_imported(key: Key, tmp_path: Path) -> None:
+    one = key("nets", nets=f"{ACTING.format(value=1)}{TRAINING}")
+    (tmp_path / "nets.py").write_text(f"{ACTING.format(value=2)}{TRAINING}")
+    train = sys.modules["nets"].train
+    assert identify(train).described["code"] == one
+    importlib.reload(sys.modules["nets"])
+    assert identify(sys.modules["nets"].train).described["code"] != one
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_statements_count_where_warnings_are_errors(key: Key) -> None:
+    codes = []
+    for value in "12":
+        key("nets", nets=f"NOT = '\\d'\n{ACTING.format(value=value)}{TRAINING}")
+        importlib.reload(sys.modules["nets"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            codes.append(identify(sys.modules["nets"].train).described["code"])
+    assert codes[0] != codes[1]
+
+
+def test_functions_that_call_each_other_are_looked_through_once(key: Key) -> None:
+    names = [f"helper{number}" for number in range(30)]
+    body = "".join(f"    {name}()\n" for name in names)
+    text = "".join(f"def {name}():\n    if calls: return\n{body}" for name in names)
+    assert key("nets", nets=f"calls = 1\n{text}{names[0]}()\n{TRAINING}") == key("nets", nets=TRAINING)
 
 
 def test_a_module_that_training_does_not_lead_to_does_not_count(key: Key) -> None:

@@ -14,6 +14,8 @@ import importlib.util
 import re
 import sys
 import types
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,33 +25,36 @@ from hpstage.training.code.owner import is_users, is_users_code, is_users_file, 
 
 _PASSED_BY = frozenset(
     (
-        *("argparse", "asyncio", "atexit", "copyreg", "faulthandler", "logging", "multiprocessing", "pdb", "signal"),
-        *("tblib", "threading", "time", "traceback", "tracemalloc", "unittest", "warnings"),
-        *("IPython", "dask", "distributed", "hypothesis", "ipykernel", "optuna", "pytest", "hpstage"),
-        *("absl", "altair", "bokeh", "click", "colorama", "comet_ml", "fire", "loguru", "matplotlib", "mlflow"),
-        *("neptune", "plotly", "rich", "seaborn", "setproctitle", "structlog", "tensorboard", "tqdm", "typer", "wandb"),
+        *("argparse", "asyncio", "atexit", "copyreg", "faulthandler", "logging", "multiprocessing", "pdb", "shutil"),
+        *("signal", "subprocess", "tblib", "threading", "time", "traceback", "tracemalloc", "unittest", "urllib"),
+        *("warnings", "IPython", "dask", "distributed", "hypothesis", "ipykernel", "optuna", "pytest", "hpstage"),
+        *("absl", "altair", "bokeh", "clearml", "click", "colorama", "comet_ml", "fire", "huggingface_hub", "loguru"),
+        *("matplotlib", "mlflow", "neptune", "plotly", "ray", "requests", "rich", "seaborn", "setproctitle"),
+        *("structlog", "tensorboard", "tqdm", "typer", "tyro", "wandb"),
     )
 )
-"""Packages that observe a process, show results or run trainings; and ``copyreg``, of which the table counts."""
+"""Packages that observe a process, move files, show results or run trainings; and ``copyreg``, of which the table
+counts."""
 _OBSERVES = re.compile(
-    r"[._](?:logg|logs?[._]|log_|verbos|progress|multiprocessing)"
-    r"|^sys\.(?:path|std|argv|\w*hook|tracebacklimit)",
+    r"[._](?:logg|logs?[._]|log_(?:level|dir|path|file)|verbos|progress|multiprocessing)"
+    r"|^sys\.(?:path|std|argv|\w*hook|tracebacklimit)|^pandas\.options\.display",
     re.IGNORECASE,
 )
 """Paths of what logs, and of how and from where Python runs."""
 _SHOWS = re.compile(
-    r"[._](?:print|show|plot|display|save|dump|mkdir|makedirs|chdir|download|exit)|seed\w*$|threads$|^sys\.set(?:trace|profile)",
+    r"[._](?:print|show|plot|display|save|dump|write|to_csv|mkdir|makedirs|chdir|unlink|download|login|exit)"
+    r"|seed\w*$|threads$|[._]set_device$|^os\.(?:remove|rename|replace)|^sys\.set(?:trace|profile)",
     re.IGNORECASE,
 )
-"""Paths of functions that show and write, and that set seeds and threads, which every training sets for itself."""
+"""Paths of functions that show and write, and that set seeds, devices and threads, which every training sets for
+itself."""
 _OF_PLACES = re.compile(
-    r"DEVICES|THREADS|DIR|PATH|HOME|CACHE|FOLDER|ROOT|LOG|VERBOS|PROGRESS|WANDB|MLFLOW|TOKEN|_KEY|PARALLELISM|PORT|ADDR"
+    r"^(?:WANDB|MLFLOW|COMET|NEPTUNE|CLEARML)_|(?:DIR|PATH)$|(?:^|_)(?:DEVICES|THREADS|HOME|CACHE|FOLDER|ROOT|LOG|LEVEL"
+    r"|VERBOSE|VERBOSITY|PROGRESS_BARS?|TOKEN|KEY|PARALLELISM|PORT|ADDR|HOST|URL)$"
 )
 """Environment variables that say where a process runs, reads and writes. Threads are pinned, devices are in the key."""
 _BY_TEXT = ("getattr", "setattr", "delattr", "vars")
 _RUN_TRAININGS = ("hpstage", "optuna")
-_DEPTH = 4
-"""How far calls of the user's functions are followed for what they do."""
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -140,12 +145,22 @@ class _Scope:
 
 def _acting(body: list[ast.stmt], scope: _Scope) -> Iterator[ast.stmt]:
     """Yield the statements that act outside of the module. Of a compound one, all of it: it decides what is done."""
+    for statement in _not_of_main(body):
+        if isinstance(statement, ast.ClassDef):
+            yield from _acting(statement.body, scope)
+            continue
+        called: list[types.FunctionType] = []
+        acts = _acts(statement, scope, called) or _any_acts(called)
+        if acts or any(any(_acting(inner, scope)) for inner in _bodies(statement)):
+            yield statement
+
+
+def _not_of_main(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements; of one under ``__name__ == "__main__"``, what is done otherwise."""
     for statement in body:
         if isinstance(statement, ast.If) and _is_main(statement.test):
-            yield from _acting(statement.orelse, scope)
-        elif isinstance(statement, ast.ClassDef):
-            yield from _acting(statement.body, scope)
-        elif _acts(statement, scope) or any(any(_acting(inner, scope)) for inner in _bodies(statement)):
+            yield from _not_of_main(statement.orelse)
+        else:
             yield statement
 
 
@@ -166,21 +181,27 @@ def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
         yield part.body
 
 
-def _acts(statement: ast.stmt, scope: _Scope, depth: int = _DEPTH) -> bool:
+def _acts(statement: ast.stmt, scope: _Scope, called: list[types.FunctionType]) -> bool:
+    """Return whether a statement itself acts outside of the module; the user's functions that it calls are added to
+    ``called``."""
     if isinstance(statement, ast.Assign | ast.Delete):
         targets = [part for target in statement.targets for part in _parts(target)]
     elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
         targets = [statement.target]
     elif isinstance(statement, ast.Expr):
-        return _does(statement.value, scope, depth)
+        return _does(statement.value, scope, called)
     else:
         return False
     held = [target for target in targets if isinstance(target, ast.Attribute | ast.Subscript)]
     if any(_counts(scope.path(target), target) for target in held):
         return True
-    if not isinstance(statement, ast.Assign) or [getattr(one, "id", "") for one in targets] != ["_"]:
+    if not isinstance(statement, ast.Assign):
         return False
-    return _does(statement.value, scope, depth)
+    if [getattr(one, "id", "") for one in targets] == ["_"]:
+        return _does(statement.value, scope, called)
+    if isinstance(statement.value, ast.Call):  # of a library, its result is what counts
+        called += _function(statement.value.func, scope)
+    return False
 
 
 def _parts(target: ast.expr) -> Iterator[ast.expr]:
@@ -191,30 +212,28 @@ def _parts(target: ast.expr) -> Iterator[ast.expr]:
         yield target.value if isinstance(target, ast.Starred) else target
 
 
-def _does(expression: ast.expr, scope: _Scope, depth: int) -> bool:
+def _does(expression: ast.expr, scope: _Scope, called: list[types.FunctionType]) -> bool:
     """Return whether an expression whose result is dropped does something outside of the module."""
     if isinstance(expression, ast.ListComp | ast.SetComp | ast.GeneratorExp):
-        return _does(expression.elt, scope, depth)
+        return _does(expression.elt, scope, called)
     if isinstance(expression, ast.BoolOp):
-        return any(_does(value, scope, depth) for value in expression.values)
+        return any(_does(value, scope, called) for value in expression.values)
     if isinstance(expression, ast.IfExp):
-        return any(_does(value, scope, depth) for value in (expression.body, expression.orelse))
+        return any(_does(value, scope, called) for value in (expression.body, expression.orelse))
     if isinstance(expression, ast.Tuple | ast.List):
-        return any(_does(value, scope, depth) for value in expression.elts)
+        return any(_does(value, scope, called) for value in expression.elts)
     if not isinstance(expression, ast.Call):
         return False
     if isinstance(expression.func, ast.Name):
         name = expression.func.id
         if name in ("any", "all", "list", "set", "tuple"):
-            return any(_does(value, scope, depth) for value in expression.args)
+            return any(_does(value, scope, called) for value in expression.args)
         if name == "exec" and scope.value(name) is None:
             return True
         if name in ("getattr", "vars"):  # reads alone
             return False
-    if _counts(scope.path(expression), expression):
-        return True
-    function = _function(expression.func, scope)
-    return function is not None and depth > 0 and _function_acts(function, depth - 1)
+    called += _function(expression.func, scope)
+    return _counts(scope.path(expression), expression)
 
 
 def _counts(path: str | None, node: ast.expr) -> bool:
@@ -225,7 +244,11 @@ def _counts(path: str | None, node: ast.expr) -> bool:
     texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     if package == "warnings":
         return "error" in texts  # a warning then ends what has caused it
-    if package in _PASSED_BY or _OBSERVES.search(path) or (isinstance(node, ast.Call) and _SHOWS.search(path)):
+    if package in _PASSED_BY and not path.startswith("unittest.mock"):
+        return False
+    if _OBSERVES.search(path) or (isinstance(node, ast.Call) and _SHOWS.search(path)):
+        return False
+    if path == "pandas.set_option" and any(text.startswith("display") for text in texts):
         return False
     if path.startswith(("os.environ", "os.putenv")):
         variables = [text for text in texts if text.isidentifier() and text.isupper()]
@@ -233,32 +256,52 @@ def _counts(path: str | None, node: ast.expr) -> bool:
     return True
 
 
-def _function(node: ast.expr, scope: _Scope) -> types.FunctionType | None:
-    """Return the user's function that an expression names, ``setup`` or ``patches.setup``."""
+def _function(node: ast.expr, scope: _Scope) -> list[types.FunctionType]:
+    """Return the user's function that an expression names: ``setup``, ``patches.setup``, ``Patches.setup`` or
+    ``Patches().setup``."""
     found: object = None
     if isinstance(node, ast.Name):
         found = scope.value(node.id)
-    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        owner = scope.value(node.value.id)
-        found = vars(owner).get(node.attr) if isinstance(owner, types.ModuleType) else None
-    return found if isinstance(found, types.FunctionType) and is_users_code(found) else None
+    elif isinstance(node, ast.Attribute):
+        owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+        holder = scope.value(owner.id) if isinstance(owner, ast.Name) else None
+        if isinstance(holder, types.ModuleType):
+            found = vars(holder).get(node.attr)
+        elif isinstance(holder, type):
+            found = next((vars(base)[node.attr] for base in holder.__mro__ if node.attr in vars(base)), None)
+    while (inner := getattr(found, "__wrapped__", None)) is not None:  # also of class methods and static ones
+        found = inner
+    return [found] if isinstance(found, types.FunctionType) and is_users_code(found) else []
 
 
-def _function_acts(function: types.FunctionType, depth: int) -> bool:
-    """Return whether a function does something outside of its module. What runs trainings does not train itself."""
-    module = sys.modules.get(function.__module__)
-    if module is None or vars(module) is not function.__globals__:
-        return False
-    name = function.__qualname__
-    written = [node for node in _tree(module).body if isinstance(node, _FUNCTIONS) and node.name == name]
-    for node in written:
-        scope = _Scope(module, node)
-        paths = {scope.path(part) for part in ast.walk(node) if isinstance(part, ast.Name)}
-        if any(path.partition(".")[0] in _RUN_TRAININGS for path in paths if path is not None):
-            return False
-        if any(_acts(part, scope, depth) for part in ast.walk(node) if isinstance(part, ast.stmt)):
-            return True
+def _any_acts(functions: list[types.FunctionType]) -> bool:
+    """Return whether one of the user's functions, or of those that they call, does something outside of its module.
+    What runs trainings does not train itself."""
+    todo = [*functions]
+    seen: set[types.FunctionType] = set()
+    while todo:
+        function = todo.pop()
+        module = sys.modules.get(function.__module__)
+        if function in seen or module is None or vars(module) is not function.__globals__:
+            continue
+        seen.add(function)
+        for node in _written(function, module):
+            scope = _Scope(module, node)
+            paths = {scope.path(part) for part in ast.walk(node) if isinstance(part, ast.Name)}
+            if any(path.partition(".")[0] in _RUN_TRAININGS for path in paths if path is not None):
+                continue
+            if any(_acts(part, scope, todo) for part in ast.walk(node) if isinstance(part, ast.stmt)):
+                return True
     return False
+
+
+def _written(function: types.FunctionType, module: types.ModuleType) -> list[ast.AST]:
+    """Return the definitions of a function, or of a method, in its module."""
+    bodies, nodes = [_tree(module).body], list[ast.AST]()
+    for name in function.__qualname__.split("."):
+        nodes = [node for body in bodies for node in body if getattr(node, "name", "") == name]
+        bodies = [node.body for node in nodes if isinstance(node, ast.ClassDef)]
+    return [node for node in nodes if isinstance(node, _FUNCTIONS)]
 
 
 def _trace(node: ast.AST, module: types.ModuleType, found: Effects, traced: set[tuple[str, str]]) -> None:
@@ -274,19 +317,18 @@ def _trace(node: ast.AST, module: types.ModuleType, found: Effects, traced: set[
 
 
 def _trace_name(name: str, module: types.ModuleType, found: Effects, traced: set[tuple[str, str]]) -> None:
-    if (module.__name__, name) in traced or name not in vars(module):
+    if (module.__name__, name) in traced:
         return
     traced.add((module.__name__, name))
-    value = vars(module)[name]
+    value = vars(module).get(name)  # `del` may have followed
     if isinstance(value, types.ModuleType):
         return
     if is_users_code(value):
         found.code.append(value)
         return
-    for statement in _tree(module).body:
-        if name in _bound_in(statement) and not isinstance(statement, ast.Import | ast.ImportFrom):
-            found.made_by.append(_compiled(statement))
-            _trace(statement, module, found, traced)
+    for statement in _makers(_tree(module)).get(name, ()):
+        found.made_by.append(_compiled(statement))
+        _trace(statement, module, found, traced)
     imports = _imports_of(module)
     paths = [imports[name]] if name in imports else [f"{base}.{name}" for base in imports.values()]  # import *
     for path in paths:
@@ -295,8 +337,34 @@ def _trace_name(name: str, module: types.ModuleType, found: Effects, traced: set
             _trace_name(member, sys.modules[owner], found, traced)
 
 
+@functools.lru_cache(256)
+def _makers(tree: ast.Module) -> Mapping[str, list[ast.stmt]]:
+    """Return the statements of a module that bind a name in it, by the name; imports are followed otherwise."""
+    found: dict[str, list[ast.stmt]] = {}
+    for statement in _not_of_main(tree.body):
+        todo: list[ast.AST] = [] if isinstance(statement, ast.Import | ast.ImportFrom) else [statement]
+        names: set[str] = set()
+        while todo:
+            part = todo.pop()
+            if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
+                names.add(part.id)
+            elif isinstance(part, _WITH_NAMES_OF_THEIR_OWN):
+                names.add(getattr(part, "name", ""))
+            else:
+                todo += ast.iter_child_nodes(part)
+        for name in names:
+            found.setdefault(name, []).append(statement)
+    return types.MappingProxyType(found)
+
+
+_WITH_NAMES_OF_THEIR_OWN = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+
+
 def _bound_in(node: ast.AST) -> set[str]:
-    """Return the names that a statement binds; for a function, those in it."""
+    """Return the names that are bound anywhere in a statement or function."""
     found: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
@@ -340,6 +408,8 @@ def _imports(node: ast.AST, package: str, *, everywhere: bool = False) -> dict[s
                 base = _absolute(base, package)
             found.update({alias.asname or alias.name: f"{base}.{alias.name}" for alias in part.names})
             found[f"{base}.*"] = base
+        elif isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test):
+            todo += part.orelse  # no process imports the rest
         elif everywhere or not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             todo += ast.iter_child_nodes(part)
     return found
@@ -359,24 +429,34 @@ def _beginnings(path: str) -> list[str]:
 
 
 def _tree(module: types.ModuleType) -> ast.Module:
-    """Return the source of a module, as it is now; empty if there is none, as in a notebook."""
-    file = vars(module).get("__file__")
+    """Return the source of a module, as it was when it was asked for first since the module was imported or reloaded;
+    empty if there is none, as in a notebook."""
+    spec = vars(module).get("__spec__")
+    of, by, tree = _read.get(module.__name__, (None, None, _NOTHING))
+    if of is None or of() is not module or by is not spec:
+        tree = _parsed_of(vars(module).get("__file__"))
+        _read[module.__name__] = weakref.ref(module), spec, tree
+    return tree
+
+
+_read: dict[str, tuple[weakref.ref[types.ModuleType] | None, object, ast.Module]] = {}
+_NOTHING = ast.Module([], [])
+
+
+def _parsed_of(file: object) -> ast.Module:
     if not isinstance(file, str) or not file.endswith(".py") or not is_users_file(file):
         return _NOTHING
     try:
-        return _parsed(Path(file).read_bytes())
+        source = Path(file).read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they may be errors
+            return ast.parse(source)
     except (OSError, SyntaxError, ValueError):
         return _NOTHING  # removed, or in the midst of being edited
 
 
-_NOTHING = ast.Module([], [])
-
-
-@functools.lru_cache(256)
-def _parsed(source: bytes) -> ast.Module:
-    return ast.parse(source)
-
-
 def _compiled(statement: ast.stmt) -> types.CodeType:
     """Return what a statement does, as a module of its own."""
-    return compile(ast.Module([statement], []), "", "exec", dont_inherit=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return compile(ast.Module([statement], []), "", "exec", dont_inherit=True)

@@ -9,6 +9,7 @@ import os
 import pkgutil
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder
 from pathlib import Path
@@ -74,7 +75,9 @@ def code_of(spec: ModuleSpec | None) -> CodeType | None:
 
 @functools.lru_cache(64)
 def _compiled(content: bytes, path: str) -> CodeType:
-    return compile(content, path, "exec", dont_inherit=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they may be errors
+        return compile(content, path, "exec", dont_inherit=True)
 
 
 def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
