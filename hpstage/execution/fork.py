@@ -47,7 +47,7 @@ def obstacle(trainable: object = None) -> str:
         return "it compiles in other processes, which a fork would share"
     if multiprocessing.active_children():
         return "it has processes of its own, which a fork would share"
-    if any(map(has_own_work, threading.enumerate())):
+    if has_own_work(threading.enumerate()):
         return "a pool or thread of the user's is running, which no fork has: what gives it work would wait for it"
     if held := held_by(getattr(trainable, "subject", trainable)):
         return f"it holds {held}"

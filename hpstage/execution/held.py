@@ -16,11 +16,12 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hpstage.training.capture.containers import BULK
 from hpstage.training.capture.kinds import SKIPPED, kind_of_type
+from hpstage.training.code.attributes import dict_of
 from hpstage.training.code.graph import Graph
 from hpstage.training.code.owner import by_type, is_users_code, module_of, of_user
 
@@ -113,39 +114,60 @@ def _has_ends(number: int | None) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and os.isatty(number))
 
 
-def _lacking(obj: Any) -> str:
+def _lacking(thread: threading.Thread) -> str:
     """Return what this thread is if a fork would lack it."""
-    if obj is threading.current_thread() or obj is threading.main_thread() or obj.name.startswith(_NOT_OF_USER):
-        return ""
-    return "a thread, which no fork has" if threading.Thread.is_alive(obj) else ""
+    runs = any(thread is running for running in threading.enumerate())
+    return "a thread, which no fork has" if runs and not _is_not_of_user(thread) else ""
 
 
-def has_own_work(thread: threading.Thread) -> bool:
-    """Return whether a step of training may wait for this thread: one of a pool to which user's code gives work, or one
-    that runs the user's code."""
-    if thread is threading.current_thread() or thread is threading.main_thread():
-        return False
-    if thread.name.startswith(_NOT_OF_USER):
-        return False
+def _is_not_of_user(thread: threading.Thread) -> bool:
+    """Return whether this is the thread that trains, the main thread, or one to which no step gives work."""
+    name = (dict_of(thread) or {}).get("_name")  # a class may have another ``name``
+    of_pool = type(name) is str and name.startswith(("hpstage", "Dask-"))
+    return of_pool or thread is threading.current_thread() or thread is threading.main_thread()
+
+
+def has_own_work(threads: Iterable[threading.Thread]) -> bool:
+    """Return whether a step of training may wait for one of these: one of a pool to which user's code gives work, or
+    one that runs the user's code."""
     pools: Any = concurrent.futures.thread._threads_queues
-    if thread in pools:
-        return not thread.name.startswith("asyncio") or not _is_of_a_running_loop(thread)
+    pooled = {id(reference()) for reference in pools.keyrefs()}
     dummies: Any = sys.modules.get("multiprocessing.dummy")
-    if dummies is not None and isinstance(thread, dummies.DummyProcess):
-        return True
-    target = vars(thread).get("_target")
-    while isinstance(target, functools.partial):
-        target = target.func
-    return is_users_code(type(thread)) or is_users_code(target) or is_users_code(type(target))
+    of_loops: set[int] = set()
+    for thread in threads:
+        kind, own = type(thread), dict_of(thread) or {}
+        if _is_not_of_user(thread):
+            continue
+        if id(thread) in pooled:
+            if not str(own.get("_name")).startswith(("asyncio", "uvloop")):
+                return True
+            of_loops.add(id(thread))
+            continue
+        target: Any = own.get("_target")
+        while issubclass(type(target), functools.partial) and not is_users_code(type(target)):
+            target = target.func
+        if dummies is not None and issubclass(kind, dummies.DummyProcess):
+            return True
+        if is_users_code(kind) or is_users_code(type(target)) or is_users_code(target):
+            return True
+    return bool(of_loops) and not of_loops.issubset(_of_running_loops())
 
 
-_NOT_OF_USER = "hpstage", "Dask-"
-"""How threads are named of pools to which no step gives work."""
+def _of_running_loops() -> Iterator[int]:
+    """Yield the ids of the threads in pools of event loops that run: no step runs those until something is done."""
+    events: Any = sys.modules.get("asyncio.events")
+    if events is None:
+        return
+    for loop in gc.get_objects():
+        if issubclass(type(loop), events.AbstractEventLoop) and _runs(loop):
+            for pool in (*gc.get_referents(loop), *(dict_of(loop) or {}).values()):
+                if issubclass(type(pool), concurrent.futures.ThreadPoolExecutor):
+                    yield from map(id, [*(dict_of(pool) or {}).get("_threads", ())])  # a copy: it may grow
 
 
-def _is_of_a_running_loop(thread: threading.Thread) -> bool:
-    """Return whether a thread is of the pool of an event loop that runs: no step runs it until something is done."""
-    kind: Any = sys.modules["asyncio"].BaseEventLoop  # which has made it
-    loops = (loop for loop in gc.get_objects() if issubclass(type(loop), kind))
-    pools = ((loop, vars(loop).get("_default_executor")) for loop in loops)
-    return any(pool is not None and thread in pool._threads and loop.is_running() for loop, pool in pools)
+def _runs(loop: Any) -> bool:
+    names = (vars(base) for base in type(loop).__mro__ if not is_users_code(base))
+    try:
+        return bool(next(own["is_running"] for own in names if "is_running" in own)(loop))
+    except (AttributeError, NotImplementedError):  # one whose making has failed, or without a loop to run
+        return False

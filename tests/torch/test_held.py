@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import multiprocessing
 import queue
 import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -21,6 +23,7 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.execution import held
 from hpstage.execution.fork import obstacle
 from hpstage.execution.held import has_own_work, held_by
 from hpstage.execution.untrained import UntrainedFork
@@ -169,6 +172,33 @@ def test_what_objects_hold_is_found_wherever_they_hold_it() -> None:
     assert held_by(Holding([ours, theirs, reader, connection])) == ""
 
 
+class Unmade(threading.Thread):
+    def __init__(self) -> None:
+        pass
+
+
+class Named(threading.Thread):
+    """Calls code of the user's where its name is read."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        raise AttributeError("it has no name")
+
+
+def test_threads_are_recognized_whatever_their_classes_override() -> None:
+    assert held_by(Holding(Unmade())) == ""
+    over = threading.Event()
+    named = Named(target=over.wait, daemon=True)
+    assert held_by(Holding(named)) == ""
+    threading.Thread.start(named)
+    try:
+        assert "a thread" in held_by(Holding(named))
+        assert has_own_work([named])
+    finally:
+        over.set()
+        named.join()
+
+
 def test_files_queues_locks_and_standard_streams_are_no_connections(tmp_path: Any) -> None:
     with (tmp_path / "file").open("w") as file:
         assert held_by(Holding([file, sys.__stdout__, queue.Queue(), threading.Lock(), threading.local()])) == ""
@@ -193,20 +223,34 @@ def test_threads_count_that_run_the_users_code_or_work_that_steps_give() -> None
         for thread in (mine, librarys, own):
             thread.start()
         worker, other = pool.submit(threading.current_thread).result(), of_hpstage.submit(threading.current_thread)
-        found = [has_own_work(thread) for thread in (mine, librarys, own, worker, other.result())]
+        found = [has_own_work([thread]) for thread in (mine, librarys, own, worker, other.result())]
         over.set()
     assert found == [True, False, False, True, False]
-    assert not has_own_work(threading.current_thread())
+    assert not has_own_work([threading.current_thread()])
 
 
-def test_the_pool_of_an_event_loop_counts_unless_the_loop_runs_elsewhere() -> None:
+@pytest.mark.parametrize("library", ["asyncio", "uvloop"])
+def test_the_pool_of_an_event_loop_counts_unless_the_loop_runs_elsewhere(library: str) -> None:
     async def worker() -> threading.Thread:
         return await asyncio.get_running_loop().run_in_executor(None, threading.current_thread)
 
     async def counted() -> bool:
-        return has_own_work(await worker())
+        return has_own_work([await worker()])
 
-    with closing(asyncio.new_event_loop()) as loop:
+    with closing(pytest.importorskip(library).new_event_loop()) as loop:
         assert not loop.run_until_complete(counted())
-        assert has_own_work(loop.run_until_complete(worker()))
+        assert has_own_work([loop.run_until_complete(worker())])
         loop.run_until_complete(loop.shutdown_default_executor())
+
+
+def test_event_loops_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    counting = types.SimpleNamespace(get_objects=lambda: calls.append(1) or gc.get_objects())
+    monkeypatch.setattr(held, "gc", counting)
+    both = threading.Barrier(3, timeout=60)
+    with ThreadPoolExecutor(2, "asyncio") as pool:
+        working = [pool.submit(both.wait) for _ in range(2)]
+        both.wait()
+        assert has_own_work(pool._threads)
+        assert all(future.result() >= 0 for future in working)
+    assert len(calls) == 1
