@@ -22,6 +22,7 @@ from typing import Any
 from hpstage.execution.held import has_own_work, held_by
 from hpstage.execution.lifetime import die_with
 from hpstage.execution.shared_mappings import make_own, obstacle_in, shared_mappings
+from hpstage.training.adapter import Adapter
 from hpstage.training.identity import accelerators
 
 _NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
@@ -49,7 +50,7 @@ def obstacle(trainable: object = None) -> str:
         return "it has processes of its own, which a fork would share"
     if has_own_work(threading.enumerate()):
         return "a pool or thread of the user's is running, which no fork has: what gives it work would wait for it"
-    if held := held_by(getattr(trainable, "subject", trainable)):
+    if held := held_by(*(trainable.in_use() if isinstance(trainable, Adapter) else (trainable,))):
         return f"it holds {held}"
     return ""
 

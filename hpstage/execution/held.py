@@ -20,18 +20,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hpstage.training.capture.containers import BULK
-from hpstage.training.capture.kinds import SKIPPED, kind_of_type
 from hpstage.training.code.attributes import dict_of
 from hpstage.training.code.graph import Graph
 from hpstage.training.code.owner import by_type, is_users_code, module_of, of_user
 
 
-def held_by(subject: object) -> str:
-    """Return what a fork could not have for itself of all that a trainable's objects and code lead to, or an empty
-    string. No code of theirs is called.
+def held_by(*subjects: object) -> str:
+    """Return what a fork could not have for itself of all that objects and their code lead to, or an empty string. No
+    code of theirs is called.
     """
     seen: dict[int, object] = {}  # kept, so that ids stay unique
-    todo: list[Any] = [subject]
+    todo: list[Any] = [*subjects]
     while todo:
         obj = todo.pop()
         if id(obj) in seen:
@@ -42,7 +41,9 @@ def held_by(subject: object) -> str:
             return found
         if _is_code(kind):
             todo += _reached_by(obj)
-        elif obj is subject or not (_leads_nowhere(kind) or (kind in _CONTAINERS and len(obj) > BULK)):
+            continue
+        is_data = kind in _CONTAINERS and len(obj) > BULK
+        if not is_data and (not _leads_nowhere(kind) or any(obj is subject for subject in subjects)):
             todo += filter(gc.is_tracked, gc.get_referents(obj))
     return ""
 
@@ -58,7 +59,8 @@ def _is_code(kind: Any) -> bool:
 
 @by_type
 def _leads_nowhere(kind: Any) -> bool:
-    return kind_of_type(kind) is SKIPPED or module_of(kind).partition(".")[0] in _OF_NO_STEP
+    module = module_of(kind)
+    return module.partition(".")[0] in _OF_NO_STEP and not module.startswith("hpstage.torch.")
 
 
 @by_type
@@ -78,21 +80,21 @@ def _reached_by(code: Any) -> Iterator[Any]:
             yield from content.values() if isinstance(content, dict) else (content,)
 
 
-_OF_NO_STEP = frozenset(("hpstage", "optuna", "dask", "distributed"))
-"""Libraries whose objects run trainings."""
+_OF_NO_STEP = frozenset(("hpstage", "optuna", "dask", "distributed", "logging", "tqdm", "inspect", "typing"))
+"""Libraries whose objects run, show or describe trainings."""
 
 
 def _shared(obj: Any) -> str:
     """Return what this is if both sides of a fork would use it."""
-    kind = type(obj)
+    kind, own = type(obj), dict_of(obj) or {}
     if issubclass(kind, subprocess.Popen):
-        return "a process of its own" if vars(obj).get("returncode", 0) is None else ""
+        return "a process of its own" if own.get("returncode", 0) is None else ""
     if issubclass(kind, io.FileIO):
         number = _number(functools.partial(io.FileIO.fileno, obj))
     elif issubclass(kind, _socket.socket):
         number = _number(functools.partial(_socket.socket.fileno, obj))
     else:  # of multiprocessing
-        number = vars(obj).get("_handle")  # an int, unless it is closed
+        number = own.get("_handle")  # an int, unless it is closed
     return f"a {kind.__module__}.{kind.__qualname__}, which is one end of a connection" if _has_ends(number) else ""
 
 
@@ -105,11 +107,11 @@ def _number(read: Any) -> int | None:
 
 def _has_ends(number: int | None) -> bool:
     """Return whether a descriptor is of a pipe, a socket or a terminal, and no standard stream."""
-    if number is None or number <= 2:
+    if type(number) is not int or number <= 2:
         return False
     try:
         mode = os.fstat(number).st_mode
-    except OSError:
+    except (OSError, OverflowError):
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and os.isatty(number))
 

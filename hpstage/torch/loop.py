@@ -233,6 +233,9 @@ class TorchLoop(Adapter):
         """The end of training that a library's trainer states, once it is built."""
         return self._user._horizon if self._built is not None else None
 
+    def in_use(self) -> tuple[object, ...]:
+        return self._user, self._built, self.data
+
     def optimizers(self) -> list[Any]:
         return [self._built.optimizer] if self._built is not None else []
 

@@ -58,6 +58,10 @@ class Adapter(StandsFor):
         """Return the optimizers of torch that train at present, as far as they can be seen."""
         return []
 
+    def in_use(self) -> tuple[object, ...]:
+        """Return what holds the user's objects that training reaches at present."""
+        return (self.subject,)
+
     def prepare(self) -> None:
         """Do what ``setup`` leaves to the first step."""
 

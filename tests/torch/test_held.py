@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from multiprocessing.pool import ThreadPool
@@ -20,6 +20,8 @@ from typing import Any
 
 import optuna
 import pytest
+import torch
+from torch import nn
 
 import hpstage
 from hpstage import schedule as s
@@ -30,7 +32,8 @@ from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ForkVerified
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
-from tests.torch.trainables import Small
+from hpstage.training.trainables import as_trainable
+from tests.torch.trainables import Small, hp_at, samples
 
 pytestmark = [pytest.mark.forks, pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
 
@@ -170,6 +173,71 @@ def test_what_objects_hold_is_found_wherever_they_hold_it() -> None:
         connection = stack.enter_context(multiprocessing.Pipe()[0])
         assert "is one end of a connection" in held_by(Holding([connection]))
     assert held_by(Holding([ours, theirs, reader, connection])) == ""
+
+
+class Making(Small):
+    """Holds nothing itself: what it makes does."""
+
+    stateless = ("END", "model.end", "optimizer.end", "dataset.end", "dataset.datasets[0].end")
+    version = data_version = "1"
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return self.made("model", super().model(hp))
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return self.made("optimizer", super().optimizer(model, hp))
+
+    def dataset(self) -> Any:
+        data = self.made("data set", super().dataset())
+        if self.where == "stream":
+            return Stream(END)
+        return hpstage.torch.Mixture({"one": self.made("mixture", data)}) if self.where == "mixture" else data
+
+    def made(self, name: str, obj: Any) -> Any:
+        if self.where == name:
+            obj.end = END
+        return obj
+
+
+class Stream:
+    def __init__(self, end: Any) -> None:
+        self.end = end
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(*samples(), strict=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+END: Any = None
+
+
+@pytest.mark.parametrize("where", ["model", "optimizer", "data set", "mixture", "stream"])
+def test_what_was_made_for_training_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        ours, _ = map(stack.enter_context, socket.socketpair())
+        loop: Any = as_trainable(Making(where))
+        stack.callback(loop.close)
+        monkeypatch.setitem(globals(), "END", ours)
+        loop.setup(hp_at(0) | {"mixture.one": 1.0})
+        loop.prepare()
+        monkeypatch.setitem(globals(), "END", None)
+        others = obstacle()  # which other tests have left
+        assert obstacle(loop) == (others or "it holds a socket.socket, which is one end of a connection")
+
+
+def test_what_writes_logs_in_a_thread_is_found(tmp_path: Any) -> None:
+    tensorboard = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    with closing(tensorboard.EventFileWriter(str(tmp_path))) as writer:
+        assert "a thread" in held_by(Holding(writer))
 
 
 class Unmade(threading.Thread):
