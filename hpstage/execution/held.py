@@ -16,40 +16,55 @@ import subprocess
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from hpstage.training.capture.containers import BULK
 from hpstage.training.code.attributes import dict_of
 from hpstage.training.code.graph import Graph
+from hpstage.training.code.namespaces import ClassAttributes
 from hpstage.training.code.owner import by_type, is_users_code, module_of, of_user
 
 
 def held_by(*subjects: object) -> str:
     """Return what a fork could not have for itself of all that objects and their code lead to, or an empty string. No
     code of theirs is called.
+
+    What long containers hold is looked at last, and only so much of it: the rest is data.
     """
+    code = Graph()
     seen: dict[int, object] = {}  # kept, so that ids stay unique
-    todo: list[Any] = [*subjects]
-    while todo:
+    todo: deque[Any] = deque(reversed(subjects))
+    effort = 0
+    while todo and effort < _MOST:
         obj = todo.pop()
         if id(obj) in seen:
             continue
         seen[id(obj)] = obj
         kind = type(obj)
+        effort += 1
         if _may_be_held(kind) and (found := _lacking(obj) if issubclass(kind, threading.Thread) else _shared(obj)):
             return found
         if _is_code(kind):
-            todo += _reached_by(obj)
+            todo += _reached_by(obj, code)
             continue
         is_data = kind in _CONTAINERS and len(obj) > BULK
-        if not is_data and (not _leads_nowhere(kind) or any(obj is subject for subject in subjects)):
-            todo += filter(gc.is_tracked, gc.get_referents(obj))
+        if is_data or (_leads_nowhere(kind) and not any(obj is subject for subject in subjects)):
+            continue
+        items = gc.get_referents(obj)
+        effort += len(items) // _ITEMS
+        (todo.extendleft if len(items) > _LONG else todo.extend)(filter(gc.is_tracked, items))
     return ""
 
 
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
-"""Of these, the long ones are data."""
+"""Of these, the very long ones are data."""
+_LONG = 100
+"""Number of items from which on an object counts as long."""
+_MOST, _ITEMS = 100_000, 32
+"""Number of objects that are looked at, in tenths of a second, and of items that take as long to pass by as one."""
 
 
 @by_type
@@ -70,14 +85,19 @@ def _may_be_held(kind: Any) -> bool:
     return issubclass(kind, (subprocess.Popen, io.FileIO, _socket.socket, threading.Thread, *more))
 
 
-def _reached_by(code: Any) -> Iterator[Any]:
+def _reached_by(code: Any, graph: Graph) -> Iterator[Any]:
+    """Yield what a function, class or module leads to besides what the graph has already."""
     if isinstance(code, types.FunctionType):
-        yield from filter(gc.is_tracked, (*(code.__closure__ or ()), code.__defaults__, code.__kwdefaults__))
-    user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
-    if user:
-        for _, found in Graph(code).reached():
-            content = found if isinstance(found, types.FunctionType) else found.get()  # type: ignore[attr-defined]
-            yield from content.values() if isinstance(content, dict) else (content,)
+        held = (*(code.__closure__ or ()), code.__defaults__, code.__kwdefaults__, code.__dict__)
+        yield from filter(gc.is_tracked, held)
+    if not (of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)):
+        return
+    functions, spaces = len(graph.functions), len(graph.namespaces)
+    graph.add(code)
+    yield from graph.functions[functions:]
+    for space in islice(graph.namespaces.values(), spaces, None):
+        content: Any = space.get()
+        yield from content.values() if isinstance(space, ClassAttributes) else (content,)
 
 
 _OF_NO_STEP = frozenset(("hpstage", "optuna", "dask", "distributed", "logging", "tqdm", "inspect", "typing"))

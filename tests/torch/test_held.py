@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -32,6 +33,7 @@ from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ForkVerified
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
+from hpstage.training.code.graph import Graph
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, hp_at, samples
 
@@ -234,6 +236,22 @@ def test_what_was_made_for_training_is_found(where: str, monkeypatch: pytest.Mon
         assert obstacle(loop) == (others or "it holds a socket.socket, which is one end of a connection")
 
 
+def test_all_code_is_read_once() -> None:
+    code = types.ModuleType("tests.of_many_functions")
+    exec("".join(f"def f{n}(): return f{n + 1}\n" for n in range(20)), vars(code))
+    visited = Counter[int]()
+
+    class Counting(Graph):
+        def _function(self, function: types.FunctionType) -> None:
+            visited[id(function)] += 1
+            super()._function(function)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(held, "Graph", Counting)
+        assert held_by(Holding([vars(code)[f"f{n}"] for n in range(20)])) == ""
+    assert {visited[id(vars(code)[f"f{n}"])] for n in range(20)} == {1}
+
+
 def test_what_writes_logs_in_a_thread_is_found(tmp_path: Any) -> None:
     tensorboard = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
     with closing(tensorboard.EventFileWriter(str(tmp_path))) as writer:
@@ -265,6 +283,22 @@ def test_threads_are_recognized_whatever_their_classes_override() -> None:
     finally:
         over.set()
         named.join()
+
+
+def test_data_are_looked_at_last_and_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, may_be_held = [], held._may_be_held
+    monkeypatch.setattr(held, "_may_be_held", lambda kind: looked.append(kind) or may_be_held(kind))
+    data = [[{"a": [n]}, {"b": [n]}] for n in range(25_000)]
+    assert held_by(Holding(data)) == ""
+    assert len(looked) <= 100_000
+    with ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        assert "is one end of a connection" in held_by(Holding((data, {"a": {"b": [ours]}}, data)))
+        assert "is one end of a connection" in held_by(Holding([*range(1000), theirs]))
+    long = [[*range(1000)] for _ in range(5000)]
+    looked.clear()
+    assert held_by(Holding(long)) == ""
+    assert len(looked) <= 4000
 
 
 def test_files_queues_locks_and_standard_streams_are_no_connections(tmp_path: Any) -> None:

@@ -43,22 +43,28 @@ Namespace = Slot | ClassAttributes | imports.Modules
 
 
 class Graph:
-    """All code that a function, class or module of the user's leads to.
+    """All code that functions, classes or modules of the user's lead to.
 
     Attributes:
         namespaces: names that may be rebound, each once.
-        functions: the user's functions, including the root.
+        functions: the user's functions, including the roots.
     """
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, *roots: object) -> None:
         self.namespaces: dict[tuple[int, str], Namespace] = {}
         self.functions: list[types.FunctionType] = []
-        self._todo: list[object] = [root]
-        seen: set[int] = set()
+        self._todo: list[object] = []
+        self._seen: dict[int, object] = {}  # kept, so that ids stay unique
+        for root in roots:
+            self.add(root)
+
+    def add(self, root: object) -> None:
+        """Add what a further root leads to."""
+        self._todo.append(root)
         while self._todo:
             obj = self._todo.pop()
-            if id(obj) not in seen:
-                seen.add(id(obj))
+            if id(obj) not in self._seen:
+                self._seen[id(obj)] = obj
                 self._visit(obj)
         if isinstance(root, types.ModuleType):  # held as a value: its holder may set any of its names
             self.namespaces[id(vars(root)), ""] = Globals(vars(root))
