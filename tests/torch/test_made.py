@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import colorsys
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hpstage.errors import StateError
 from hpstage.training.capture.allowed import creatable, pure_function
 from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.derived import kept_weight
+from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
 from hpstage.training.capture.survey import Survey
 
@@ -59,6 +62,17 @@ def test_a_state_brings_no_arguments_for_functions_that_call_them() -> None:
     assert decoded(("partial", 0, ("pure", "operator", "mul"), [2], [], []))(3) == 6
     with pytest.raises(StateError, match=r"which no state may give"):
         decoded(("partial", 0, ("pure", "builtins", "max"), [1], [], []))
+
+
+def test_a_generator_that_a_module_of_a_library_holds_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, own = random.Random(3), random.Random(3)
+    monkeypatch.setattr(colorsys, "NUMBERS", (held,), raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "OWN", own, raising=False)
+    generators = Generators()
+    assert generators.named("self.noise", own) is None
+    assert generators.named("self.noise", torch.default_generator) == "torch"
+    with pytest.raises(StateError, match=r"^self\.noise holds the random generator colorsys\.NUMBERS, which is not"):
+        generators.named("self.noise", held)
 
 
 @pytest.mark.parametrize(("module", "name"), [("subprocess", "Popen"), ("torch.hub", "_Faketqdm"), ("os", "system")])

@@ -27,6 +27,7 @@ from hpstage.training.capture.allowed import (
 from hpstage.training.capture.atoms import is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
 from hpstage.training.capture.encoding import BUILTINS, Plain, is_answered
+from hpstage.training.capture.generators import of_process
 from hpstage.training.capture.kind import is_struct, numpy, torch
 from hpstage.training.capture.kinds import VALUES
 from hpstage.training.capture.on_disk import opened_file, opened_map
@@ -341,6 +342,13 @@ class Decoder:
     def _create_random(self, name: str, content: Any, device: str) -> Any:
         kind = RANDOM[name]()
         made = kind(device) if device else kind()
+        RandomSource().write(made, content)
+        return made
+
+    def _create_generator_of_process(self, name: str, content: Any) -> Any:
+        made = of_process().get(name)
+        if made is None:
+            raise StateError(f"the state names the random generator of {name}, which is not here")
         RandomSource().write(made, content)
         return made
 

@@ -33,8 +33,9 @@ from hpstage.training.capture.allowed import (
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
+from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
-from hpstage.training.capture.kinds import kind_of
+from hpstage.training.capture.kinds import RANDOM_STATE, kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.refusals import (
     based,
@@ -79,6 +80,7 @@ class Encoder:
         self._local = Survey()
         self._places = Places(base, now)
         self._views = Views(now)
+        self._generators = Generators()
 
     @property
     def memory(self) -> Plain:
@@ -294,6 +296,8 @@ class Encoder:
             return "partial", number, self.value(f"{path}.func", value.func), *parts
         if kind is arrays.ufunc:
             return self._named(path, value)
+        if kind_of(value) is RANDOM_STATE and (source := self._generators.named(path, value)) is not None:
+            return "generator of process", number, source, RandomSource().read(value, frozenset())
         source = next((name for name, source in RANDOM.items() if source() is kind), None)
         if source is not None:
             return "random", number, source, RandomSource().read(value, frozenset()), _device(value)

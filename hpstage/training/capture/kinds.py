@@ -91,9 +91,9 @@ RUNNER = instances.Instance()
 _VECTORIZED = instances.Vectorized()
 _WRAPPERS = (property, staticmethod, classmethod)  # what they hold never changes, but attributes of subclasses may
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
-_BYTES, _RANDOM, _FILE = containers.Bytes(), stateful.RandomSource(), stateful.File()
+_BYTES, RANDOM_STATE, _FILE = containers.Bytes(), stateful.RandomSource(), stateful.File()
 _ACCUMULATOR, STORAGE = values.Accumulator(), values.Storage()
-WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
+WITHOUT_ATTRIBUTES = frozenset((_BYTES, RANDOM_STATE, _FILE, *SETS))
 """Kinds that do not cover attributes, which the user's subclasses of such types may have."""
 _BULKS = {_SEQUENCE: containers.Bulk(_SEQUENCE), _MAPPING: containers.Bulk(_MAPPING)}
 CACHE, MODULES = stateful.Cache(), instances.ModulesByText()
@@ -173,7 +173,7 @@ def kind_of_type(kind: Any) -> Kind | None:
     if issubclass(kind, random.SystemRandom):
         return _INSTANCE if is_users_code(kind) else _OPAQUE  # the system's random numbers have no state
     if issubclass(kind, _generators()):
-        return _RANDOM
+        return RANDOM_STATE
     if issubclass(kind, enum.Enum) and is_users_code(kind):
         return _INSTANCE  # a member never changes, but its attributes may
     if is_atomic(kind) or kind in (tuple, *_METHODS, weakref.ref):

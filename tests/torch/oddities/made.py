@@ -121,6 +121,28 @@ def _(kept: Any, self: Odd) -> float:
     return self.noise.random() + float(self.old.rand()) if self.steps >= 2 else 0
 
 
+@odd("functions that draw from the generators of the process")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.draws = [random.random, random.gauss, torch.default_generator.initial_seed]
+    return sum(draw() for draw in self.draws) % 1000 if self.steps >= 2 else 0
+
+
+@odd("the generators of the process")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.noise, self.old = torch.default_generator, np.random.mtrand._rand
+    return float(torch.rand(1, generator=self.noise)) + float(self.old.rand()) if self.steps >= 2 else 0
+
+
+@odd(
+    "what the generator of the process is made of", refused=r"self\.noise holds the random generator \S+_bit_generator"
+)
+def _(kept: Any, self: Odd) -> float:
+    self.noise: Any = np.random.mtrand._rand._bit_generator
+    return 0
+
+
 # --- schedulers of torch's
 
 

@@ -1,0 +1,74 @@
+"""Random generators that libraries keep, which no state can hold: it would hold a copy that draws other numbers."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.kind import numpy, torch
+from hpstage.training.capture.stateless import excluding
+from hpstage.training.code.attributes import dict_of
+from hpstage.training.code.owner import of_user
+
+
+def of_process() -> dict[str, Any]:
+    """Return the generators that are seeded before each step, by name: a state refers to them by these."""
+    library = torch()
+    found = {"Python": vars(random)["_inst"], "NumPy": vars(numpy().random.mtrand)["_rand"]}
+    return found if library is None else {**found, "torch": library.default_generator}
+
+
+class Generators:
+    """The generators that the modules of libraries hold."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, str] | None = None
+
+    def named(self, path: str, value: object) -> str | None:
+        """Return the name of a generator of the process; ``None`` for one that training has made.
+
+        Raises:
+            StateError: another one that a module of a library holds. The message names it.
+        """
+        name = next((name for name, generator in of_process().items() if generator is value), None)
+        if name is not None:
+            return name
+        if self._held is None:
+            self._held = dict(_of_libraries())
+        if (held := self._held.get(id(value))) is not None:
+            raise StateError(
+                f"{path} holds the random generator {held}, which is not training's, and in a state it would be one "
+                f"that draws numbers of its own: keep a generator that you make and seed; {excluding(path)}"
+            )
+        return None
+
+
+def _of_libraries() -> Iterator[tuple[int, str]]:
+    """Yield ids and names. No module is made to import anything by this."""
+    kinds = set(map(id, _kinds()))
+    wanted = {*kinds, id(tuple)}  # by ids: a metaclass may define equality
+    for module_name, module in list(sys.modules.items()):
+        if not issubclass(type(module), types.ModuleType):
+            continue
+        names = list((dict_of(module) or {}).items())
+        for name, value in [(name, value) for name, value in names if id(type(value)) in wanted]:
+            for held in value if type(value) is tuple else (value,):
+                if id(type(held)) in kinds and not of_user(module_name):
+                    yield id(held), f"{module_name}.{name}"
+                    source = getattr(held, "_bit_generator", None)  # what the numbers of NumPy's are made of
+                    if source is not None:
+                        yield id(source), f"{module_name}.{name}._bit_generator"
+
+
+def _kinds() -> list[type]:
+    """Return all classes of generators that there are."""
+    library, numbers = torch(), numpy().random
+    found = [random.Random, numbers.RandomState, numbers.Generator, numbers.BitGenerator]
+    found += [] if library is None else [library.Generator]
+    for kind in found:  # which grows
+        found += type.__subclasses__(kind)
+    return found
