@@ -1,9 +1,12 @@
-"""Views that training makes of objects: parts of arrays of objects, and the dicts in which instances keep attributes.
+"""Views that training makes of objects: parts of arrays of objects, and the dicts in which objects keep attributes.
 
 In a state, a view would be a copy of its own: what is written through it would no longer be seen in the other.
 """
 
 from __future__ import annotations
+
+import threading
+from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import numpy
@@ -18,7 +21,7 @@ class Views:
     def __init__(self, now: Survey) -> None:
         self._now = now
         self._arrays: list[Record] | None = None
-        self._attributes: dict[int, str] | None = None
+        self._attributes: dict[int, tuple[Any, list[Record]]] | None = None
 
     def refuse(self, path: str, value: object) -> None:
         """Check that an object made by training is no view of another.
@@ -27,13 +30,20 @@ class Views:
             StateError: it is one. The message names both.
         """
         if type(value) is dict:
-            owner = self._owners().get(id(value))
-            if owner is not None:
+            _, owners = self._owners().get(id(value), (None, []))
+            if owners:
                 raise StateError(
-                    f"{path} is the `__dict__` of {owner}, kept by training, and in a state it would be a dict of its "
-                    f"own: keep the object, or a copy of the dict; {excluding(path)}"
+                    f"{path} is the `__dict__` of {owners[0].path}, kept by training, and in a state it would be a "
+                    f"dict of its own: keep the object, or a copy of the dict; {excluding(path)}"
                 )
-        elif isinstance(value, numpy().ndarray) and value.dtype.hasobject:
+        own = _attributes_of(value)
+        if own is not None and (other := self._shared(value, own)) is not None:
+            raise StateError(
+                f"the `__dict__` of {path}, an object that training has made, is {other}, too, and in a state it would "
+                f"be a dict of its own: give the object its own attributes, or make it in model() or __init__(); "
+                f"{excluding(path)}"
+            )
+        if isinstance(value, numpy().ndarray) and value.dtype.hasobject:
             for record in self._of_objects():
                 if record.obj is not value and numpy().may_share_memory(record.obj, value):
                     raise StateError(
@@ -47,9 +57,27 @@ class Views:
             self._arrays = [record for record in self._now if record.kind.name == "objects"]
         return self._arrays
 
-    def _owners(self) -> dict[int, str]:
-        """Return the paths of instances by the ids of their dicts."""
+    def _shared(self, value: object, own: dict[str, Any]) -> str | None:
+        """Return what else this ``__dict__`` of an object is: that of another one, or a dict that is met by itself."""
+        _, owners = self._owners().get(id(own), (None, []))
+        for owner in owners:
+            if owner.obj is not value:
+                return f"that of {owner.path}"
+        met = self._now.path_of(own)
+        return None if met == f"{self._now.path_of(value)}.__dict__" else met
+
+    def _owners(self) -> dict[int, tuple[Any, list[Record]]]:
+        """Return the dicts in which objects keep their attributes, each with those objects, by its id. They are kept:
+        a class may make another one whenever it is read, and a dict of training's could then get its id."""
         if self._attributes is None:
-            instances = [record for record in self._now if record.kind.name == "attributes"]
-            self._attributes = {id(dict_of(record.obj)): record.path for record in instances}
+            self._attributes = {}
+            for record in self._now:
+                own = _attributes_of(record.obj)
+                if own is not None:
+                    self._attributes.setdefault(id(own), (own, []))[1].append(record)
         return self._attributes
+
+
+def _attributes_of(obj: Any) -> dict[str, Any] | None:
+    """Return the dict in which an object of any kind keeps its attributes, of this thread if there are several."""
+    return vars(obj) if issubclass(type(obj), threading.local) else dict_of(obj)

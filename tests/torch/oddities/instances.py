@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import threading
 import typing
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -80,6 +81,63 @@ def _(kept: Any, self: Odd) -> float:
     if self.steps > 2:
         self.names["n"] += 1
     return kept.n
+
+
+class Listed(list[float]):
+    n = 0
+
+
+def counted() -> float:
+    return float(vars(counted).get("n", 0))
+
+
+for kind, make, path in (
+    ("a list", Listed, r"self\.kept"),
+    ("a tensor", lambda: torch.zeros(2), r"self\.kept"),
+    ("a local of threads", threading.local, r"self\.kept"),
+    ("a function", lambda: counted, r"\S+"),
+):
+
+    @odd(f"the dict of {kind}, kept by training", make, refused=rf"self\.names is the `__dict__` of {path}, kept by")
+    def _(kept: Any, self: Odd) -> float:
+        if self.steps == 2:
+            self.names = vars(kept)
+        if self.steps > 2:
+            self.names["n"] = self.names.get("n", 0) + 1
+        return float(vars(kept).get("n", 0))
+
+
+class Shared:
+    names: ClassVar[dict[str, Any]] = {"n": 0}
+
+    def __init__(self) -> None:
+        self.__dict__ = Shared.names
+
+
+@odd("instances that share a dict", lambda: [Shared(), Shared()])
+def _(kept: Any, self: Odd) -> float:
+    kept[0].n += 1
+    return float(kept[1].n)
+
+
+@odd("an instance that training gives a dict", refused=r"`__dict__` of self\.made, an .* is Shared\.names, too")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.made = Shared()
+    if self.steps > 2:
+        self.made.n += 1
+    return float(Shared.names["n"])
+
+
+@odd("an instance that training gives another's dict", refused=r"`__dict__` of self\.\w+, .* is that of self\.\w+, too")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.first, self.second = Entry(), Entry()
+        self.first.__dict__ = self.second.__dict__
+    if self.steps > 2:
+        self.first.n += 1
+        return self.second.n
+    return 0
 
 
 @odd("the dict of an instance, kept from the beginning", lambda: [entry := Entry(), vars(entry)])
