@@ -35,6 +35,8 @@ def decoded(plain: Any) -> Any:
         ("builtins", "open"),
         ("builtins", "getattr"),
         ("operator", "call"),
+        ("operator", "setitem"),
+        ("operator", "iadd"),
         ("torch", "load"),
         ("torch", "from_file"),
         ("torch", "set_num_threads"),
@@ -60,8 +62,60 @@ def test_a_state_brings_no_arguments_for_functions_that_it_may_not_name() -> Non
 def test_a_state_brings_no_arguments_for_functions_that_call_them() -> None:
     assert decoded(("pure", "builtins", "max")) is max
     assert decoded(("partial", 0, ("pure", "operator", "mul"), [2], [], []))(3) == 6
-    with pytest.raises(StateError, match=r"which no state may give"):
-        decoded(("partial", 0, ("pure", "builtins", "max"), [1], [], []))
+    for name in ("max", "next"):
+        with pytest.raises(StateError, match=r"which no state may give"):
+            decoded(("partial", 0, ("pure", "builtins", name), [1], [], []))
+
+
+def test_a_state_names_methods_in_c_that_only_compute() -> None:
+    holder = "dict", 0, [(1, 2)], []
+    assert decoded(("slot", holder, "__contains__"))(1)
+    assert decoded(("slot", holder, "get"))(1) == 2
+    for owner, name in ((holder, "__reduce_ex__"), (holder, "__dir__"), ("{}", "format"), ("{}", "format_map")):
+        with pytest.raises(StateError, match=rf"names a method {name} of \w+, which is not here"):
+            decoded(("slot", owner, name))
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        (),
+        ([],),
+        ("unknown",),
+        ("again", 7),
+        ("tuple", 5),
+        ("builtin", "eval"),
+        ("descriptor", 5, "x"),
+        ("numpy dtype", "bogus"),
+        ("numpy dtype", "(2,"),
+        ("numpy time", "bogus", 1),
+        ("pattern", "(" * 5000, 0),
+        ("dtype", ["float32"]),
+        ("set", 0, [("list", 1, [], None)], None),
+        ("generator of process", 0, "mine", ()),
+        ("generator of process", 0, "NumPy", ()),
+    ],
+    ids=lambda plain: str(plain)[:30],
+)
+def test_a_state_that_no_encoder_writes_is_refused(plain: Any) -> None:
+    with pytest.raises(StateError, match=r"^the state (holds|names)"):
+        decoded(plain)
+
+
+def test_the_error_for_a_malformed_state_names_the_part_of_it() -> None:
+    for plain in (("tuple", [("unknown",)]), ("list", 0, [("tuple", [("unknown",)])], None)):
+        with pytest.raises(StateError, match=r"^the state holds a 'unknown', which this hpstage does not know"):
+            decoded(plain)
+
+
+@pytest.mark.parametrize("tag", ["constant", "dtype"])
+def test_a_state_has_torch_import_nothing(tag: str) -> None:
+    lazy = [name for name in ("_inductor", "onnx", "_export") if f"torch.{name}" not in sys.modules]
+    before = set(sys.modules)
+    for name in lazy or ["nn"]:
+        with pytest.raises(StateError, match=r"that this torch does not know|which this torch does not know"):
+            decoded((tag, name))
+    assert set(sys.modules) == before
 
 
 def test_a_generator_that_a_module_of_a_library_holds_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -42,19 +43,33 @@ Method = types.MethodType | types.MethodWrapperType | types.BuiltinMethodType
 
 def method_of(owner: object, name: str) -> Method | None:
     """Return an object's method of this name if its class has a function for it, or one of those that Python's own
-    types and libraries have in C (``__len__``, ``append``), or ``None``; of a class, its class method."""
+    types and libraries have in C (``__len__``, ``append``), or ``None``; of a class, its class method.
+
+    Methods in C of Python's protocols (``__reduce_ex__``) are none of them, except operators', and neither are those
+    that look up attributes by names in a text."""
+    found: Any
     if isinstance(owner, type):
         found = next((vars(kind)[name] for kind in owner.__mro__ if name in vars(kind)), None)
         if isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType):
             return types.MethodType(found.__func__, owner)
-        return found.__get__(None, owner) if isinstance(found, types.ClassMethodDescriptorType) else None
+        if not isinstance(found, types.ClassMethodDescriptorType) or _is_special(name):
+            return None
+        method: Method = found.__get__(None, owner)
+        return method
     found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, owner)
-    return found.__get__(owner) if isinstance(found, _OF_C) else None
+    if isinstance(found, types.MethodDescriptorType) and found not in _FORMATTING:
+        return found.__get__(owner) if name in _OPERATORS or not _is_special(name) else None
+    return found.__get__(owner) if isinstance(found, types.WrapperDescriptorType) else None
 
 
-_OF_C = types.WrapperDescriptorType, types.MethodDescriptorType
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+_OPERATORS = frozenset(name for name, value in vars(operator).items() if isinstance(value, types.BuiltinFunctionType))
+_FORMATTING = (str.format, str.format_map)
 
 
 def may_be_given(function: object) -> bool:
@@ -141,11 +156,11 @@ def nameable(base: Survey, module: str, qualname: str) -> Any:
         member = member.__func__ if isinstance(member, staticmethod) else member
         if isinstance(member, types.FunctionType):
             return member
-    kind = found_in(sys.modules.get(module), qualname)
-    return kind if any(kind is plain for plain in _plain_kinds()) else creatable(base, module, qualname)
+    plain = (kind for kind in _plain_kinds() if (kind.__module__, kind.__qualname__) == (module, qualname))
+    return next(plain, None) or creatable(base, module, qualname)
 
 
-def _plain_kinds() -> Iterator[object]:
+def _plain_kinds() -> Iterator[type]:
     """Yield the classes of plain values, containers, tensors and arrays."""
     library, arrays = torch(), numpy()
     yield from (*_PLAIN, *CONTAINERS.values(), arrays.ndarray, *arrays.sctypeDict.values())
@@ -173,8 +188,16 @@ _OF_PYTHON = frozenset(
         *("sorted", "sum"),
     )
 )
-_CALLING = frozenset(("builtins", name) for name in ("iter", "max", "min", "sorted"))
-"""Functions that call an argument: no state may give them any."""
+_CALLING = frozenset(("builtins", name) for name in ("iter", "max", "min", "next", "sorted"))
+"""Functions that call an argument, or move it on: no state may give them any."""
+_OF_OPERATORS = frozenset(
+    (
+        *("abs", "add", "and_", "concat", "contains", "countOf", "eq", "floordiv", "ge", "getitem", "gt", "index"),
+        *("indexOf", "inv", "invert", "is_", "is_not", "le", "length_hint", "lshift", "lt", "matmul", "mod", "mul"),
+        *("ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "truth", "xor"),
+    )
+)
+"""Not those that change an argument (``setitem``, ``iadd``)."""
 _OF_SCHEDULERS = frozenset(("SWALR._cosine_anneal", "SWALR._linear_anneal"))
 _NOT_PURE = frozenset(("from_file", "boolean_dispatch", "handle_torch_function", "call"))
 """Functions that open files or call their arguments."""
@@ -204,7 +227,7 @@ def pure_function(module: str, name: str) -> Any:
         return found if of_tensors else None
     if module == "numpy" and type(found) is not space.ufunc:
         return None
-    if module == "builtins" and name not in _OF_PYTHON:
+    if (module == "builtins" and name not in _OF_PYTHON) or (module == "operator" and name not in _OF_OPERATORS):
         return None
     return found if _may_be_pure(found) else None
 

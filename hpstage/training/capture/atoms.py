@@ -87,5 +87,5 @@ def is_known(name: str) -> bool:
 def made_of(name: str, parts: list[Any]) -> Any:
     try:
         return _BY_NAME[name][2](*parts)
-    except (TypeError, ValueError, ArithmeticError, re.error, struct.error) as error:
+    except (TypeError, ValueError, ArithmeticError, RecursionError, re.error, struct.error) as error:
         raise StateError(f"the state holds an invalid {name}: it cannot be made of {parts}") from error

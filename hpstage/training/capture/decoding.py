@@ -37,6 +37,9 @@ from hpstage.training.capture.values import duplicate, fill, is_tensor, move, re
 from hpstage.training.code.attributes import write_own
 from hpstage.training.code.namespaces import MISSING
 
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, SyntaxError, RecursionError)
+"""What Python and libraries raise for parts that an encoder does not write."""
+
 
 class Decoder:
     """Reconstructs what :class:`~hpstage.training.capture.encoding.Encoder` wrote.
@@ -150,29 +153,39 @@ class Decoder:
         write_own(obj, self._dict(own))
 
     def value(self, plain: Plain) -> Any:
+        """Return what a plain value stands for.
+
+        Raises:
+            StateError: that is not here, or the plain value is none that an encoder writes.
+        """
         if type(plain) is not tuple:
             return plain
-        tag, *parts = plain
-        if tag == "@":
-            record = self._base.paths.get(parts[0])
-            if record is None:
-                raise StateError(f"the state refers to {parts[0]}, which is not here: it is of other code")
-            return record.obj
-        if tag == "again":
-            return self._new[parts[0]]
-        if tag in CONTAINERS:
-            return self._container(tag, *parts)
-        if is_known(tag):
-            return made_of(tag, self._list(parts))
-        name = tag.replace(" ", "_")
-        if (create := getattr(self, f"_create_{name}", None)) is not None:
-            number, *rest = parts
-            made = self._new[number] = create(*rest)
-            return made
-        make: Callable[..., Any] | None = getattr(self, f"_make_{name}", None)
-        if make is None:
-            raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
-        return make(*parts)
+        tag, *parts = plain or ("",)
+        try:  # here, not in a function around this: with a call more for each level, a state could be less deep
+            if tag == "@":
+                record = self._base.paths.get(parts[0])
+                if record is None:
+                    raise StateError(f"the state refers to {parts[0]}, which is not here: it is of other code")
+                return record.obj
+            if tag == "again":
+                return self._new[parts[0]]
+            if tag in CONTAINERS:
+                return self._container(tag, *parts)
+            if is_known(tag):
+                return made_of(tag, self._list(parts))
+            name = tag.replace(" ", "_")
+            if (create := getattr(self, f"_create_{name}", None)) is not None:
+                number, *rest = parts
+                made = self._new[number] = create(*rest)
+                return made
+            make: Callable[..., Any] | None = getattr(self, f"_make_{name}", None)
+            if make is None:
+                raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
+            return make(*parts)
+        except StateError:
+            raise
+        except _MALFORMED as error:
+            raise StateError(f"the state holds an invalid {tag}: {error}") from error
 
     # --- immutable values
 
@@ -205,7 +218,7 @@ class Decoder:
         return self._dtype(name)
 
     def _make_constant(self, name: str) -> Any:
-        found = getattr(torch(), name, None)
+        found = vars(torch()).get(name)  # its `__getattr__` would import a module of that name
         if not isinstance(found, torch().layout | torch().memory_format):
             raise StateError(f"the state names torch.{name}, which this torch does not know")
         return found
@@ -214,13 +227,14 @@ class Decoder:
         return self._described(description)
 
     def _make_descriptor(self, kind: Plain, name: str) -> Any:
-        found = vars(self.value(kind)).get(name)
+        owner = self.value(kind)
+        found = vars(owner).get(name) if isinstance(owner, type) else None
         if not isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType):
             raise StateError(f"the state names a method {name} of a class, which is not here")
         return found
 
     def _dtype(self, name: str) -> Any:
-        found = getattr(torch(), name, None)
+        found = vars(torch()).get(name)
         if not isinstance(found, torch().dtype):
             raise StateError(f"the state names a dtype {name!r} that this torch does not know")
         return found
@@ -239,7 +253,10 @@ class Decoder:
         return kind(sum(member.value for member in members)) if issubclass(kind, enum.Flag) else members[0]
 
     def _make_builtin(self, name: str) -> Any:
-        return next(kind for kind in BUILTINS if kind.__name__ == name)
+        found = next((kind for kind in BUILTINS if kind.__name__ == name), None)
+        if found is None:
+            raise StateError(f"the state names builtins.{name}, which is not here")
+        return found
 
     def _make_named(self, module: str, qualname: str) -> Any:
         known = self._base.named.get((module, qualname))
@@ -357,7 +374,7 @@ class Decoder:
 
     def _create_source(self, name: str, sequence: Plain, content: Any) -> Any:
         random = numpy().random
-        kind = getattr(random, name, None)
+        kind = vars(random).get(name)
         if not isinstance(kind, type) or not issubclass(kind, random.BitGenerator) or kind is random.BitGenerator:
             raise StateError(f"the state holds a source of random numbers {name!r} that this NumPy does not know")
         entropy, key, size = sequence

@@ -285,8 +285,8 @@ class Encoder:
             return self._array(path, number, value)
         if jax_arrays.is_array(value):
             return "jax array", number, value
-        if kind is arrays.memmap and (where := where_map_is(value)):
-            return "map", number, *where, _description(value.dtype), list(value.shape)
+        if kind is arrays.memmap and (where := where_map_is(value)) and (form := _description(value.dtype)):
+            return "map", number, *where, form, list(value.shape)
         if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
             return "opened", number, *where
         if kind is types.SimpleNamespace:
@@ -370,7 +370,10 @@ class Encoder:
                 raise unstorable(path, value)
             order = "F" if value.flags.f_contiguous or sum(size > 1 for size in value.shape) < 2 else "C"
             return "objects", number, self._list(path, value.flat), list(value.shape), order, value.flags.writeable
-        form = _description(value.dtype), list(value.shape)
+        description = _description(value.dtype)
+        if description is None:
+            raise unstorable(path, value)
+        form = description, list(value.shape)
         place = self._places.of(value)
         if place is not None:
             base = self._base.path_of(value.base)
@@ -449,13 +452,17 @@ def _device(value: Any) -> str:
 
 def _described_wholly(dtype: Any) -> Plain | None:
     """Return the description of a dtype, ``None`` if it says less than the dtype (metadata, alignment)."""
-    if dtype.metadata is not None:
-        return None
     described = _description(dtype)
+    if described is None or dtype.metadata is not None:
+        return None
     again = numpy().lib.format.descr_to_dtype(described if isinstance(described, str) else [*map(tuple, described)])
     return described if again == dtype and repr(again) == repr(dtype) else None
 
 
-def _description(dtype: Any) -> Plain:
-    described = numpy().lib.format.dtype_to_descr(dtype)
+def _description(dtype: Any) -> Plain | None:
+    """Return the description of a dtype, ``None`` if it has none: fields that overlap, or are in another order."""
+    try:
+        described = numpy().lib.format.dtype_to_descr(dtype)
+    except ValueError:
+        return None
     return described if isinstance(described, str) else [list(field) for field in described]

@@ -168,6 +168,19 @@ def _(kept: Any, self: Odd) -> float:
     return float(len(kept) + self.add(1.0).sum())
 
 
+@odd("a method in C of an operator", lambda: {0: 1})
+def _(kept: Any, self: Odd) -> float:
+    self.has = kept.__contains__
+    kept[self.steps] = 1
+    return float(self.has(2))
+
+
+@odd("the class of None")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = type(None)
+    return float(isinstance(kept, type))
+
+
 @odd("forms of memory")
 def _(kept: Any, self: Odd) -> float:
     self.kept = [torch.channels_last, torch.contiguous_format, torch.strided][self.steps % 3]
@@ -184,6 +197,33 @@ def _(kept: Any, self: Odd) -> float:
 @odd("a dtype whose description says less than it is", refused=r"self\.kept holds a numpy\.dtypes\.VoidDType")
 def _(kept: Any, self: Odd) -> float:
     self.kept = np.dtype([("a", "i1"), ("b", "f8")], align=True, metadata={"a": 1})
+    return 0.0
+
+
+OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 2]})
+
+
+@odd("a dtype whose fields overlap", refused=r"self\.kept holds a numpy\.dtypes\.VoidDType")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = OVERLAPPING
+    return 0.0
+
+
+@odd("an array of fields that overlap", refused=r"self\.kept is a numpy\.ndarray \(.*'offsets'")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = np.zeros(2, OVERLAPPING)
+    return 0.0
+
+
+@odd("an operator that changes an argument", refused=r"self\.kept holds a builtin_function_or_method that training")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = operator.iadd
+    return 0.0
+
+
+@odd("the format of a text", refused=r"self\.kept holds a builtin_function_or_method that training has made")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = "{:.3f}".format
     return 0.0
 
 
