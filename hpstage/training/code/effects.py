@@ -429,7 +429,7 @@ def _beginnings(path: str) -> list[str]:
 
 
 def _tree(module: types.ModuleType) -> ast.Module:
-    """Return the source of a module, as it was when it was asked for first since the module was imported or reloaded;
+    """Return the source of a module, as it was when it was first read after the module was imported or reloaded;
     empty if there is none, as in a notebook."""
     spec = vars(module).get("__spec__")
     of, by, tree = _read.get(module.__name__, (None, None, _NOTHING))
