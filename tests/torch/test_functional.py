@@ -399,7 +399,7 @@ def test_a_state_with_other_parts_is_refused() -> None:
 
     with pytest.raises(StateError, match=r"\['total'\], but run.attach\(\) was given \['sum'\]"):
         made(other).load_state_dict(state)
-    with pytest.raises(StateError, match="no state of a training function"):
+    with pytest.raises(StateError, match="not a state of a training function"):
         made(adding).load_state_dict({})
 
 
