@@ -12,6 +12,7 @@ import enum
 import functools
 import io
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -462,7 +463,9 @@ def _described_wholly(dtype: Any) -> Plain | None:
 def _description(dtype: Any) -> Plain | None:
     """Return the description of a dtype, ``None`` if it has none: fields that overlap, or are in another order."""
     try:
-        described = numpy().lib.format.dtype_to_descr(dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metadata, which it leaves out
+            described = numpy().lib.format.dtype_to_descr(dtype)
     except ValueError:
         return None
     return described if isinstance(described, str) else [list(field) for field in described]
