@@ -190,7 +190,7 @@ def test_callbacks_that_show_or_save_are_left_out(caplog: pytest.LogCaptureFixtu
     adapter.train(0, {})
     assert adapter.evaluate().keys() == {"train_loss", "valid_loss", "valid_acc"}
     adapter.close()
-    assert "PrintLog is left out" in caplog.text and "Checkpoint is left out" in caplog.text
+    assert "PrintLog is not used" in caplog.text and "Checkpoint is not used" in caplog.text
     assert not [*tmp_path.iterdir()]
 
 
