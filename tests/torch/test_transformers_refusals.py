@@ -169,7 +169,7 @@ def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: 
         (
             lambda: setup(args=arguments(lr_scheduler_type="linear")),
             lambda step: {"learning_rate": 0.01 / (1 + step)},
-            "by lr_scheduler_type='linear' of TrainingArguments: set lr_scheduler_type='constant'",
+            "lr_scheduler_type='linear' of TrainingArguments. To follow the space, set lr_scheduler_type='constant'",
         ),
     ],
 )
