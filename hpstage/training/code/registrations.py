@@ -16,13 +16,14 @@ _known: tuple[object, list[Pair]] = None, []
 
 
 def registered() -> list[Pair]:
-    """Return the registrations of which either class is the user's."""
+    """Return the registrations of which either class is the user's; the same list until there are others."""
     global _known
     token = abc.get_cache_token()
     if _known[0] != token:
         abstract = [cls for cls in _classes() if isinstance(cls, abc.ABCMeta)]
         pairs = ((each, cls) for each in abstract for cls in _registry(each))
-        _known = token, [pair for pair in pairs if any(map(is_users_code, pair))]
+        found: list[Pair] = [pair for pair in pairs if any(map(is_users_code, pair))]
+        _known = token, _known[1] if found == _known[1] else found
     return _known[1]
 
 
@@ -38,7 +39,7 @@ def registrations_of(cls: type) -> Iterator[str]:
 def undo(made: Iterable[Pair]) -> None:
     """Take registrations back."""
     global _known
-    _known = None, []  # the token remains the same
+    _known = None, _known[1]  # the token remains the same
     for abstract, cls in made:
         others = [other for other in _registry(abstract) if other is not cls]
         abc._reset_registry(abstract)  # type: ignore[attr-defined]
