@@ -12,7 +12,6 @@ import enum
 import functools
 import io
 import types
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -454,18 +453,17 @@ def _device(value: Any) -> str:
 def _described_wholly(dtype: Any) -> Plain | None:
     """Return the description of a dtype, ``None`` if it says less than the dtype (metadata, alignment)."""
     described = _description(dtype)
-    if described is None or dtype.metadata is not None:
+    if described is None or numpy().lib.format.drop_metadata(dtype) is not dtype:
         return None
     again = numpy().lib.format.descr_to_dtype(described if isinstance(described, str) else [*map(tuple, described)])
     return described if again == dtype and repr(again) == repr(dtype) else None
 
 
 def _description(dtype: Any) -> Plain | None:
-    """Return the description of a dtype, ``None`` if it has none: fields that overlap, or are in another order."""
+    """Return the description of a dtype, ``None`` if it has none: fields that overlap, or are in another order.
+    Metadata are left out."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of metadata, which it leaves out
-            described = numpy().lib.format.dtype_to_descr(dtype)
+        described = numpy().lib.format.dtype_to_descr(numpy().lib.format.drop_metadata(dtype))
     except ValueError:
         return None
     return described if isinstance(described, str) else [list(field) for field in described]

@@ -200,6 +200,12 @@ def _(kept: Any, self: Odd) -> float:
     return 0.0
 
 
+@odd("a dtype of fields with metadata", refused=r"self\.kept holds a numpy\.dtypes\.VoidDType")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = np.dtype([("a", np.dtype("i4", metadata={"a": 1}))])
+    return 0.0
+
+
 OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 2]})
 
 
