@@ -1,32 +1,25 @@
-"""What RedisJournal promises beyond the contract: servers that die, stall, refuse and forget; TLS, passwords."""
+"""What RedisJournal promises beyond the contract: servers that die, stall and refuse."""
 
 from __future__ import annotations
 
 import json
-import logging
-import shutil
 import socketserver
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpstage.errors import HistoryChanged, StoreError, UsageError
+from hpstage.errors import StoreError
 from hpstage.store import Cursor, RedisJournal, redis_scripts
 from hpstage.store import redis_server as redis_server_module
 from hpstage.store.redis import CHUNK
-from hpstage.store.redis_plans import open_redis
 from tests.redis_server import RedisServer
-from tests.tls_proxy import make_certificate, tls_proxy
 
 pytestmark = pytest.mark.redis
 StartRedis = Callable[..., RedisServer]
@@ -334,244 +327,6 @@ def test_a_record_that_is_no_bytes_is_refused_at_once_and_changes_nothing(shared
             journal.append([b"a", object()])  # type: ignore[list-item]
         assert len(journal) == 0
         assert journal.append([b"a"]) == 0
-
-
-# --- servers that forget ------------------------------------------------------------------------------------
-
-
-def test_a_server_without_an_append_only_file_is_warned_of(
-    start_redis: StartRedis, shared_redis: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    RedisJournal(shared_redis.url, prefix="warned of").close()
-    assert caplog.messages == []
-    RedisJournal(start_redis("--appendonly", "no").url).close()
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "set appendonly yes" in caplog.messages[0]
-
-
-@pytest.mark.parametrize("new_store", [False, True])
-def test_a_server_that_forgot_what_this_handle_has_seen_is_refused(start_redis: StartRedis, new_store: bool) -> None:
-    server = start_redis("--appendonly", "no")
-    with closing(RedisJournal(server.url)) as journal:
-        token = journal.acquire("node", "me", 100)
-        assert token is not None
-        journal.append([b"a", b"b"])
-        server.kill()
-        server.start()
-        if new_store:
-            with closing(RedisJournal(server.url)) as other:
-                other.append([b"another", b"log", b"longer"])
-        for call in (
-            lambda: journal.append([b"c"]),
-            lambda: journal.read(),
-            lambda: len(journal),
-            lambda: journal.acquire("other", "me", 100),
-            lambda: journal.renew_all({"node": token}, 100),
-        ):
-            with pytest.raises(StoreError, match="has lost records"):
-                call()
-
-
-@pytest.mark.parametrize("refilled", [0, 1, 2, 3])
-def test_a_server_that_lost_acknowledged_records_is_noticed_also_when_another_has_filled_it_again(
-    redis_server: RedisServer, refilled: int
-) -> None:
-    with closing(RedisJournal(redis_server.url)) as journal, closing(RedisJournal(redis_server.url)) as other:
-        journal.append([b"a"])
-        copy = redis_server.save()
-        read = Cursor().after([b"a"])
-        assert journal.append([b"b", b"c"], expect=read) == 1
-        read = read.after([b"b", b"c"])
-        redis_server.kill()
-        redis_server.put_back(copy)
-        redis_server.start()
-        current = Cursor().after([b"a"])
-        for record in (b"b", b"x", b"y")[:refilled]:
-            assert other.append([record], expect=current) == current.position
-            current = current.after([record])
-        for call in (lambda: journal.append([b"d"], expect=read), lambda: journal.read_on(read)):
-            with pytest.raises(HistoryChanged, match="has lost records: the 3 that this process has read are not"):
-                call()
-        # A reader that starts at the beginning continues from the current records.
-        assert journal.read_on(Cursor())[1] == current
-        assert journal.append([b"d"], expect=current) == current.position
-
-
-@pytest.mark.parametrize(
-    "remove", [("XTRIM", "MAXLEN", "2"), ("XTRIM", "MAXLEN", "0"), ("XDEL", "2-0"), ("XDEL", "4-0")], ids=" ".join
-)
-def test_a_log_of_which_somebody_has_removed_entries_is_noticed(
-    redis_server: RedisServer, remove: tuple[str, ...]
-) -> None:
-    records = [b"a", b"b", b"c", b"d"]
-    with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
-        journal.append(records)
-        client.execute_command(remove[0], "{hpstage}:log", *remove[1:])
-        with closing(RedisJournal(redis_server.url)) as current:
-            for call in (
-                lambda: journal.append([b"e"], expect=Cursor().after(records)),
-                lambda: journal.append([b"e"]),
-                lambda: journal.read_on(Cursor().after(records)),
-                lambda: len(journal),
-                lambda: current.read(),
-            ):
-                with pytest.raises(StoreError, match="XTRIM"):
-                    call()
-
-
-def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
-        old, new = (RedisJournal(redis_server.url, prefix=prefix) for prefix in ("old", "new"))
-        journal.append([b"a"])
-        old.append([b"0"] * (CHUNK + 1))
-        new.append([b"1"] * (CHUNK + 1))
-        replies = 0
-
-        def swap_after(self: object, *arguments: object, command: Any = RedisJournal._command) -> Any:
-            nonlocal replies
-            reply = command(self, *arguments)
-            replies += 1
-            client.restore("{old}:log", 0, client.dump("{new}:log"), replace=True)
-            return reply
-
-        monkeypatch.setattr(RedisJournal, "_command", swap_after)
-        with pytest.raises(HistoryChanged):
-            old.read_on(Cursor())
-        assert replies == 2
-        old.close()
-        new.close()
-
-
-def test_tokens_grow_on_when_the_log_fell_back_to_an_earlier_state(redis_server: RedisServer) -> None:
-    with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
-        earlier = {key: client.dump(key) for key in client.keys("{hpstage}:*")}
-        token = journal.acquire("node", "me", 100)
-        for key, content in earlier.items():
-            client.restore(key, 0, content, replace=True)
-        client.delete("{hpstage}:leases")
-        new = journal.acquire("node", "you", 100)
-        assert token is not None and new is not None and new > token
-
-
-def test_records_that_were_deleted_are_missed(shared_redis: RedisServer) -> None:
-    with closing(RedisJournal(shared_redis.url, prefix="trimmed")) as journal, shared_redis.client() as client:
-        journal.append([b"a", b"b", b"c"])
-        client.xtrim("{trimmed}:log", maxlen=1, approximate=False)
-        with pytest.raises(StoreError, match="has lost records"):
-            journal.read()
-
-
-def test_a_deleted_log_is_not_started_again(shared_redis: RedisServer) -> None:
-    with closing(RedisJournal(shared_redis.url, prefix="deleted")) as journal, shared_redis.client() as client:
-        assert journal.read() == []
-        journal.append([b"a"])
-        client.delete("{deleted}:log")
-        with closing(RedisJournal(shared_redis.url, prefix="deleted")) as other:
-            for use in (other.read, lambda: other.append([b"b"]), journal.read):
-                with pytest.raises(StoreError, match=r"has lost records .*DEL"):
-                    use()
-
-
-# --- addresses, passwords, TLS ------------------------------------------------------------------------------
-
-PASSWORD = "s3cret/@:#x"
-ENCODED = "s3cret%2F%40%3A%23x"
-
-
-def everything_said(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error)) + repr(error)
-
-
-def test_passwords_are_used_and_never_shown(start_redis: StartRedis) -> None:
-    server = start_redis("--requirepass", PASSWORD)
-    with closing(RedisJournal(f"redis://:{ENCODED}@127.0.0.1:{server.port}/3")) as journal:
-        assert journal.append([b"a"]) == 0
-        assert repr(journal) == f"RedisJournal('redis://127.0.0.1:{server.port}/3', prefix='hpstage')"
-        server.kill()
-        journal._server._patience = 0.1
-        with pytest.raises(StoreError) as away:
-            journal.append([b"b"])
-        assert "s3cret" not in everything_said(away.value)
-    server.start()
-    for user in ("", ":wrongs3cret@", "nobody:wrongs3cret@"):
-        with pytest.raises(StoreError, match="refuses the user name or password") as refused:
-            RedisJournal(f"redis://{user}127.0.0.1:{server.port}")
-        assert "s3cret" not in everything_said(refused.value)
-
-
-def test_a_password_for_a_server_that_has_none_is_named_plainly(shared_redis: RedisServer) -> None:
-    with pytest.raises(StoreError, match="refuses the user name or password"):
-        RedisJournal(f"redis://:s3cret@127.0.0.1:{shared_redis.port}")
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("s3cret", "begins with redis://"),
-        ("http://:s3cret@host", "begins with redis://"),
-        (f"redis://:{PASSWORD}@host:6379", "as %2F"),
-        ("redis://:s3cret@host:s3cret", "as %2F"),
-        ("redis://:s3cret@host?s3cret=1", "options of this Redis URL cannot be understood"),
-        ("redis://:s3cret@host?socket_timeout=s3cret", "options of this Redis URL cannot be understood"),
-    ],
-)
-def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as refused:
-        RedisJournal(url)
-    assert "s3cret" not in everything_said(refused.value)
-
-
-@pytest.mark.parametrize("prefix", ["", "{a}", "a}"])
-def test_a_prefix_that_cannot_be_is_refused(prefix: str) -> None:
-    with pytest.raises(UsageError, match="without braces"):
-        RedisJournal("redis://localhost", prefix=prefix)
-
-
-def test_a_user_needs_no_more_than_the_keys_of_its_prefix(start_redis: StartRedis) -> None:
-    server = start_redis()
-    with server.client() as client:
-        client.acl_setuser(
-            "hp", enabled=True, passwords=["+pw"], keys=["{mine}:*"], categories=["+@all", "-@admin", "-@keyspace"]
-        )
-    url = f"redis://hp:pw@127.0.0.1:{server.port}"
-    with pytest.raises(StoreError, match="this user may not do that; allow it"):
-        RedisJournal(url, prefix="yours")
-    with server.client() as client:
-        client.acl_setuser("hp", commands=["+type", "+exists"], keys=["{mine}:*"])
-        client.execute_command("ACL", "SETUSER", "hp", "on", "+type", "+exists")
-    with closing(RedisJournal(url, prefix="mine")) as journal:
-        assert journal.append([b"a"]) == 0
-        assert journal.read() == [b"a"]
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_tls_is_spoken_and_the_certificate_is_checked(
-    shared_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certificate, key = make_certificate(tmp_path)
-    with tls_proxy(shared_redis.port, certificate, key) as port:
-        url = f"rediss://127.0.0.1:{port}"
-        with closing(RedisJournal(f"{url}?ssl_ca_certs={certificate}", prefix="tls")) as journal:
-            assert journal.append([b"x" * 100_000]) == 0
-            assert journal.read() == [b"x" * 100_000]
-            assert repr(journal) == f"RedisJournal('{url}', prefix='tls')"
-        with pytest.raises(StoreError, match=r"certificate is not trusted.*ssl_ca_certs=FILE"):
-            RedisJournal(url, prefix="tls")
-    monkeypatch.setattr(redis_server_module, "SOCKET_TIMEOUT", 0.2)
-    with pytest.raises(StoreError, match="see that the server runs, speaks TLS there and can be reached"):
-        RedisJournal(f"rediss://127.0.0.1:{shared_redis.port}", patience=0.2)
-
-
-def test_a_unix_socket_is_an_address(start_redis: StartRedis) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
-        start_redis("--unixsocket", f"{folder}/redis")
-        with closing(RedisJournal(f"unix://{folder}/redis")) as journal:
-            assert journal.append([b"a"]) == 0
-            assert repr(journal) == f"RedisJournal('unix://{folder}/redis', prefix='hpstage')"
-        with closing(open_redis(f"unix://{folder}/redis?db=0&prefix=ours", "theirs")) as journal:
-            assert repr(journal) == f"RedisJournal('unix://{folder}/redis', prefix='ours')"
 
 
 # --- the rest -----------------------------------------------------------------------------------------------
