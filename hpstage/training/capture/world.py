@@ -8,7 +8,6 @@ the differences from the base, and of all tensors and arrays created by setup.
 
 from __future__ import annotations
 
-import functools
 import logging
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,8 @@ from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
 from hpstage.training.code.graph import OF_CODE
 from hpstage.training.code.namespaces import LibraryNames, libraries
-from hpstage.training.code.owner import functions_in, is_users_code
-from hpstage.training.code.patches import operators, standing
+from hpstage.training.code.owner import is_users_code
+from hpstage.training.code.patches import code_in_libraries, standing
 from hpstage.training.identity.settings import NEXT_HOOK, refuse_modes
 
 Roots = Iterable[tuple[str, object]]
@@ -78,7 +77,7 @@ class World:
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
         """Take the user's functions and classes in libraries as they are before the first setup, by their places."""
-        self._patched = [*_functions_of(patched)]
+        self._patched = [*code_in_libraries(patched)]
 
     def patches(self) -> Sequence[tuple[str, object]]:
         """Return the user's functions in libraries, as they were when they were looked for: before the first setup."""
@@ -447,18 +446,6 @@ class World:
                 continue
             found |= {record.path: record.obj} if record.kind is VALUES else dict(texts_of(record, survey))
         return found
-
-
-def _functions_of(patched: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """Yield the user's functions and classes that libraries use in place of their own, which may have a state, too."""
-    for place, value in patched:
-        for each in value if isinstance(value, list) else [value]:
-            parts = [each.func] if isinstance(each, functools.partial) else functions_in(each)
-            for part in (each, *parts):
-                if isinstance(part, types.FunctionType | type) and is_users_code(part):
-                    yield place, part
-    for module in operators():
-        yield f"{module.__name__}:", module
 
 
 class _Results:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import code_in, written_in
-from hpstage.training.code.owner import found_in, functions_in, is_users
+from hpstage.training.code.owner import found_in, functions_in, is_users, is_users_code
 from hpstage.training.code.tables import Contents, listed, registered, tables_among
 
 _WITHOUT_TRAINING = frozenset(("sys", "time", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
@@ -110,6 +110,19 @@ def _defines_operators(module: types.ModuleType) -> bool:
             if found.argval == "library" and found.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and of_torch:
                 return True
     return False
+
+
+def code_in_libraries(patched: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    """Yield the user's functions and classes in what :func:`standing` has found, which may have a state, by their
+    places, and the modules that define operators."""
+    for place, value in patched:
+        for each in value if isinstance(value, list) else [value]:
+            parts = [each.func] if isinstance(each, functools.partial) else functions_in(each)
+            for part in (each, *parts):
+                if isinstance(part, types.FunctionType | type) and is_users_code(part):
+                    yield place, part
+    for module in operators():
+        yield f"{module.__name__}:", module
 
 
 def patches() -> dict[str, str]:
