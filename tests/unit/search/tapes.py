@@ -1,50 +1,39 @@
-"""Runs and searches of tapes, and what tests look at in their trials."""
+"""A search of a tape, and the values that each trial has alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import optuna
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.search.results.trial import TrainedTrial
+from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-STEPS = 8
-HP: dict[str, Any] = {"lr": s.cosine(0.5, T_max=STEPS), "wd": 0.25}
+GRID = {"a": [1, 2], "late": [1, 2], "b": [1.0, 2.0]}
 
 
-def inline() -> dict[str, Any]:
-    return {"executor": hpstage.InlineExecutor()}
+def space(trial: optuna.Trial) -> dict[str, object]:
+    late = trial.suggest_categorical("late", [1, 2])
+    return {
+        "a": s.piecewise({0: trial.suggest_categorical("a", [1, 2]), 4: late}),
+        "b": trial.suggest_categorical("b", [1.0, 2.0]),
+    }
 
 
-def train(store: object, hp: object = HP, steps: int = STEPS, trainable: object = None, **options: Any) -> Any:
-    options = {"metric": "score", **options}
-    return hpstage.train(trainable or Tape(), hp, steps=steps, store=store, **inline(), **options)  # type: ignore[call-overload]
+def search(
+    trainable: object | None = None, make: Callable[[optuna.Trial], Any] = space, **options: Any
+) -> hpstage.Result:
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(GRID, seed=0))
+    settings: dict[str, Any] = {"metric": "score", "steps": 8, "n_trials": 8, "store": MemoryJournal()}
+    settings |= {"executor": hpstage.InlineExecutor(), "checkpoint_every": 3} | options
+    return hpstage.optimize(study, Tape() if trainable is None else trainable, make, **settings)
 
 
-def search(store: object, space: Any, steps: int = STEPS, **options: Any) -> hpstage.Result:
-    study = optuna.create_study(study_name="tapes", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
-    settings = {"trainable": Tape(), "n_trials": 3, **inline(), **options}
-    return hpstage.optimize(study, space=space, metric="score", steps=steps, store=store, **settings)  # type: ignore[arg-type]
-
-
-class NeverSetUp(Tape):
-    def setup(self, hp: Mapping[str, Any]) -> None:
-        raise ValueError("not before setup")
-
-
-def exact(trial: TrainedTrial) -> bool:
-    """Whether a trial's last state and metrics are those of its schedules trained in a plain loop."""
-    steps = trial.planned.steps
-    tape = alone(trial.schedules, steps)
-    return trial.metrics[steps] == tape.evaluate() and trial.state(steps) == tape.state_dict()
-
-
-def trained(trial: TrainedTrial) -> int:
-    """Return the number of steps trained on the store."""
-    assert trial.lineage is not None
-    return hpstage.open(str(trial.lineage.store)).plan.totals.steps_trained
+def check_values(result: hpstage.Result, steps: int = 8) -> None:
+    """Every trial has the value that it has alone."""
+    for trial in result.study.trials:
+        schedules = result.plan.trials[f"{result.study.study_name}/{trial.number}"].schedules
+        assert trial.value == alone(schedules, steps).score

@@ -25,7 +25,7 @@ from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Counter, Failing, Gate, Tape, alone
 from tests.records import separated
 from tests.redis_server import RedisServer
-from tests.unit.search.tapes import HP, STEPS, exact, inline, search, train, trained
+from tests.unit.search.tape_runs import HP, STEPS, exact, inline, search, train, trained
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -17,7 +17,7 @@ from hpstage.report import open_book, write_report
 from hpstage.report.tree.book_rows import rows_of
 from hpstage.testing.toys import Failing, Tape, alone
 from tests.unit.reports import Page
-from tests.unit.search.tapes import HP, STEPS, NeverSetUp, exact, inline, search, train, trained
+from tests.unit.search.tape_runs import HP, STEPS, NeverSetUp, exact, inline, search, train, trained
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 # --- runs -------------------------------------------------------------------------------------------------
