@@ -16,13 +16,12 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import BYTES, Eviction
 from hpstage.checkpoints.eviction_policy import choose_evictions
 from hpstage.checkpoints.needed import kept_states
-from hpstage.checkpoints.store import Usage
 from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.places import open_existing
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
-from hpstage.errors.text import table
+from hpstage.errors.text import size, table
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
 from hpstage.report.trial_log import all_log_keys
@@ -50,11 +49,11 @@ def gc(
 
     Do not run gc on a checkpoint folder that two plans share: it deletes the other plan's checkpoints.
     """
-    size = None if budget is None else BYTES.of("--budget", budget)
+    most = None if budget is None else BYTES.of("--budget", budget)
     with ExitStack() as closing:
         plan, places = open_existing(store, checkpoints, closing=closing, read_only=dry_run)
         collection = Collection(Log(plan, places.journal, plan.apply), places.checkpoints, dry_run=dry_run)
-        collection.collect(size)
+        collection.collect(most)
         echo(collection.as_text(columns()))
         if collection.failed or collection.stuck.count:
             raise typer.Exit(1)
@@ -62,7 +61,7 @@ def gc(
 
 @dataclass(slots=True)
 class _Heap:
-    """Some checkpoints: how many, and the bytes that they take on their storage."""
+    """Some checkpoints: how many, and their bytes."""
 
     count: int = 0
     bytes: int = 0
@@ -76,6 +75,9 @@ class _Heap:
 class Collection:
     """What a run of the command finds and removes; as text, the table that it prints.
 
+    Bytes are those that the plan has recorded, as in ``hpstage status`` and as budgets count them; of what no record
+    names, those that it takes on its storage.
+
     Args:
         dry_run: change nothing, neither checkpoints nor the journal nor leases.
     """
@@ -83,8 +85,8 @@ class Collection:
     log: Log
     checkpoints: CheckpointStore
     dry_run: bool = False
-    before: Usage = field(default=Usage(0, 0), init=False)
-    after: Usage = field(default=Usage(0, 0), init=False)
+    before: _Heap = field(default_factory=_Heap, init=False)
+    after: _Heap = field(default_factory=_Heap, init=False)
     orphans: _Heap = field(default_factory=_Heap, init=False)
     evicted: _Heap = field(default_factory=_Heap, init=False)
     needed: _Heap = field(default_factory=_Heap, init=False)
@@ -98,12 +100,12 @@ class Collection:
     dead_drivers: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
     waiting: int = field(default=0, init=False)
+    unpublished: int = field(default=0, init=False)
     _sizes: dict[StateKey, int] = field(default_factory=dict, init=False)
 
     def collect(self, budget: int | None) -> None:
         """Do it all. ``budget``: bytes that may stay; None: all that a record names."""
-        self.before = self.checkpoints.usage()
-        self._sizes = self.checkpoints.sizes()
+        self._sizes, self.before = self._listed()
         self._remove_dead_drivers()
         self._remove_orphans()
         self._remove_logs()
@@ -111,10 +113,20 @@ class Collection:
             self._evict(budget)
         if not self.dry_run:
             self.leftovers = self.checkpoints.sweep()
-            self.after = self.checkpoints.usage()
+            _, self.after = self._listed()
+        self.unpublished = self.checkpoints.usage().unpublished
         for state in kept_states(self.log.plan, for_forks=budget is None or self._for_forks):
             if state.needed:
                 self.needed.add(self._sizes.get(state.key, state.bytes))
+
+    def _listed(self) -> tuple[dict[StateKey, int], _Heap]:
+        """Return the bytes of each checkpoint on the storage, and of all with the parts that they have in common."""
+        plan = self.log.plan
+        sizes, parts = self.checkpoints.sizes(), self.checkpoints.parts()
+        recorded = {key: state.kept.own for key, state in plan.kept.items() if state.kept is not None and key in sizes}
+        sizes = {**sizes, **recorded}
+        parts = {**parts, **{key: part.bytes for key, (part, _) in plan.parts.items() if key in parts}}
+        return sizes, _Heap(len(sizes), sum(sizes.values()) + sum(parts.values()))
 
     def _remove_dead_drivers(self) -> None:
         """Declare drivers dead that died, as the next driver would."""
@@ -145,22 +157,22 @@ class Collection:
 
     def _remove_parts(self) -> None:
         """Remove parts that neither a record names nor a checkpoint."""
-        loose = {key: size for key, size in self.checkpoints.parts().items() if key not in self.log.plan.parts}
+        loose = {key: own for key, own in self.checkpoints.parts().items() if key not in self.log.plan.parts}
         for key in self.checkpoints.keys() if loose else ():
             with suppress(CheckpointMissing, CheckpointCorrupt):
                 for part in self.checkpoints.manifest(key).parts:
                     loose.pop(part.key, None)
-        for key, size in loose.items():
+        for key, own in loose.items():
             heap = self._remove(key)
             if heap is not None:
-                heap.bytes += size
+                heap.bytes += own
 
     def _remove_logs(self) -> None:
         """Remove logs of states that no record names. While a driver is at work, they may be of a running chain."""
         if self.log.plan.drivers:
             return
         named = all_log_keys(self.log.plan)
-        for key, size in self.checkpoints.logs().items():
+        for key, own in self.checkpoints.logs().items():
             if key in named:
                 continue
             try:
@@ -173,7 +185,7 @@ class Collection:
                 typer.echo(f"hpstage: {error}", err=True)
                 continue
             self.logs += 1
-            self.log_bytes += size
+            self.log_bytes += own
 
     def _remove(self, key: StateKey) -> _Heap | None:
         """Remove an unnamed checkpoint, if it is of this workload and no driver is at work; where it is counted."""
@@ -216,12 +228,12 @@ class Collection:
         """Return what was done as a terminal of ``width`` columns shows it."""
         removed = "to remove" if self.dry_run else "removed"
         rows = [
-            ("before", self.before.checkpoints, self.before.bytes),
+            ("before", self.before.count, self.before.bytes),
             (f"{removed}: no record names them", self.orphans.count, self.orphans.bytes),
             (f"{removed}: over the budget", self.evicted.count, self.evicted.bytes),
         ]
         if not self.dry_run:
-            rows.append(("after", self.after.checkpoints, self.after.bytes))
+            rows.append(("after", self.after.count, self.after.bytes))
         rows.append(("still needed", self.needed.count, self.needed.bytes))
         for name, heap in (
             ("left: a driver is at work and may publish them", self.spared),
@@ -231,12 +243,11 @@ class Collection:
         ):
             if heap.count:
                 rows.append((name, heap.count, heap.bytes))
-        cells = [("", "checkpoints", "bytes"), *((name, f"{count:,}", f"{size:,}") for name, count, size in rows)]
-        unpublished = self.before.unpublished if self.dry_run else self.after.unpublished
+        cells = [("", "checkpoints", "size"), *((name, f"{count:,}", size(own)) for name, count, own in rows)]
         notes = [
-            (self.logs, f"{removed}, logs that no record names: {self.logs}, of {self.log_bytes:,} bytes"),
+            (self.logs, f"{removed}, logs that no record names: {self.logs} ({size(self.log_bytes)})"),
             (self.leftovers, f"leftovers of dead writers removed: {self.leftovers}"),
-            (unpublished, f"not published, of writers at work or dead: {unpublished:,} bytes"),
+            (self.unpublished, f"not published, of writers at work or dead: {size(self.unpublished)}"),
             (self.dead_drivers, f"dead drivers removed from the plan: {self.dead_drivers}"),
             (self.log.plan.drivers, f"drivers at work: {len(self.log.plan.drivers)}"),
             (self.waiting, f"written off, but a running chain may save them again: {self.waiting}"),

@@ -16,6 +16,7 @@ from hpstage import schedule as s
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.opening import open_checkpoints
 from hpstage.cli.app import app
+from hpstage.errors.text import size
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.opening import open_journal
@@ -103,6 +104,14 @@ def test_copied_states_share_equal_tensors_too(tmp_path: Path) -> None:
     assert {key: own.manifest(key).digest for key in own.sizes()} == {
         key: there.manifest(key).digest for key in own.sizes()
     }
+
+
+@pytest.mark.ci
+def test_gc_and_status_give_one_size(tmp_path: Path) -> None:
+    search(tmp_path)
+    shown = size(plan_of(tmp_path).kept_bytes)
+    [before] = [line for line in command("gc", tmp_path, "--dry-run").splitlines() if line.startswith("before")]
+    assert before.endswith(f" {shown}") and f"({shown})" in command("status", tmp_path)
 
 
 @pytest.mark.ci

@@ -113,11 +113,11 @@ def gc(*words: object) -> Result:
     return CliRunner().invoke(app, ["gc", *map(str, words)])
 
 
-def row(output: str, name: str) -> tuple[int, int]:
-    """Checkpoints and bytes in the table's row."""
+def row(output: str, name: str) -> tuple[int, float]:
+    """Checkpoints and bytes in the table's row, to a tenth of the unit."""
     [line] = [line for line in output.splitlines() if line.startswith(name)]
-    count, size = line.replace(",", "").split()[-2:]
-    return int(count), int(size)
+    count, figure, unit = line.replace(",", "").split()[-3:]
+    return int(count), float(figure) * {"bytes": 1.0, "kB": 1e3, "MB": 1e6}[unit]
 
 
 # --- searches ---------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def test_what_dead_writers_left_is_removed_but_not_by_a_dry_run(tmp_path: Path) 
     left = store.path / ".tmp" / name
     left.mkdir(parents=True)
     (left / "state").write_bytes(b"x" * 5000)
-    assert "5,000 bytes" in gc(tmp_path / "plan", "--dry-run").output and left.exists()
+    assert "5.0 kB" in gc(tmp_path / "plan", "--dry-run").output and left.exists()
     assert "leftovers of dead writers removed: 1" in gc(tmp_path / "plan").output and not left.exists()
 
 
